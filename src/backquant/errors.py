@@ -1,0 +1,94 @@
+"""Every exception that backquant raises: what went wrong, where, and the fix in code."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArtifactError",
+    "BackquantError",
+    "CalibrationError",
+    "CaptureError",
+    "ConfigError",
+    "CoverageError",
+    "EngineError",
+    "InputError",
+    "MissingExtraError",
+    "PassError",
+    "SpecError",
+    "UnknownBackendError",
+    "UsageError",
+]
+
+
+class BackquantError(Exception):
+    """Base class. ``what`` is one sentence; ``where`` names the place; ``fix`` is code or a command.
+
+    >>> print(BackquantError("the calibration set is empty", where="calibration=[]",
+    ...                      fix="pass at least one batch: calibration=[batch]"))
+    the calibration set is empty
+      where  calibration=[]
+      fix    pass at least one batch: calibration=[batch]
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        super().__init__(what, where, fix)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where  {self.where}")
+        if self.fix:
+            lines.append("  fix    " + self.fix.replace("\n", "\n         "))
+        return "\n".join(lines)
+
+
+class SpecError(BackquantError, ValueError):
+    """A backend description is malformed: a value, a dict, or a file (then with its line)."""
+
+
+class UnknownBackendError(BackquantError, KeyError):
+    """No backend has this name; the fix lists the nearest ones."""
+
+    __str__ = BackquantError.__str__
+
+
+class ConfigError(BackquantError, ValueError):
+    """What the user asks (QConfig, QConfigMapping, custom configs) is malformed."""
+
+
+class CaptureError(BackquantError):
+    """The model cannot be captured as a graph."""
+
+
+class InputError(BackquantError, ValueError):
+    """Example inputs or a batch do not fit the model."""
+
+
+class CalibrationError(BackquantError, ValueError):
+    """The calibration set is empty, or holds NaN or infinite values."""
+
+
+class CoverageError(BackquantError):
+    """Less was quantized than was asked for; the message lists the reasons."""
+
+
+class EngineError(BackquantError, RuntimeError):
+    """The engine, its instruction set, or one of its dtypes is not in this build or CPU."""
+
+
+class ArtifactError(BackquantError):
+    """A file cannot be written or read back; names what could not be stored."""
+
+
+class MissingExtraError(BackquantError, ImportError):
+    """An optional dependency is missing; the fix names the extra to install."""
+
+
+class PassError(BackquantError, AssertionError):
+    """A graph pass broke its own contract: a defect of backquant. Names the pass."""
+
+
+class UsageError(BackquantError, ValueError):
+    """A command line or a call is malformed."""
