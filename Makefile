@@ -1,0 +1,63 @@
+# The two commands of the README:
+#   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
+#   make test   lint, types, import contracts, size check, docs check, and every test
+# Each creates its own environment in .venv. On a machine with CUDA wheels as pip's default, ask for
+# the CPU build with:  make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BACKEND ?= x86
+JOBS ?= auto
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
+INSTALL := $(PIP) install --quiet $(INDEX) -c constraints.txt
+
+.PHONY: demo test check lint types contracts sizes docs docs-check unit bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
+
+test: check unit
+
+check: lint types contracts sizes docs-check
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+contracts: $(VENV)/.test
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+sizes: $(VENV)/.test
+	$(BIN)/python tools/check_size.py src/backquant
+
+docs: $(VENV)/.test
+	$(BIN)/python tools/generate_backend_docs.py
+
+docs-check: $(VENV)/.test
+	$(BIN)/python tools/generate_backend_docs.py --check
+
+unit: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations=10
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "backquant needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) torch numpy
+	$(INSTALL) -e '.[demo]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) torch numpy
+	$(INSTALL) -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
