@@ -1,0 +1,51 @@
+"""Multiply-adds per node, measured by running the graph once on example inputs.
+
+Counting is PyTorch's own (``torch.utils.flop_counter``), which counts two operations for each
+multiply-add of convolutions, matrix products and attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["multiply_adds"]
+
+
+class _Counter(Interpreter):
+    """Counts each node's floating point operations."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.counts: dict[str, int] = {}
+
+    def run_node(self, n: Node) -> Any:
+        if n.op not in ("call_module", "call_function", "call_method"):
+            return super().run_node(n)
+        with FlopCounterMode(display=False) as counter:
+            result = super().run_node(n)
+        if total := counter.get_total_flops():
+            self.counts[n.name] = total // 2
+        return result
+
+
+def multiply_adds(module: GraphModule, example_inputs: tuple[Any, ...]) -> dict[str, int]:
+    """Multiply-adds of each node that has any, by node name.
+
+    Args:
+        module: a float graph in eval mode; it is run once without gradients.
+        example_inputs: its positional arguments.
+
+    >>> from torch.fx import symbolic_trace
+    >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
+    >>> multiply_adds(gm, (torch.zeros(2, 4),))
+    {'_0': 64}
+    """
+    counter = _Counter(module)
+    with torch.no_grad():
+        counter.run(*example_inputs)
+    return counter.counts
