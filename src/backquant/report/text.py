@@ -10,7 +10,7 @@ from rich.text import Text
 
 from backquant.report.model import ReasonRow, Report, Row
 
-__all__ = ["render_text", "renderable"]
+__all__ = ["human_bytes", "render_text", "renderable", "summary"]
 
 _STYLE = {"quantized": "green", "float": "yellow", "not_tensor": "dim"}
 
@@ -49,11 +49,16 @@ def summary(report: Report) -> str:
         line += f", {report.coverage:.1%} of the multiply-adds"
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
-        line += f", {_bytes(report.float_bytes)} → {_bytes(report.quantized_bytes)} ({ratio:.1f}×)"
+        line += f", {human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)} ({ratio:.1f}×)"
     return line
 
 
-def _bytes(count: int) -> str:
+def human_bytes(count: int) -> str:
+    """Bytes in the unit a person would use.
+
+    >>> human_bytes(1_230_000), human_bytes(4_200)
+    ('1.23 MB', '4.2 kB')
+    """
     return f"{count / 1e6:.2f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
 
 
