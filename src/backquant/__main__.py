@@ -1,0 +1,5 @@
+"""``python -m backquant``."""
+
+from backquant.cli import main
+
+main()
