@@ -1,0 +1,53 @@
+"""Graphs: capture, queries, edits, verification. The only room that knows how ``torch.fx`` works."""
+
+from __future__ import annotations
+
+from backquant.graph.capture import Captured, capture
+from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
+from backquant.graph.decomposed import register_quantized_decomposed
+from backquant.graph.edit import (
+    GraphEditor,
+    NamePool,
+    get_module,
+    remove_unused_modules,
+    set_module,
+)
+from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.passes import GraphPass, run_passes
+from backquant.graph.provenance import Provenance
+from backquant.graph.queries import (
+    GraphIndex,
+    OperatorKey,
+    known_types,
+    node_arguments,
+    operator_key,
+)
+from backquant.graph.scope import Scope
+from backquant.graph.verify import complaints, verify
+
+__all__ = [
+    "Captured",
+    "GraphEditor",
+    "GraphIndex",
+    "GraphPass",
+    "NamePool",
+    "OperatorKey",
+    "Provenance",
+    "Scope",
+    "as_arguments",
+    "capture",
+    "check_inputs",
+    "complaints",
+    "get_module",
+    "known_types",
+    "node_arguments",
+    "operator_key",
+    "own_buffers",
+    "own_tensors",
+    "register_quantized_decomposed",
+    "remove_unused_modules",
+    "run_passes",
+    "set_module",
+    "shallow_copy",
+    "verify",
+]

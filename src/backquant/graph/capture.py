@@ -1,0 +1,137 @@
+"""From a module to a graph, by symbolic tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import fx, nn
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+
+from backquant.errors import CaptureError, ConfigError
+from backquant.graph.clone import shallow_copy
+from backquant.graph.scope import Scope
+from backquant.graph.tracer import ModuleTracer, user_line
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with the scope of each of its nodes, by node name.
+
+    The graph's modules are copies of the model's and hold the model's own tensors.
+    """
+
+    module: fx.GraphModule
+    scopes: dict[str, Scope]
+
+
+def capture(
+    model: nn.Module,
+    *,
+    non_traceable_names: Collection[str] = (),
+    non_traceable_classes: Collection[type] = (),
+    preserved_attributes: Sequence[str] = (),
+) -> Captured:
+    """Trace ``model`` symbolically. The model is not changed, and may be used meanwhile.
+
+    Node names are those of ``torch.fx``; scopes those of PyTorch's quantization tracer.
+
+    Args:
+        model: any ``nn.Module``.
+        non_traceable_names: dotted paths of submodules that stay whole.
+        non_traceable_classes: classes whose instances stay whole (exact class).
+        preserved_attributes: names of attributes of ``model`` that the graph module keeps,
+            also through ``copy.deepcopy``.
+
+    Raises:
+        CaptureError: the model cannot be traced; names the module and the line.
+        ConfigError: a name or an attribute that the model does not have.
+
+    >>> captured = capture(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> [node.name for node in captured.module.graph.nodes]
+    ['input_1', '_0', '_1', 'output']
+    >>> captured.scopes["_0"].path
+    '0'
+    """
+    _check_names(model, non_traceable_names)
+    copied = shallow_copy(model)
+    tracer = ModuleTracer(non_traceable_names, non_traceable_classes)
+    try:
+        graph = tracer.trace(copied)
+    except Exception as error:
+        raise _explained(error, model, tracer) from error
+    module = fx.GraphModule(copied, graph)
+    _keep_training_flags(module, copied)
+    _preserve(module, model, preserved_attributes)
+    scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
+    return Captured(module, scopes)
+
+
+def _check_names(model: nn.Module, names: Collection[str]) -> None:
+    if isinstance(names, str):
+        raise ConfigError(
+            f"non-traceable names is a sequence of names, got the string {names!r}",
+            fix=f"set_non_traceable_module_names([{names!r}])",
+        )
+    known = dict(model.named_modules(remove_duplicate=False)) if names else {}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"the model has no module {name!r} to leave untraced",
+                where="PrepareCustomConfig.set_non_traceable_module_names",
+                fix=_nearest(name, known),
+            )
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=3)
+    return "did you mean " + " or ".join(map(repr, near)) + "?" if near else ""
+
+
+def _keep_training_flags(module: fx.GraphModule, original: nn.Module) -> None:
+    """Containers between the root and the traced operators are new; give them their flags."""
+    for path, submodule in module.named_modules():
+        submodule.training = original.get_submodule(path).training
+
+
+def _preserve(module: fx.GraphModule, model: nn.Module, names: Sequence[str]) -> None:
+    for name in names:
+        if not hasattr(model, name):
+            raise ConfigError(
+                f"the model has no attribute {name!r} to preserve",
+                where="PrepareCustomConfig.set_preserved_attributes",
+            )
+    if names:
+        kept = {name: getattr(model, name) for name in names}
+        module.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = kept
+        for name, value in kept.items():
+            setattr(module, name, value)
+
+
+def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> CaptureError:
+    path = tracer.failed_path or ""
+    owner = model.get_submodule(path)
+    where = f"module {path!r} ({type(owner).__name__})" if path else type(model).__name__
+    line = user_line(error)
+    if "not installed as a submodule" in str(error):
+        return CaptureError(
+            "the model calls a module that is not registered as its submodule",
+            where=f"{where}, {line}" if line else where,
+            fix="assign it as an attribute, or keep it in nn.ModuleList or nn.ModuleDict",
+        )
+    fix = (
+        f"PrepareCustomConfig().set_non_traceable_module_names([{path!r}])  # it stays in float"
+        if path
+        else "move these lines into a submodule and name it in\n"
+        "PrepareCustomConfig().set_non_traceable_module_names([...])  # it stays in float"
+    )
+    reason = str(error).strip().splitlines()
+    return CaptureError(
+        f"the model cannot be traced symbolically: {reason[0] if reason else type(error).__name__}",
+        where=f"{where}, {line}" if line else where,
+        fix=fix,
+    )

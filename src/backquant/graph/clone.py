@@ -1,0 +1,116 @@
+"""Copies of a module tree: new module objects, the same tensors.
+
+Everything that is done to a captured model is done to such a copy, so that the module tree that
+the user passed in is never touched.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["own_buffers", "own_tensors", "shallow_copy"]
+
+# Containers in which a module may keep references to its submodules.
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_DEPTH = 3
+
+
+def shallow_copy(model: nn.Module) -> nn.Module:
+    """A module tree of new objects that hold the very parameters and buffers of ``model``.
+
+    Invariants
+
+    1. A submodule that stands in several places stands in the same places of the copy, once copied.
+    2. Dictionaries and lists of the modules (parameters, hooks, own attributes) are new, so that
+       adding to or removing from the copy leaves ``model`` as it is.
+    3. TorchScript modules cannot be copied and are shared.
+
+    >>> conv = nn.Conv2d(1, 1, 1)
+    >>> twice = nn.Sequential(conv, conv)
+    >>> copied = shallow_copy(twice)
+    >>> copied[0] is conv, copied[0] is copied[1], copied[0].weight is conv.weight
+    (False, True, True)
+    """
+    copies: dict[int, nn.Module] = {}
+    modules = list(model.modules())
+    for module in modules:
+        copies[id(module)] = _blank(module)
+    for module in modules:
+        copied = copies[id(module)]
+        if copied is not module:
+            state = {name: _rebound(v, copies, _DEPTH) for name, v in vars(module).items()}
+            copied.__dict__.update(state)
+    return copies[id(model)]
+
+
+def own_buffers(model: nn.Module) -> nn.Module:
+    """A shallow copy whose buffers are its own: running it leaves the original's buffers alone.
+
+    >>> bn = nn.BatchNorm1d(2)
+    >>> copied = own_buffers(bn)
+    >>> copied.running_mean is bn.running_mean, copied.weight is bn.weight
+    (False, True)
+    """
+    copied = shallow_copy(model)
+    _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+    return copied
+
+
+def own_tensors(model: nn.Module) -> nn.Module:
+    """A shallow copy whose parameters and buffers are its own; ties between them are kept.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> copied = own_tensors(nn.ModuleList([linear, linear]))
+    >>> copied[0].weight is linear.weight, copied[0].weight is copied[1].weight
+    (False, True)
+    """
+    copied = shallow_copy(model)
+    _replace_tensors(copied, "_parameters", _own_parameter)
+    _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+    return copied
+
+
+def _own_parameter(parameter: torch.Tensor) -> torch.Tensor:
+    data = parameter.detach().clone()
+    return nn.Parameter(data, requires_grad=parameter.requires_grad)
+
+
+def _replace_tensors(model: nn.Module, kind: str, make: Any) -> None:
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        tensors = getattr(module, kind)
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                if id(tensor) not in made:
+                    made[id(tensor)] = make(tensor)
+                tensors[name] = made[id(tensor)]
+        if isinstance(module, nn.RNNBase) and kind == "_parameters":
+            module._flat_weights = [getattr(module, n) for n in module._flat_weights_names]
+
+
+def _blank(module: nn.Module) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    blank: nn.Module = object.__new__(type(module))
+    return blank
+
+
+def _rebound(value: Any, copies: dict[int, nn.Module], depth: int) -> Any:
+    """``value`` with every reference to a copied module replaced by its copy."""
+    if isinstance(value, nn.Module):
+        return copies.get(id(value), value)
+    if isinstance(value, types.MethodType) and id(value.__self__) in copies:
+        return types.MethodType(value.__func__, copies[id(value.__self__)])
+    if depth == 0 or type(value) not in _CONTAINERS:
+        return value
+    if isinstance(value, dict):
+        pairs = [(key, _rebound(item, copies, depth - 1)) for key, item in value.items()]
+        return type(value)(pairs)
+    return type(value)(_rebound(item, copies, depth - 1) for item in value)

@@ -1,0 +1,164 @@
+"""Edits of a graph module. Each is local: none scans the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.graph.provenance import Provenance
+
+__all__ = [
+    "GraphEditor",
+    "NamePool",
+    "get_module",
+    "remove_unused_modules",
+    "set_module",
+]
+
+
+def get_module(root: nn.Module, path: str) -> nn.Module:
+    """The submodule at a dotted path; ``root`` itself for ``""``.
+
+    >>> get_module(nn.Sequential(nn.ReLU()), "0")
+    ReLU()
+    """
+    return root.get_submodule(path)
+
+
+def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put ``module`` at a dotted path, replacing what is there and creating containers.
+
+    >>> root = nn.Module()
+    >>> set_module(root, "encoder.fc", nn.Linear(2, 2))
+    >>> get_module(root, "encoder.fc")
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    parent_path, _, name = path.rpartition(".")
+    parent = root
+    for part in parent_path.split(".") if parent_path else ():
+        child = parent._modules.get(part)
+        if child is None:
+            child = nn.Module()
+            child.training = root.training
+            parent.add_module(part, child)
+        parent = child
+    if name in parent.__dict__:
+        del parent.__dict__[name]
+    parent._modules.pop(name, None)
+    parent.add_module(name, module)
+
+
+class NamePool:
+    """Unused attribute names ``prefix0, prefix1, ...``; each is given out once.
+
+    >>> names = NamePool(nn.Module())
+    >>> names.take("observer_"), names.take("observer_")
+    ('observer_0', 'observer_1')
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._next: dict[str, int] = {}
+
+    def take(self, prefix: str) -> str:
+        """The next name that the root does not have. Dots become underscores."""
+        prefix = prefix.replace(".", "_")
+        number = self._next.get(prefix, 0)
+        while hasattr(self._root, f"{prefix}{number}"):
+            number += 1
+        self._next[prefix] = number + 1
+        return f"{prefix}{number}"
+
+
+class GraphEditor:
+    """Edits one graph module in place and records where new nodes come from.
+
+    Call ``finish()`` after the last edit.
+
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    >>> editor = GraphEditor(gm)
+    >>> value = next(node for node in gm.graph.nodes if node.name == "_0")
+    >>> _ = editor.insert_module_after(value, "scale", nn.Identity())
+    >>> [node.name for node in editor.finish().graph.nodes]
+    ['input_1', '_0', 'scale', 'output']
+    """
+
+    def __init__(self, module: fx.GraphModule, provenance: Provenance | None = None) -> None:
+        self.module = module
+        self.graph = module.graph
+        self.provenance = Provenance() if provenance is None else provenance
+        self.names = NamePool(module)
+
+    def insert_module_after(self, value: fx.Node, path: str, module: nn.Module) -> fx.Node:
+        """Install ``module`` at ``path``, call it on ``value``, and give the result to all users."""
+        set_module(self.module, path, module)
+        users = list(value.users)
+        with self.graph.inserting_after(value):
+            node = self.graph.call_module(path, (value,))
+        for user in users:
+            user.replace_input_with(value, node)
+        self.provenance.record(node.name, (value.name,))
+        return node
+
+    def insert_function_after(
+        self, position: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> fx.Node:
+        """A call of ``function`` right after ``position``; nobody uses it yet."""
+        with self.graph.inserting_after(position):
+            node = self.graph.call_function(function, args)
+        self.provenance.record(node.name, (position.name,))
+        return node
+
+    def read_buffer(self, before: fx.Node, path: str, tensor: torch.Tensor) -> fx.Node:
+        """Register a buffer at a dotted path and read it right before a node."""
+        parent_path, _, name = path.rpartition(".")
+        if parent_path and not _has_module(self.module, parent_path):
+            set_module(self.module, parent_path, nn.Module())
+        get_module(self.module, parent_path).register_buffer(name, tensor)
+        with self.graph.inserting_before(before):
+            return self.graph.get_attr(path)
+
+    def replace_module(self, path: str, module: nn.Module) -> None:
+        """Every node that calls ``path`` calls ``module`` from now on."""
+        set_module(self.module, path, module)
+
+    def replace_uses(
+        self, old: fx.Node, new: fx.Node, keep: Collection[fx.Node] = ()
+    ) -> list[fx.Node]:
+        """Users of ``old``, except ``new`` and those in ``keep``, use ``new``. Returns them."""
+        changed = [user for user in list(old.users) if user is not new and user not in keep]
+        for user in changed:
+            user.replace_input_with(old, new)
+        return changed
+
+    def erase(self, node: fx.Node) -> None:
+        """Remove a node that nobody uses."""
+        self.graph.erase_node(node)
+
+    def finish(self) -> fx.GraphModule:
+        """Regenerate the module's code and return it."""
+        self.module.recompile()
+        return self.module
+
+
+def _has_module(root: nn.Module, path: str) -> bool:
+    try:
+        root.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def remove_unused_modules(module: fx.GraphModule) -> None:
+    """Drop submodules, parameters and buffers that no node of the graph refers to.
+
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    >>> gm.add_module("left_over", nn.Linear(2, 2))
+    >>> remove_unused_modules(gm)
+    >>> [name for name, _ in gm.named_children()]
+    ['0']
+    """
+    module.delete_all_unused_submodules()

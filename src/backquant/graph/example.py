@@ -1,0 +1,80 @@
+"""Example inputs: as arguments, and whether they fit a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from backquant.errors import InputError
+from backquant.graph.clone import own_buffers
+from backquant.graph.tracer import user_line
+
+__all__ = ["as_arguments", "check_inputs", "describe_value"]
+
+
+def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of one batch.
+
+    A tuple or list holds positional arguments, a dict with string keys keyword arguments;
+    anything else is the only argument.
+
+    >>> as_arguments({"x": 1}), as_arguments((1, 2)), as_arguments(3)
+    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def check_inputs(model: nn.Module, inputs: Any) -> Any:
+    """Run ``model`` once on example inputs, without gradients, and return its output.
+
+    Neither the model (its buffers included, in train mode too) nor the state of the random
+    number generators changes. Forward hooks run.
+
+    Raises:
+        InputError: the model does not accept them; names what was passed and what it takes.
+
+    >>> check_inputs(nn.Linear(3, 2), torch.zeros(1, 3)).shape
+    torch.Size([1, 2])
+    """
+    args, kwargs = as_arguments(inputs)
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    trial = own_buffers(model)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+            return trial(*args, **kwargs)
+    except Exception as error:
+        passed = [describe_value(value) for value in args]
+        passed += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]
+        line = user_line(error)
+        reason = str(error).strip().splitlines()
+        raise InputError(
+            f"the example inputs do not fit the model: {reason[0] if reason else error!r}",
+            where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
+            fix=f"forward takes {_signature(model)}",
+        ) from error
+
+
+def describe_value(value: Any) -> str:
+    """Shape and dtype of a tensor; the type of anything else.
+
+    >>> describe_value(torch.zeros(1, 3))
+    'float32[1, 3]'
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _signature(model: nn.Module) -> str:
+    try:
+        return str(inspect.signature(model.forward))
+    except (TypeError, ValueError):
+        return "(...)"

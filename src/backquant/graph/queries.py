@@ -1,0 +1,193 @@
+"""Read-only questions about a graph, answered from indexes that are built once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from backquant.graph.tracer import is_leaf
+
+__all__ = ["GraphIndex", "OperatorKey", "known_types", "node_arguments", "operator_key"]
+
+#: Kinds of nodes that compute something.
+CALLS = ("call_module", "call_function", "call_method")
+
+
+@dataclass(frozen=True)
+class OperatorKey:
+    """What a node calls: a module's class, a function, or a method's name. Hashable."""
+
+    kind: Literal["module", "function", "method"]
+    op: Any
+
+
+def operator_key(node: fx.Node, modules: dict[str, nn.Module]) -> OperatorKey | None:
+    """The operator that a node calls; ``None`` for inputs, attributes and the output.
+
+    The class of a parametrized module is the one it had before ``torch.nn.utils.parametrize``.
+
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    >>> relu = next(node for node in gm.graph.nodes if node.op == "call_module")
+    >>> operator_key(relu, dict(gm.named_modules())).op.__name__
+    'ReLU'
+    """
+    if node.op == "call_module":
+        return OperatorKey("module", type_before_parametrizations(modules[str(node.target)]))
+    if node.op == "call_function":
+        return OperatorKey("function", node.target)
+    if node.op == "call_method":
+        return OperatorKey("method", node.target)
+    return None
+
+
+def node_arguments(node: fx.Node) -> Iterator[Any]:
+    """Positional, then keyword arguments, as they stand (nested lists are not opened).
+
+    >>> gm = fx.symbolic_trace(lambda x: torch.add(x, 1, alpha=2))
+    >>> [str(a) for n in gm.graph.nodes if n.name == "add" for a in node_arguments(n)]
+    ['x', '1', '2']
+    """
+    yield from node.args
+    yield from node.kwargs.values()
+
+
+class GraphIndex:
+    """Indexes of one graph as it stands: build a new one after an edit.
+
+    >>> gm = fx.symbolic_trace(lambda x: x + x.size(0))
+    >>> index = GraphIndex(gm)
+    >>> [index.has_no_tensors(index.nodes[name]) for name in ("x", "size", "add")]
+    [False, True, False]
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.graph = module.graph
+        self.modules: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
+        self.nodes: dict[str, fx.Node] = {}
+        self.position: dict[fx.Node, int] = {}
+        self.callers: dict[str, list[fx.Node]] = {}
+        self.readers: dict[str, list[fx.Node]] = {}
+        self._no_tensors: dict[fx.Node, bool] = {}
+        for position, node in enumerate(module.graph.nodes):
+            self.nodes[node.name] = node
+            self.position[node] = position
+            self._no_tensors[node] = self._find_no_tensors(node)
+            if node.op == "call_module":
+                self.callers.setdefault(str(node.target), []).append(node)
+            elif node.op == "get_attr":
+                self.readers.setdefault(str(node.target), []).append(node)
+
+    def module_of(self, node: fx.Node) -> nn.Module | None:
+        """The module that a ``call_module`` node calls; ``None`` for other nodes."""
+        return self.modules[str(node.target)] if node.op == "call_module" else None
+
+    def key(self, node: fx.Node) -> OperatorKey | None:
+        """``operator_key`` of a node of this graph."""
+        return operator_key(node, self.modules)
+
+    def calls(self) -> list[fx.Node]:
+        """The nodes that compute something, in graph order."""
+        return [node for node in self.nodes.values() if node.op in CALLS]
+
+    def is_observer(self, node: fx.Node) -> bool:
+        """Whether a node calls an observer or fake-quantizer."""
+        return callable(getattr(self.module_of(node), "calculate_qparams", None))
+
+    def is_opaque(self, node: fx.Node) -> bool:
+        """Whether a node calls a module that was left untraced although it is no operator."""
+        module = self.module_of(node)
+        return module is not None and not is_leaf(module)
+
+    def has_no_tensors(self, value: Any) -> bool:
+        """Whether a value is certainly computed from no tensor: sizes, ranks, constants.
+
+        The rules are PyTorch's (``all_node_args_have_no_tensors``), for equal decisions: not
+        exact, ``False`` in doubt. What is no node has none.
+        """
+        return self._no_tensors[value] if isinstance(value, fx.Node) else True
+
+    def _find_no_tensors(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return self.is_observer(node) and self.has_no_tensors(node.args[0])
+        if node.op in ("placeholder", "get_attr"):
+            return False
+        if node.op == "call_function" and node.target is operator.getitem:
+            return self.has_no_tensors(node.args[0])
+        if node.target is getattr and node.args[1] in ("ndim", "shape"):
+            return True
+        if node.op == "call_method" and node.target == "size":
+            return True
+        return bool(node.args) and not any(map(self._may_hold_tensor, node.args))
+
+    def _may_hold_tensor(self, argument: Any) -> bool:
+        if isinstance(argument, list):
+            return any(not self.has_no_tensors(item) for item in argument)
+        if isinstance(argument, fx.Node):
+            return not self.has_no_tensors(argument)
+        return not isinstance(argument, int)
+
+
+def _after_first(node: fx.Node) -> range:
+    return range(1, len(node.args))
+
+
+# Positions of arguments that are no float tensors, by method, as PyTorch lists them.
+_KNOWN_ARGUMENTS: dict[str, dict[Any, Callable[[fx.Node], range]]] = {
+    "masked_fill": {
+        torch.bool: lambda node: range(1, min(2, len(node.args))),
+        float: lambda node: range(2, min(3, len(node.args))),
+    },
+    "size": {int: lambda node: range(1, min(2, len(node.args)))},
+    "unsqueeze": {int: lambda node: range(1, min(2, len(node.args)))},
+    "unsqueeze_": {int: lambda node: range(1, min(2, len(node.args)))},
+    **{
+        name: {int: _after_first}
+        for name in ("permute", "repeat", "reshape", "transpose", "view")
+    },
+}
+
+
+def known_types(
+    graph: fx.Graph, passes_value_through: Callable[[fx.Node], bool]
+) -> dict[fx.Node, Any]:
+    """Nodes whose value is known not to be a float tensor, from how methods use it.
+
+    For ``x.masked_fill(mask, v)`` the mask is boolean; arguments of ``view`` after the first are
+    integers. The type passes on to the first argument of nodes for which
+    ``passes_value_through(node)`` holds (those that share qparams between input and output).
+
+    Returns ``bool`` tensors as ``torch.bool``, numbers as ``int`` or ``float``.
+
+    >>> gm = fx.symbolic_trace(lambda x, mask: x.masked_fill(mask, 0.0))
+    >>> {node.name: t for node, t in known_types(gm.graph, lambda node: False).items()}
+    {'mask': torch.bool}
+    """
+    found: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op != "call_method":
+            continue
+        for known, positions in _KNOWN_ARGUMENTS.get(node.target, {}).items():
+            for i in positions(node):
+                argument = node.args[i]
+                for item in argument if isinstance(argument, (tuple, list)) else (argument,):
+                    _note_type(item, known, found, passes_value_through)
+    return found
+
+
+def _note_type(
+    value: Any,
+    known: Any,
+    found: dict[fx.Node, Any],
+    passes_value_through: Callable[[fx.Node], bool],
+) -> None:
+    while isinstance(value, fx.Node) and value not in found:
+        found[value] = known
+        if not (passes_value_through(value) and value.args):
+            return
+        value = value.args[0]

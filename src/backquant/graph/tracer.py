@@ -1,0 +1,140 @@
+"""The symbolic tracer: which modules stay whole, and where tracing failed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.proxy import Scope as FxScope
+
+__all__ = ["ModuleTracer", "is_leaf"]
+
+_TORCH_ROOT = str(Path(torch.__file__).parent)
+_OWN_ROOT = str(Path(__file__).parent)
+
+# Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
+# are traced through.
+_LEAF_PACKAGES = (
+    "torch.nn",
+    "torch.ao.nn",
+    "backquant.nn.intrinsic",
+    "backquant.nn.qat",
+    "backquant.nn.quantized",
+    "backquant.nn.quantizable",
+    "backquant.observe",
+)
+# Base classes of fused modules (ours and PyTorch's): sequential containers that stay whole.
+_FUSED_BASES = frozenset({"FusedModule", "_FusedModule"})
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one operator of the graph instead of being traced through.
+
+    Modules of ``torch.nn`` except sequential containers, fused modules, the modules of
+    ``backquant.nn``, observers and TorchScript modules are.
+
+    >>> is_leaf(nn.Conv2d(1, 1, 1)), is_leaf(nn.Sequential(nn.ReLU()))
+    (True, False)
+    """
+    if isinstance(module, nn.Sequential):
+        return any(base.__name__ in _FUSED_BASES for base in type(module).__mro__)
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    package = type(module).__module__
+    if any(package == leaf or package.startswith(leaf + ".") for leaf in _LEAF_PACKAGES):
+        return True
+    return callable(getattr(module, "calculate_qparams", None))
+
+
+class ModuleTracer(fx.Tracer):
+    """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer.
+
+    After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
+    """
+
+    def __init__(
+        self,
+        non_traceable_names: Collection[str] = (),
+        non_traceable_classes: Collection[type] = (),
+    ) -> None:
+        super().__init__()
+        self.scope = FxScope("", None)
+        self.failed_path: str | None = None
+        self._names = frozenset(non_traceable_names)
+        self._classes = frozenset(non_traceable_classes)
+        self._parameter_names: dict[int, str] = {}
+        self._transparent: frozenset[int] = frozenset()
+
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    ) -> fx.Graph:
+        if isinstance(root, nn.Module):
+            named = root.named_parameters(remove_duplicate=False)
+            self._parameter_names = {id(p): n for n, p in reversed(list(named))}
+            self._transparent = _transparent_modules(root)
+        return super().trace(root, concrete_args)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return (
+            module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
+        )
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if id(m) in self._transparent:
+            return args[0]
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if self.failed_path is None:
+                self.failed_path = self._path_or_empty(m)
+            raise
+
+    def create_arg(self, a: Any) -> Any:
+        # The base class searches all parameters for each use of one.
+        if isinstance(a, nn.Parameter) and id(a) in self._parameter_names:
+            return self.create_node("get_attr", self._parameter_names[id(a)], (), {})
+        return super().create_arg(a)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if isinstance(attr_val, nn.Parameter) and not self.param_shapes_constant:
+            name = self._parameter_names.get(id(attr_val))
+            if name is None:
+                return attr_val
+            if name not in parameter_proxy_cache:
+                parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+            return parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def _path_or_empty(self, module: nn.Module) -> str:
+        try:
+            return self.path_of_module(module)
+        except NameError:
+            return ""
+
+
+def _transparent_modules(root: nn.Module) -> frozenset[int]:
+    """Observer placeholders inside ``FloatFunctional``: in a graph they stand for nothing."""
+    return frozenset(
+        id(module.activation_post_process)
+        for module in root.modules()
+        if type(module).__name__ == "FloatFunctional"
+        and isinstance(getattr(module, "activation_post_process", None), nn.Identity)
+    )
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line: source`` of the last frame outside PyTorch and backquant; ``""`` if none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_TORCH_ROOT, _OWN_ROOT, "<")):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
