@@ -7,7 +7,6 @@ beyond importing an allowed package and looking an attribute up.
 from __future__ import annotations
 
 import importlib
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,13 @@ __all__ = ["ALLOWED_PACKAGES", "class_path", "function_path", "resolve"]
 
 ALLOWED_PACKAGES = ("torch", "backquant", "operator", "math", "builtins")
 _BUILTINS = {"getattr", "len", "int", "float", "bool", "max", "min", "abs", "sum", "slice", "tuple"}
-_TORCH_HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._special", "torch.special")
+_TORCH_HOMES = (
+    "torch",
+    "torch.nn.functional",
+    "torch._C._nn",
+    "torch._C._special",
+    "torch.special",
+)
 
 
 def class_path(cls: type) -> str:
@@ -103,7 +108,7 @@ def resolve(path: str, allow: Sequence[str] = ()) -> Any:
       where  os.system
       fix    backquant.load(path, allow=("os",)) if you trust the file
     """
-    package = path.split(".")[0]
+    package = path.split(".", maxsplit=1)[0]
     if package not in (*ALLOWED_PACKAGES, *allow):
         raise ArtifactError(
             f"{path!r} is outside of what an artifact may name",

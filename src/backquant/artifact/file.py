@@ -25,7 +25,9 @@ FORMAT = "backquant"
 FORMAT_VERSION = 1
 
 
-def write_file(path: str | os.PathLike[str], document: dict[str, Any], tensors: dict[str, Any]) -> None:
+def write_file(
+    path: str | os.PathLike[str], document: dict[str, Any], tensors: dict[str, Any]
+) -> None:
     """Write to a temporary name beside ``path`` and rename: no half-written file is ever seen."""
     target = Path(path)
     if not target.parent.is_dir():
@@ -72,7 +74,9 @@ def _check_metadata(path: Path, metadata: dict[str, str] | None) -> dict[str, An
     return document
 
 
-def _open(path: Path, names: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _open(
+    path: Path, names: Sequence[str] | None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist", where=str(path), fix="check the path")
     try:

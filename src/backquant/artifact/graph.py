@@ -22,7 +22,9 @@ def encode_graph(graph: Graph, encoder: Encoder, path: str) -> list[dict[str, An
         if node.args:
             row["args"] = encoder.encode(list(node.args), where)
         if node.kwargs:
-            row["kwargs"] = {key: encoder.encode(value, where) for key, value in node.kwargs.items()}
+            row["kwargs"] = {
+                key: encoder.encode(value, where) for key, value in node.kwargs.items()
+            }
         rows.append(row)
     return rows
 

@@ -111,7 +111,9 @@ class Decoder:
         ((tag, content),) = value.items()
         handler = getattr(self, f"_read_{tag}", None)
         if handler is None:
-            raise ArtifactError(f"unknown value tag {tag!r}: the file was written by a newer version")
+            raise ArtifactError(
+                f"unknown value tag {tag!r}: the file was written by a newer version"
+            )
         return handler(content)
 
     def _read_node(self, name: str) -> Node:

@@ -7,6 +7,7 @@ array may call it anything. Each batch is a dict of keyword arguments, or a tens
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,16 @@ class Batches:
     [2, 2, 1]
     """
 
-    def __init__(self, arrays: dict[str, torch.Tensor], batch_size: int, *, positional: bool) -> None:
+    def __init__(
+        self, arrays: dict[str, torch.Tensor], batch_size: int, *, positional: bool
+    ) -> None:
         self._arrays = arrays
         self._batch_size = batch_size
         self._positional = positional
         self.samples = len(next(iter(arrays.values())))
 
     def __len__(self) -> int:
-        return -(-self.samples // self._batch_size)
+        return math.ceil(self.samples / self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, self.samples, self._batch_size):

@@ -58,7 +58,9 @@ def quantize(  # size: one parameter per option of the command
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 32,
     require: Annotated[
         list[str] | None,
-        typer.Option("--require", help="Share of multiply-adds (0.9), or a module that must be int8."),
+        typer.Option(
+            "--require", help="Share of multiply-adds (0.9), or a module that must be int8."
+        ),
     ] = None,
     html: Html = None,
     as_json: Json = False,
@@ -119,5 +121,3 @@ def _renderable(report: Any) -> Any:
     from backquant.report.text import renderable
 
     return renderable(report)
-
-

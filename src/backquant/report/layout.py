@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["Drawing", "Edge", "lay_out"]
 
@@ -75,7 +76,7 @@ class _Layers:
             self._add(bend, level)
             path.append(bend)
         path.append(target)
-        for a, b in zip(path, path[1:], strict=False):
+        for a, b in pairwise(path):
             self.down[a].append(b)
             self.up[b].append(a)
         self.paths.append(tuple(path))
@@ -95,7 +96,7 @@ def _order(layers: _Layers) -> None:
             for vertex in row:
                 near = neighbours[vertex]
                 key[vertex] = sum(place[n] for n in near) / len(near) if near else place[vertex]
-            row.sort(key=lambda vertex: key[vertex])  # noqa: B023 - used at once
+            row.sort(key=lambda vertex: key[vertex])
             for index, vertex in enumerate(row):
                 place[vertex] = float(index)
 
@@ -118,7 +119,9 @@ def _spread(layers: _Layers) -> dict[str, float]:
     return x
 
 
-def _place_row(row: list[str], wanted: dict[str, float], layers: _Layers, x: dict[str, float]) -> None:
+def _place_row(
+    row: list[str], wanted: dict[str, float], layers: _Layers, x: dict[str, float]
+) -> None:
     edge = float("-inf")
     shift = 0.0
     for vertex in row:
@@ -143,7 +146,11 @@ def lay_out(nodes: Sequence[str], inputs: Mapping[str, Sequence[str]]) -> Drawin
     _order(layers)
     x = _spread(layers)
     left = min((x[v] - layers.width(v) / 2 for v in x), default=0.0)
-    y = {v: i * (BOX_HEIGHT + GAP_Y) + BOX_HEIGHT / 2 for i, row in enumerate(layers.rows) for v in row}
+    y = {
+        v: i * (BOX_HEIGHT + GAP_Y) + BOX_HEIGHT / 2
+        for i, row in enumerate(layers.rows)
+        for v in row
+    }
     edges = []
     for path in layers.paths:
         points = [(x[path[0]] - left, y[path[0]] + BOX_HEIGHT / 2)]

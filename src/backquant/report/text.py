@@ -83,7 +83,9 @@ def operators_table(report: Report) -> Table:
 def _reason_lines(reason: ReasonRow) -> list[str]:
     lines = [f"  asked     {reason.asked}"] if reason.asked else []
     if reason.admitted:
-        lines.append("  admitted  " + reason.admitted + (f"   {reason.place}" if reason.place else ""))
+        lines.append(
+            "  admitted  " + reason.admitted + (f"   {reason.place}" if reason.place else "")
+        )
     if reason.fix:
         lines.append("  fix       " + reason.fix.replace("\n", "\n            "))
     return lines

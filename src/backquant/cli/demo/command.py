@@ -54,9 +54,7 @@ def demo(
             progress=True,
         )
         console.print("[bold]3[/] compare them")
-        scores = tuple(
-            accuracy(m, data.test_images, data.test_labels) for m in (model, quantized)
-        )
+        scores = tuple(accuracy(m, data.test_images, data.test_labels) for m in (model, quantized))
         latencies = [compare_latency(model, quantized, data.test_images[:n]) for n in (1, 64)]
         out.mkdir(parents=True, exist_ok=True)
         report = dataclasses.replace(quantized.report, extras=_extras(scores, latencies))
@@ -66,8 +64,12 @@ def demo(
         same = torch.equal(loaded(data.test_images[:64]), quantized(data.test_images[:64]))
     console.print(_numbers(report, scores, latencies))
     _print_outcome(console, report)
-    console.print(f"\nreport   {out / 'report.html'}\nmodel    {out / 'digits.bq'}", highlight=False)
-    console.print(f"         loaded again without its code: outputs {'equal' if same else 'DIFFER'}")
+    console.print(
+        f"\nreport   {out / 'report.html'}\nmodel    {out / 'digits.bq'}", highlight=False
+    )
+    console.print(
+        f"         loaded again without its code: outputs {'equal' if same else 'DIFFER'}"
+    )
 
 
 def _train(data: Digits, console: Console) -> DigitsNet:
@@ -86,9 +88,7 @@ def _train(data: Digits, console: Console) -> DigitsNet:
 
 def _extras(scores: tuple[float, ...], latencies: list[Latency]) -> dict[str, Any]:
     """What the report shows beside the operators."""
-    cards = [
-        {"title": "accuracy", "value": f"{scores[1]:.1%}", "remark": f"float {scores[0]:.1%}"}
-    ]
+    cards = [{"title": "accuracy", "value": f"{scores[1]:.1%}", "remark": f"float {scores[0]:.1%}"}]
     cards += [
         {
             "title": f"faster at batch {latency.batch}",

@@ -58,7 +58,8 @@ class Block(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out_channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+                nn.Conv2d(channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +90,10 @@ class DigitsNet(nn.Module):
 
 
 def train(
-    model: nn.Module, data: Digits, epochs: int = 8, progress: Callable[[int], None] = lambda _: None
+    model: nn.Module,
+    data: Digits,
+    epochs: int = 8,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> nn.Module:
     """Adam with a one-cycle schedule; leaves the model in eval mode. Seconds on one core."""
     generator = torch.Generator().manual_seed(0)
