@@ -1,0 +1,153 @@
+"""Checks of what stands in a description: keys and kinds of values, with the place in the error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from backquant.errors import SpecError
+
+__all__ = [
+    "check_bool",
+    "check_callable",
+    "check_choice",
+    "check_keys",
+    "check_module_class",
+    "check_number",
+    "nearest",
+    "renamed",
+    "within",
+]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like ``word``; empty when none is near.
+
+    >>> nearest("output_dtpye", ["input_dtype", "output_dtype"])
+    'output_dtype'
+    """
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+    """Raise ``SpecError`` for the first key of ``given`` that is not in ``known``.
+
+    >>> check_keys({"nmae": "x"}, ["name", "configs"], "BackendConfig")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: BackendConfig has no field 'nmae'
+      where  'nmae'
+      fix    did you mean 'name'?
+    """
+    if not isinstance(given, Mapping):
+        raise SpecError(
+            f"{what} is built from a dict, got {type(given).__name__}",
+            fix=f"{what}.from_dict({{...}})",
+        )
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = nearest(str(key), known)
+            fix = f"did you mean {near!r}?" if near else f"fields: {', '.join(known)}"
+            raise SpecError(f"{what} has no field {key!r}", where=repr(key), fix=fix)
+
+
+def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
+    """A copy of ``given`` in which the key ``alias`` is called ``name``.
+
+    Raises ``SpecError`` when both are there with different values.
+
+    >>> renamed({"bias_type": 1}, "bias_type", "bias_dtype")
+    {'bias_dtype': 1}
+    """
+    if not isinstance(given, Mapping) or alias not in given:
+        return given  # type: ignore[return-value]  # check_keys refuses what is not a dict
+    if name in given and given[name] != given[alias]:
+        raise SpecError(
+            f"{alias!r} and {name!r} are two names of one field and differ: "
+            f"{given[alias]!r}, {given[name]!r}",
+            where=repr(alias),
+            fix=f"keep {name!r} only",
+        )
+    return {name if key == alias else key: value for key, value in given.items()}
+
+
+def check_bool(value: Any, field: str) -> None:
+    """Raise ``SpecError`` unless ``value`` is None, True or False.
+
+    >>> check_bool(True, "is_dynamic")
+    """
+    if value is not None and not isinstance(value, bool):
+        raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
+
+
+def check_module_class(value: Any, field: str) -> type[torch.nn.Module] | None:
+    """``value`` when it is None or a subclass of ``torch.nn.Module``; else ``SpecError``.
+
+    >>> check_module_class(torch.nn.Linear, "root_module").__name__
+    'Linear'
+    """
+    if value is None or (isinstance(value, type) and issubclass(value, torch.nn.Module)):
+        return value
+    fix = f"pass the class: {type(value).__name__}" if isinstance(value, torch.nn.Module) else ""
+    raise SpecError(
+        f"{field} must be a subclass of torch.nn.Module, got {value!r}", where=field, fix=fix
+    )
+
+
+def check_callable(value: Any, field: str) -> Callable[..., Any] | None:
+    """``value`` when it is None or callable; else ``SpecError``.
+
+    >>> check_callable(len, "fuser_method")
+    <built-in function len>
+    """
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    raise SpecError(f"{field} must be callable, got {value!r}", where=field)
+
+
+def check_number(value: Any, field: str, kinds: tuple[type, ...] = (int, float)) -> None:
+    """Raise ``SpecError`` unless ``value`` is None or a number of these kinds (bool is none).
+
+    >>> check_number(2**-12, "eps")
+    """
+    if value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
+        return
+    names = " or ".join(kind.__name__ for kind in kinds)
+    raise SpecError(f"{field} must be {names}, got {value!r}", where=field)
+
+
+def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
+    """Raise ``SpecError`` unless ``value`` is None or one of ``choices``.
+
+    >>> check_choice("per_tensor", "granularity", ("per_tensor", "per_channel"))
+    """
+    if value is None or any(value is c or value == c for c in choices):
+        return
+    near = nearest(str(value), [str(c) for c in choices])
+    fix = f"did you mean {near!r}?" if near else f"one of {', '.join(map(repr, choices))}"
+    raise SpecError(f"{field} cannot be {value!r}", where=field, fix=fix)
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Put ``place`` before the place of a ``SpecError`` raised inside.
+
+    >>> with within("configs[3]"):
+    ...     raise SpecError("wrong", where="root_module")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: wrong
+      where  configs[3].root_module
+    """
+    try:
+        yield
+    except SpecError as error:
+        inner = error.where
+        glue = "" if not inner or inner.startswith("[") else "."
+        error.where = f"{place}{glue}{inner}"
+        error.args = (error.what, error.where, error.fix)
+        raise

@@ -1,0 +1,262 @@
+"""What a backend can do: one entry per pattern, in the order of registration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backquant.backend_config.checks import check_keys, within
+from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.pattern import NormalPattern, Pattern, to_reversed
+from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.errors import SpecError
+
+if TYPE_CHECKING:
+    from backquant.backend_config.diff import BackendDiff
+    from backquant.backend_config.validate import Finding
+
+__all__ = ["BackendConfig"]
+
+_KEYS = ("name", "configs", "engine", "defaults")
+
+
+class BackendConfig:
+    """The patterns that a backend quantizes, and how each becomes a reference pattern.
+
+    Invariants
+
+    1. There is one entry per pattern, whichever way the pattern is spelled; a later registration
+       overrides the entry and keeps its place.
+    2. ``engine`` is the name of the engine that runs the lowered model; None: there is only the
+       reference model.
+
+    Two are equal when name, engine, defaults, and the entries in their order are equal.
+
+    >>> import torch
+    >>> from backquant.backend_config import DTypeConfig
+    >>> int8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+    >>> linear = BackendPatternConfig(torch.nn.Linear).add_dtype_config(int8)
+    >>> backend = BackendConfig("mine").set_backend_pattern_config(linear)
+    >>> [str(config.normal_pattern) for config in backend.configs]
+    ['torch.nn.Linear']
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __init__(self, name: str = "") -> None:
+        self.name = ""
+        self.engine: str | None = None
+        self.defaults: BackendDefaults | None = None
+        self._entries: dict[NormalPattern, BackendPatternConfig] = {}
+        self.set_name(name)
+
+    def set_name(self, name: str) -> BackendConfig:
+        """Set the name of the backend.
+
+        >>> BackendConfig().set_name("mine").name
+        'mine'
+        """
+        self.name = _text(name, "name")
+        return self
+
+    def set_engine(self, engine: str | None) -> BackendConfig:
+        """Set the engine that runs lowered models; None: the reference model only.
+
+        >>> BackendConfig("mine").set_engine("x86").engine
+        'x86'
+        """
+        self.engine = None if engine is None else _text(engine, "engine")
+        return self
+
+    def set_defaults(self, defaults: BackendDefaults | None) -> BackendConfig:
+        """Set what a user who asks for nothing in particular gets on this backend.
+
+        >>> BackendConfig("mine").set_defaults(None).defaults is None
+        True
+        """
+        if defaults is not None and not isinstance(defaults, BackendDefaults):
+            raise SpecError(f"defaults must be BackendDefaults, got {defaults!r}", where="defaults")
+        self.defaults = defaults
+        return self
+
+    def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
+        """Register an entry; it overrides the entry of the same pattern.
+
+        Raises ``SpecError`` when the entry has no pattern.
+
+        >>> import torch
+        >>> entry = BackendPatternConfig(torch.add)
+        >>> len(BackendConfig().set_backend_pattern_config(entry).configs)
+        1
+        """
+        if not isinstance(config, BackendPatternConfig):
+            raise SpecError(
+                f"expected a BackendPatternConfig, got {config!r}",
+                where="configs",
+                fix="BackendPatternConfig(pattern)",
+            )
+        self._entries[config.normal_pattern] = config
+        return self
+
+    def set_backend_pattern_configs(self, configs: Iterable[BackendPatternConfig]) -> BackendConfig:
+        """Register entries in order; each overrides the entry of the same pattern.
+
+        >>> import torch
+        >>> entries = [BackendPatternConfig(op) for op in (torch.add, torch.mul, torch.add)]
+        >>> len(BackendConfig().set_backend_pattern_configs(entries).configs)
+        2
+        """
+        for index, config in enumerate(configs):
+            with within(f"configs[{index}]"):
+                self.set_backend_pattern_config(config)
+        return self
+
+    @property
+    def configs(self) -> list[BackendPatternConfig]:
+        """The entries in order of registration, as a new list."""
+        return list(self._entries.values())
+
+    @property
+    def _pattern_complex_format_to_config(self) -> dict[Pattern, BackendPatternConfig]:
+        """The entries by their patterns as reversed nested tuples, PyTorch's keys; a new dict."""
+        return {to_reversed(pattern): config for pattern, config in self._entries.items()}
+
+    @property
+    def entries(self) -> dict[NormalPattern, BackendPatternConfig]:
+        """The entries by their normal patterns, in order of registration, as a new dict.
+
+        >>> BackendConfig().entries
+        {}
+        """
+        return dict(self._entries)
+
+    @classmethod
+    def from_dict(
+        cls, backend_config_dict: Mapping[str, Any], version: str | None = None
+    ) -> BackendConfig:
+        """Build from a dict with the keys ``name``, ``configs``, ``engine``, ``defaults``.
+
+        ``configs`` is a list of ``BackendPatternConfig`` or of their dicts; ``defaults`` a
+        ``BackendDefaults`` or its dict. ``version="1.13"`` reads the older form (then also of
+        entries that are objects): reversed patterns, fusers in reversed order.
+        Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
+
+        >>> import torch
+        >>> BackendConfig.from_dict({"name": "mine", "configs": [{"pattern": torch.add}]})
+        BackendConfig('mine', configs=[
+            BackendPatternConfig(torch.add),
+        ])
+        """
+        check_keys(backend_config_dict, _KEYS, "BackendConfig")
+        backend = cls(backend_config_dict.get("name", ""))
+        backend.set_engine(backend_config_dict.get("engine"))
+        defaults = backend_config_dict.get("defaults")
+        if isinstance(defaults, Mapping):
+            with within("defaults"):
+                defaults = BackendDefaults.from_dict(defaults)
+        backend.set_defaults(defaults)
+        for index, item in enumerate(backend_config_dict.get("configs") or ()):
+            with within(f"configs[{index}]"):
+                backend.set_backend_pattern_config(_entry(item, version))
+        return backend
+
+    def to_dict(self) -> dict[str, Any]:
+        """``name``, ``configs`` (as dicts), and ``engine`` and ``defaults`` when they are set.
+
+        >>> BackendConfig("mine").to_dict()
+        {'name': 'mine', 'configs': []}
+        """
+        values: dict[str, Any] = {
+            "name": self.name,
+            "configs": [config.to_dict() for config in self.configs],
+        }
+        if self.engine is not None:
+            values["engine"] = self.engine
+        if self.defaults is not None:
+            values["defaults"] = self.defaults.to_dict()
+        return values
+
+    # -- files, validation, diff: in modules of their own ----------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write as YAML (``.yaml``, ``.yml``) or JSON (``.json``); no half-written file stays.
+
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     BackendConfig("mine").save(pathlib.Path(folder, "mine.yaml"))
+        ...     BackendConfig.load(pathlib.Path(folder, "mine.yaml")).name
+        'mine'
+        """
+        from backquant.backend_config import files
+
+        files.save_file(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, *, allow: Iterable[str] = ()) -> BackendConfig:
+        """Read a file that ``save`` or a person wrote; ``allow`` widens what it may import.
+
+        Raises ``SpecError`` with file, line and field. See ``save`` for an example.
+        """
+        from backquant.backend_config import files
+
+        return files.load_file(path, allow=tuple(allow))
+
+    def validate(self, engine: Any = None) -> list[Finding]:
+        """Findings about this description; ``engine`` adds what only the engine knows.
+
+        >>> BackendConfig("mine").validate()
+        []
+        """
+        from backquant.backend_config import validate
+
+        return validate.validate(self, engine)
+
+    def diff(self, other: BackendConfig) -> BackendDiff:
+        """What differs between this backend and another, by operator and field.
+
+        >>> import torch
+        >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
+        >>> _ = mine.diff(BackendConfig("other"))
+        """
+        from backquant.backend_config import diff
+
+        return diff.diff(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BackendConfig):
+            return NotImplemented
+        mine = (self.name, self.engine, self.defaults, list(self._entries), self.configs)
+        return mine == (
+            other.name,
+            other.engine,
+            other.defaults,
+            list(other._entries),
+            other.configs,
+        )
+
+    def __repr__(self) -> str:
+        parts = [repr(self.name)]
+        if self.engine is not None:
+            parts.append(f"engine={self.engine!r}")
+        if self.defaults is not None:
+            parts.append(f"defaults={self.defaults!r}")
+        lines = "".join(f"\n    {config!r}," for config in self.configs)
+        parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
+        return f"BackendConfig({', '.join(parts)})"
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise SpecError(f"{field} must be a str, got {value!r}", where=field)
+    return value
+
+
+def _entry(item: Any, version: str | None) -> BackendPatternConfig:
+    if isinstance(item, BackendPatternConfig):
+        if version is None:
+            return item
+        item = item.to_dict()
+    if isinstance(item, Mapping):
+        return BackendPatternConfig.from_dict(item, version)
+    raise SpecError(f"expected a BackendPatternConfig or its dict, got {item!r}")

@@ -1,0 +1,248 @@
+"""Which dtypes, under which constraints, a pattern admits.
+
+Dtypes are tokens: ``torch.quint8`` and ``torch.uint8`` share a storage and are two tokens, compared
+literally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from backquant.backend_config.checks import (
+    check_bool,
+    check_choice,
+    check_keys,
+    check_number,
+    renamed,
+    within,
+)
+from backquant.errors import SpecError
+
+__all__ = ["DTypeConfig", "DTypeWithConstraints"]
+
+_DTYPE_CONFIG_KEYS = (
+    "input_dtype",
+    "output_dtype",
+    "weight_dtype",
+    "bias_dtype",
+    "is_dynamic",
+    "bias_scale",
+)
+
+
+@dataclass(repr=False)
+class DTypeWithConstraints:
+    """A dtype with what the backend demands of the values quantized to it. ``None``: no demand.
+
+    * ``quant_min_lower_bound``, ``quant_max_upper_bound``: the quantized range asked for must lie
+      within; each bound is enforced on its own.
+    * ``scale_min_lower_bound``, ``scale_max_upper_bound``: limits of the scale.
+    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters.
+    * ``symmetric``: True asks for a symmetric scheme (zero point fixed at the middle of the range),
+      False for an affine one.
+    * ``granularity``: ``"per_tensor"`` or ``"per_channel"`` only; ``ch_axis``: the channel axis.
+    * ``power_of_two_scale``: True asks for scales that are powers of two.
+
+    The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for a value of another kind.
+
+    >>> DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127, scale_min_lower_bound=2**-12)
+    DTypeWithConstraints(dtype=torch.qint8, quant_min_lower_bound=-127, scale_min_lower_bound=2**-12)
+    """
+
+    dtype: torch.dtype | None = None
+    quant_min_lower_bound: int | float | None = None
+    quant_max_upper_bound: int | float | None = None
+    scale_min_lower_bound: int | float | None = None
+    scale_max_upper_bound: int | float | None = None
+    scale_exact_match: float | None = None
+    zero_point_exact_match: int | None = None
+    symmetric: bool | None = None
+    granularity: Literal["per_tensor", "per_channel"] | None = None
+    ch_axis: int | None = None
+    power_of_two_scale: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_dtype(self.dtype, "dtype")
+        for name in (
+            "quant_min_lower_bound",
+            "quant_max_upper_bound",
+            "scale_min_lower_bound",
+            "scale_max_upper_bound",
+            "scale_exact_match",
+        ):
+            check_number(getattr(self, name), name)
+        check_number(self.zero_point_exact_match, "zero_point_exact_match", (int,))
+        check_number(self.ch_axis, "ch_axis", (int,))
+        check_choice(self.granularity, "granularity", ("per_tensor", "per_channel"))
+        check_bool(self.symmetric, "symmetric")
+        check_bool(self.power_of_two_scale, "power_of_two_scale")
+
+    @classmethod
+    def from_dict(cls, constraints: Mapping[str, Any]) -> DTypeWithConstraints:
+        """Build from a dict with the fields' names as keys, all optional.
+
+        Raises ``SpecError`` for an unknown key.
+
+        >>> DTypeWithConstraints.from_dict({"dtype": torch.quint8, "quant_max_upper_bound": 127})
+        DTypeWithConstraints(dtype=torch.quint8, quant_max_upper_bound=127)
+        """
+        check_keys(constraints, [field.name for field in fields(cls)], "DTypeWithConstraints")
+        return cls(**constraints)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, by name.
+
+        >>> DTypeWithConstraints(torch.quint8, symmetric=False).to_dict()
+        {'dtype': torch.quint8, 'symmetric': False}
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={_number_text(v)}" for name, v in self.to_dict().items())
+        return f"DTypeWithConstraints({inside})"
+
+
+@dataclass(init=False, repr=False)
+class DTypeConfig:
+    """One combination of dtypes that a pattern admits.
+
+    The dtypes are those of the quantize operators of the reference model,
+    ``quant1 - [dequant1 - float operator - quant2] - dequant2``, not those of the tensors that the
+    operator sees: under dynamic quantization the input dtype is still ``torch.quint8``.
+    ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
+    ``DTypeWithConstraints``, or None (not constrained).
+    ``bias_scale="input_times_weight"``: the bias is quantized with scale input × weight.
+
+    Raises ``SpecError`` for values of another kind.
+
+    >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+    >>> config.weight_dtype
+    torch.qint8
+    >>> config
+    DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8, weight_dtype=torch.qint8, \
+bias_dtype=torch.float32)
+    """
+
+    input_dtype_with_constraints: DTypeWithConstraints
+    output_dtype_with_constraints: DTypeWithConstraints
+    weight_dtype_with_constraints: DTypeWithConstraints
+    bias_dtype: torch.dtype | None
+    is_dynamic: bool | None
+    bias_scale: Literal["input_times_weight"] | None
+
+    def __init__(
+        self,
+        input_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        output_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        weight_dtype: torch.dtype | DTypeWithConstraints | None = None,
+        bias_dtype: torch.dtype | None = None,
+        is_dynamic: bool | None = None,
+        bias_scale: Literal["input_times_weight"] | None = None,
+    ) -> None:
+        self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
+        self.output_dtype_with_constraints = _constrained(output_dtype, "output_dtype")
+        self.weight_dtype_with_constraints = _constrained(weight_dtype, "weight_dtype")
+        _check_dtype(bias_dtype, "bias_dtype")
+        check_bool(is_dynamic, "is_dynamic")
+        check_choice(bias_scale, "bias_scale", ("input_times_weight",))
+        self.bias_dtype = bias_dtype
+        self.is_dynamic = is_dynamic
+        self.bias_scale = bias_scale
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The input dtype without its constraints."""
+        return self.input_dtype_with_constraints.dtype
+
+    @property
+    def output_dtype(self) -> torch.dtype | None:
+        """The output dtype without its constraints."""
+        return self.output_dtype_with_constraints.dtype
+
+    @property
+    def weight_dtype(self) -> torch.dtype | None:
+        """The weight dtype without its constraints."""
+        return self.weight_dtype_with_constraints.dtype
+
+    @classmethod
+    def from_dict(cls, dtype_config_dict: Mapping[str, Any]) -> DTypeConfig:
+        """Build from a dict with these keys, all optional.
+
+        ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
+        ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
+        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``.
+        Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
+
+        >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})
+        DTypeConfig(input_dtype=torch.quint8, bias_dtype=torch.float32)
+        """
+        given = renamed(dtype_config_dict, "bias_type", "bias_dtype")
+        check_keys(given, _DTYPE_CONFIG_KEYS, "DTypeConfig")
+        values = dict(given)
+        for key in ("input_dtype", "output_dtype", "weight_dtype"):
+            if isinstance(values.get(key), Mapping):
+                with within(key):
+                    values[key] = DTypeWithConstraints.from_dict(values[key])
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, with the keys of ``from_dict``; dtypes with their constraints.
+
+        >>> sorted(DTypeConfig(torch.quint8, is_dynamic=True).to_dict())
+        ['input_dtype', 'is_dynamic']
+        """
+        values: dict[str, Any] = {}
+        for key in ("input_dtype", "output_dtype", "weight_dtype"):
+            constrained = getattr(self, f"{key}_with_constraints")
+            if constrained != DTypeWithConstraints():
+                values[key] = constrained
+        for key in ("bias_dtype", "is_dynamic", "bias_scale"):
+            if getattr(self, key) is not None:
+                values[key] = getattr(self, key)
+        return values
+
+    def __repr__(self) -> str:
+        values = self.to_dict()
+        for key, value in values.items():
+            if value == DTypeWithConstraints(getattr(value, "dtype", None)):
+                values[key] = value.dtype
+        return f"DTypeConfig({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
+def _constrained(value: Any, field: str) -> DTypeWithConstraints:
+    if isinstance(value, DTypeWithConstraints):
+        return value
+    if value is None or isinstance(value, torch.dtype):
+        return DTypeWithConstraints(dtype=value)
+    raise SpecError(
+        f"{field} must be a torch.dtype or DTypeWithConstraints, got {value!r}",
+        where=field,
+        fix=_dtype_fix(value),
+    )
+
+
+def _check_dtype(value: Any, field: str) -> None:
+    if value is not None and not isinstance(value, torch.dtype):
+        raise SpecError(
+            f"{field} must be a torch.dtype, got {value!r}", where=field, fix=_dtype_fix(value)
+        )
+
+
+def _dtype_fix(value: Any) -> str:
+    """``torch.quint8`` for the strings ``"quint8"`` and ``"torch.quint8"``."""
+    name = value.removeprefix("torch.") if isinstance(value, str) else ""
+    return f"torch.{name}" if isinstance(getattr(torch, name or "-", None), torch.dtype) else ""
+
+
+def _number_text(value: Any) -> str:
+    """``2**-12`` for scales that are small powers of two, else the usual ``repr``."""
+    if isinstance(value, float) and 0 < value < 1:
+        mantissa, exponent = value.hex().split("p")
+        if mantissa == "0x1.0000000000000" and int(exponent) < -4:
+            return f"2**{exponent}"
+    return repr(value)

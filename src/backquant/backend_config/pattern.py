@@ -1,0 +1,320 @@
+"""Patterns and their one normal form: a tree of operators in dataflow order.
+
+Three spellings are read:
+
+1. a single operator: ``torch.nn.Linear``;
+2. a sequence in forward order: ``(torch.nn.Conv2d, torch.nn.ReLU)``, of two or more operators;
+3. the reversed nested tuple: ``(op, argument, argument, ...)``, where an argument is a pattern of
+   the same form, ``MatchAllNode``, or a literal value that the call must carry.
+
+(2) and (3) cannot be told apart by looking, so each has its own function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from backquant.backend_config.naming import operator_name
+from backquant.errors import SpecError
+
+__all__ = [
+    "MatchAllNode",
+    "NormalPattern",
+    "Pattern",
+    "PatternNode",
+    "from_reversed",
+    "normal_form",
+    "to_forward",
+    "to_reversed",
+]
+
+#: A pattern as users write it: an operator, or a tuple in one of the two tuple forms.
+Pattern: TypeAlias = Any
+
+Kind: TypeAlias = Literal["module", "function", "method", "any", "literal"]
+
+
+class MatchAllNode:
+    """Stands in a pattern for an argument of any kind.
+
+    >>> to_reversed(from_reversed((torch.add, MatchAllNode, torch.nn.Conv2d)))[1].__name__
+    'MatchAllNode'
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class PatternNode:
+    """One operator of a pattern.
+
+    ``op``: a subclass of ``nn.Module``, a callable, a method's name, ``MatchAllNode``, or a
+    literal. ``inputs``: positions of earlier nodes in argument order; then the call has exactly
+    these arguments. ``None``: the arguments are not constrained.
+    A ``"method"`` in argument position also stands for an equal string argument, as in PyTorch.
+    """
+
+    op: Any
+    inputs: tuple[int, ...] | None
+    kind: Kind
+
+    def __repr__(self) -> str:
+        return f"PatternNode({operator_name(self.op)}, inputs={self.inputs}, kind={self.kind!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class NormalPattern:
+    """A pattern in dataflow order; two spellings of one pattern give equal (and equally hashed) ones.
+
+    Invariants
+
+    1. The last node is the anchor, where matching starts; it is no literal.
+    2. Every input precedes its user, and every node but the anchor has a user.
+    3. Nodes stand in the order of a depth-first walk from the anchor, arguments first.
+
+    Raises ``SpecError`` when one does not hold.
+
+    >>> normal_form((torch.nn.Conv2d, torch.nn.ReLU))
+    NormalPattern(torch.nn.ReLU(torch.nn.Conv2d))
+    >>> normal_form((torch.nn.Conv2d, torch.nn.ReLU)) == from_reversed((torch.nn.ReLU, torch.nn.Conv2d))
+    True
+    """
+
+    nodes: tuple[PatternNode, ...]
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise SpecError("a pattern has at least one operator", where="pattern")
+        if self.nodes[-1].kind == "literal":
+            raise SpecError(
+                f"a pattern ends in an operator, not in the value {self.nodes[-1].op!r}",
+                where="pattern",
+            )
+        if _walk(self.nodes) != list(range(len(self.nodes))):
+            raise SpecError(
+                "the nodes of a normal pattern stand in depth-first order from the anchor",
+                where="pattern",
+                fix="build it with normal_form(...) or from_reversed(...)",
+            )
+
+    @property
+    def anchor(self) -> PatternNode:
+        """The last operator of the pattern."""
+        return self.nodes[-1]
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the reversed nested tuple; larger patterns are tried first.
+
+        >>> from_reversed((torch.add, MatchAllNode, (torch.nn.BatchNorm2d, torch.nn.Conv2d))).size
+        4
+        """
+        implied = sum(_is_attribute_access(self.nodes, node) for node in self.nodes)
+        return len(self.nodes) - implied
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether each operator has the one before it as its only argument.
+
+        >>> normal_form(torch.nn.Linear).is_sequential
+        True
+        """
+        return self.nodes[0].inputs is None and all(
+            node.inputs == (i,) for i, node in enumerate(self.nodes[1:])
+        )
+
+    def __str__(self) -> str:
+        return self._text(len(self.nodes) - 1)
+
+    def __repr__(self) -> str:
+        return f"NormalPattern({self})"
+
+    def _text(self, index: int) -> str:
+        node = self.nodes[index]
+        name = "*" if node.kind == "any" else operator_name(node.op)
+        if node.kind == "literal":
+            name = repr(node.op)
+        if node.inputs is None:
+            return name
+        return f"{name.removesuffix('()')}({', '.join(self._text(i) for i in node.inputs)})"
+
+
+def normal_form(pattern: Pattern) -> NormalPattern:
+    """The normal form of a single operator or of a sequence in forward order.
+
+    Raises ``SpecError`` for a tuple of one, a nested tuple, or what cannot be an operator.
+
+    >>> normal_form((torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU))
+    NormalPattern(torch.nn.ReLU(torch.nn.BatchNorm2d(torch.nn.Conv2d)))
+    """
+    if isinstance(pattern, NormalPattern):
+        return pattern
+    if not isinstance(pattern, tuple):
+        return from_reversed(pattern)
+    if len(pattern) < 2:
+        raise SpecError(
+            f"a sequence has two or more operators, got {pattern!r}",
+            where="pattern",
+            fix=f"BackendPatternConfig({operator_name(pattern[0])})" if pattern else "",
+        )
+    nested = next((item for item in pattern if isinstance(item, tuple)), None)
+    if nested is not None:
+        raise SpecError(
+            f"a forward sequence holds single operators, got the tuple {nested!r}",
+            where="pattern",
+            fix="BackendPatternConfig()._set_pattern_complex_format(...) takes nested tuples",
+        )
+    reversed_pattern = pattern[0]
+    for operator in pattern[1:]:
+        reversed_pattern = (operator, reversed_pattern)
+    return from_reversed(reversed_pattern)
+
+
+def from_reversed(pattern: Pattern) -> NormalPattern:
+    """The normal form of a pattern given as reversed nested tuple.
+
+    ``(getattr, name)`` is read as ``getattr(anything, name)``, as in PyTorch.
+    Raises ``SpecError`` for an empty tuple, a tuple in operator position, or arguments given to
+    ``MatchAllNode`` or to a literal.
+
+    >>> import operator
+    >>> from_reversed((torch.nn.ReLU, (operator.add, MatchAllNode, torch.nn.Conv2d)))
+    NormalPattern(torch.nn.ReLU(operator.add(*, torch.nn.Conv2d)))
+    """
+    if isinstance(pattern, NormalPattern):
+        return pattern
+    nodes: list[PatternNode] = []
+    _append(pattern, nodes)
+    return NormalPattern(tuple(nodes))
+
+
+def to_reversed(pattern: NormalPattern) -> Pattern:
+    """The reversed nested tuple of a normal pattern, PyTorch's key for it.
+
+    Raises ``SpecError`` when a node feeds more than one other: nested tuples cannot say that.
+
+    >>> _ = to_reversed(normal_form((torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)))
+    >>> [op.__name__ if isinstance(op, type) else op for op in _][0]
+    'ReLU'
+    """
+    uses = [i for node in pattern.nodes for i in node.inputs or ()]
+    if len(uses) != len(set(uses)):
+        raise SpecError(
+            f"{pattern} uses one operator twice; nested tuples cannot say that", where="pattern"
+        )
+    built: list[Pattern] = []
+    for node in pattern.nodes:
+        if node.inputs is None:
+            built.append(node.op)
+        elif _is_attribute_access(pattern.nodes, node):
+            built.append((getattr, pattern.nodes[node.inputs[1]].op))
+        else:
+            built.append((node.op, *(built[i] for i in node.inputs)))
+    return built[-1]
+
+
+def to_forward(pattern: NormalPattern) -> Pattern:
+    """The single operator, or the forward tuple, of a sequential pattern.
+
+    Raises ``SpecError`` when the pattern is not sequential.
+
+    >>> to_forward(from_reversed((torch.nn.ReLU, torch.nn.Conv2d))) == (torch.nn.Conv2d, torch.nn.ReLU)
+    True
+    """
+    if not pattern.is_sequential:
+        raise SpecError(
+            f"{pattern} is no sequence, so it has no forward form",
+            where="pattern",
+            fix="to_reversed(pattern)",
+        )
+    operators = tuple(node.op for node in pattern.nodes)
+    return operators if len(operators) > 1 else operators[0]
+
+
+def _append(pattern: Pattern, nodes: list[PatternNode]) -> int:
+    """Append the nodes of a reversed pattern, arguments first; the position of its operator."""
+    if not isinstance(pattern, tuple):
+        op, kind = _classify(pattern)
+        nodes.append(PatternNode(op, None, kind))
+        return len(nodes) - 1
+    if not pattern:
+        raise SpecError("an empty tuple is no pattern", where="pattern")
+    head, *arguments = pattern
+    op, kind = _classify(head)
+    if arguments and kind in ("any", "literal"):
+        raise SpecError(
+            f"{operator_name(op)} stands for an argument and takes none itself: {pattern!r}",
+            where="pattern",
+            fix="the first item of a reversed tuple is the operator: (torch.add, MatchAllNode, ...)",
+        )
+    inputs = _attribute_inputs(pattern, nodes) if op is getattr and arguments else None
+    if inputs is None and arguments:
+        inputs = tuple(_append(argument, nodes) for argument in arguments)
+    nodes.append(PatternNode(op, inputs, kind))
+    return len(nodes) - 1
+
+
+def _attribute_inputs(pattern: tuple[Any, ...], nodes: list[PatternNode]) -> tuple[int, ...]:
+    """Inputs of ``(getattr, name)`` and ``(getattr, argument, name)``; the name is a literal."""
+    name = pattern[-1]
+    if len(pattern) > 3 or not isinstance(name, str):
+        raise SpecError(
+            f"a getattr pattern is (getattr, 'name'), got {pattern!r}",
+            where="pattern",
+            fix="(getattr, 'shape')",
+        )
+    source = _append(pattern[1] if len(pattern) == 3 else MatchAllNode, nodes)
+    nodes.append(PatternNode(name, None, "literal"))
+    return (source, len(nodes) - 1)
+
+
+def _is_attribute_access(nodes: tuple[PatternNode, ...], node: PatternNode) -> bool:
+    """Whether ``node`` is ``getattr(anything, name)``, written ``(getattr, name)``."""
+    return node.op is getattr and node.inputs is not None and nodes[node.inputs[0]].kind == "any"
+
+
+def _classify(op: Any) -> tuple[Any, Kind]:
+    """``op`` with its kind. PyTorch's ``MatchAllNode`` (known by name) becomes ours."""
+    if isinstance(op, type) and any(base.__name__ == "MatchAllNode" for base in op.__mro__):
+        return MatchAllNode, "any"
+    if isinstance(op, type) and issubclass(op, torch.nn.Module):
+        return op, "module"
+    if isinstance(op, str) and op:
+        return op, "method"
+    fix = ""
+    if isinstance(op, torch.nn.Module):
+        fix = f"pass the class: {operator_name(type(op))}"
+    elif isinstance(op, tuple):
+        fix = "the first item of a reversed tuple is an operator: (torch.nn.ReLU, (...))"
+    elif callable(op):
+        return op, "function"
+    elif _is_literal(op):
+        return op, "literal"
+    raise SpecError(f"{op!r} cannot stand in a pattern", where="pattern", fix=fix)
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, str)):
+        return False
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _walk(nodes: tuple[PatternNode, ...]) -> list[int]:
+    """Positions in depth-first order from the last node, arguments first, each once."""
+    order: dict[int, None] = {}
+
+    def visit(index: int) -> None:
+        for i in nodes[index].inputs or ():
+            if not 0 <= i < index:
+                raise SpecError(f"node {index} of a pattern uses node {i}", where="pattern")
+            if i not in order:
+                visit(i)
+        order[index] = None
+
+    visit(len(nodes) - 1)
+    return list(order)

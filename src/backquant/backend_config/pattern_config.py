@@ -1,0 +1,430 @@
+"""What one pattern may become on a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from backquant.backend_config import legacy
+from backquant.backend_config.checks import (
+    check_bool,
+    check_callable,
+    check_choice,
+    check_keys,
+    check_module_class,
+    renamed,
+    within,
+)
+from backquant.backend_config.dtypes import DTypeConfig
+from backquant.backend_config.naming import operator_name
+from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.pattern import (
+    NormalPattern,
+    Pattern,
+    from_reversed,
+    normal_form,
+)
+from backquant.errors import SpecError
+
+__all__ = ["BackendPatternConfig"]
+
+#: Dict key → attribute, in the order of ``to_dict``.
+_OPTIONAL_FIELDS = {
+    "pattern": "pattern",
+    "root_module": "root_module",
+    "qat_module": "qat_module",
+    "reference_quantized_module_for_root": "reference_quantized_module",
+    "fused_module": "fused_module",
+    "fuser_method": "fuser_method",
+    "root_node_getter": "_root_node_getter",
+    "extra_inputs_getter": "_extra_inputs_getter",
+    "num_tensor_args_to_observation_type": "_num_tensor_args_to_observation_type",
+    "input_type_to_index": "_input_type_to_index",
+    "input_output_observed": "_input_output_observed",
+    "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
+    "overwrite_output_observer": "_overwrite_output_observer",
+    "pattern_complex_format": "_pattern_complex_format",
+}
+_KEYS = ("observation_type", "dtype_configs", *_OPTIONAL_FIELDS)
+_PATTERN_KEYS = ("pattern", "pattern_complex_format")
+
+
+class BackendPatternConfig:
+    """How one operator pattern is quantized: dtypes, observation, fusion, QAT and reference modules.
+
+    Invariants
+
+    1. At most one of ``pattern`` (forward form) and ``_pattern_complex_format`` (reversed) is set.
+    2. ``observation_type`` is ``INPUT_OUTPUT_NOT_OBSERVED`` whenever ``_input_output_observed`` (the
+       field of PyTorch 1.13) is False.
+
+    Two are equal when their patterns have one normal form and all fields are equal; with a fuser,
+    the patterns must also be spelled in the same form, since it orders the fuser's arguments.
+
+    >>> dtypes = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+    >>> BackendPatternConfig(torch.nn.Linear).add_dtype_config(dtypes).set_root_module(torch.nn.Linear)
+    BackendPatternConfig(torch.nn.Linear, dtype_configs=[DTypeConfig(input_dtype=torch.quint8, \
+output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float32)], \
+root_module=torch.nn.Linear)
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __init__(self, pattern: Pattern | None = None) -> None:
+        self.pattern: Pattern | None = None
+        self._observation_type = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+        self.dtype_configs: list[DTypeConfig] = []
+        self.root_module: type[torch.nn.Module] | None = None
+        self.qat_module: type[torch.nn.Module] | None = None
+        self.reference_quantized_module: type[torch.nn.Module] | None = None
+        self.fused_module: type[torch.nn.Module] | None = None
+        self.fuser_method: Callable[..., Any] | None = None
+
+        self._root_node_getter: Callable[..., Any] | None = None
+        self._extra_inputs_getter: Callable[..., Any] | None = None
+        self._num_tensor_args_to_observation_type: dict[int, ObservationType] = {}
+        self._input_type_to_index: dict[str, int] = {}
+        self._pattern_complex_format: Pattern | None = None
+        # Fields of PyTorch 1.13.
+        self._input_output_observed: bool | None = None
+        self._overwrite_output_fake_quantize: Callable[..., Any] | None = None
+        self._overwrite_output_observer: Callable[..., Any] | None = None
+        if pattern is not None:
+            self.set_pattern(pattern)
+
+    # -- the pattern -----------------------------------------------------------------------------
+
+    def set_pattern(self, pattern: Pattern) -> BackendPatternConfig:
+        """Set the pattern: one operator, or a tuple of two or more in forward order.
+
+        An operator is a subclass of ``nn.Module``, a function, or a method's name. Raises
+        ``SpecError`` (a ``ValueError``) when the complex format is set, or for a malformed pattern.
+
+        >>> BackendPatternConfig().set_pattern((torch.nn.Conv2d, torch.nn.ReLU)).normal_pattern
+        NormalPattern(torch.nn.ReLU(torch.nn.Conv2d))
+        """
+        if pattern is not None:
+            if self._pattern_complex_format is not None:
+                raise _both_forms()
+            normal_form(pattern)
+        self.pattern = pattern
+        return self
+
+    def _set_pattern_complex_format(self, pattern: Pattern) -> BackendPatternConfig:
+        """Set the pattern as reversed nested tuple; ``SpecError`` when ``pattern`` is set."""
+        if pattern is not None:
+            if self.pattern is not None:
+                raise _both_forms()
+            from_reversed(pattern)
+        self._pattern_complex_format = pattern
+        return self
+
+    @property
+    def normal_pattern(self) -> NormalPattern:
+        """The pattern in normal form. Raises ``SpecError`` when none is set.
+
+        >>> BackendPatternConfig(torch.add).normal_pattern.anchor
+        PatternNode(torch.add, inputs=None, kind='function')
+        """
+        if self._pattern_complex_format is not None:
+            return from_reversed(self._pattern_complex_format)
+        if self.pattern is None:
+            raise SpecError(
+                "a BackendPatternConfig without a pattern",
+                where="pattern",
+                fix="BackendPatternConfig(torch.nn.Linear)",
+            )
+        return normal_form(self.pattern)
+
+    # -- observation and dtypes ------------------------------------------------------------------
+
+    @property
+    def observation_type(self) -> ObservationType:
+        """Where observers stand; see ``ObservationType``."""
+        if self._input_output_observed is False:
+            return ObservationType.INPUT_OUTPUT_NOT_OBSERVED
+        return self._observation_type
+
+    @observation_type.setter
+    def observation_type(self, value: ObservationType) -> None:
+        _check_observation_type(value, "observation_type")
+        self._observation_type = value
+
+    def set_observation_type(self, observation_type: ObservationType) -> BackendPatternConfig:
+        """Set how inputs and outputs are observed; default: with observers of their own.
+
+        >>> shares = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        >>> BackendPatternConfig(torch.cat).set_observation_type(shares).observation_type
+        ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        """
+        self.observation_type = observation_type
+        return self
+
+    def add_dtype_config(self, dtype_config: DTypeConfig) -> BackendPatternConfig:
+        """Append one admitted combination of dtypes; earlier ones are tried first.
+
+        >>> len(BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig()).dtype_configs)
+        1
+        """
+        self.dtype_configs.append(_as_dtype_config(dtype_config))
+        return self
+
+    def set_dtype_configs(self, dtype_configs: Iterable[DTypeConfig]) -> BackendPatternConfig:
+        """Replace all admitted combinations of dtypes. The iterable is copied.
+
+        >>> BackendPatternConfig(torch.add).set_dtype_configs([DTypeConfig()]).dtype_configs
+        [DTypeConfig()]
+        """
+        configs = []
+        for index, dtype_config in enumerate(dtype_configs):
+            with within(f"dtype_configs[{index}]"):
+                configs.append(_as_dtype_config(dtype_config))
+        self.dtype_configs = configs
+        return self
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def set_root_module(self, root_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
+        """Set the float module that conversion swaps for the reference module of this entry.
+
+        >>> BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear).root_module.__name__
+        'Linear'
+        """
+        self.root_module = check_module_class(root_module, "root_module")
+        return self
+
+    def set_qat_module(self, qat_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
+        """Set the module that quantization-aware training uses for this pattern.
+
+        >>> BackendPatternConfig(torch.nn.Linear).set_qat_module(None).qat_module is None
+        True
+        """
+        self.qat_module = check_module_class(qat_module, "qat_module")
+        return self
+
+    def set_reference_quantized_module(
+        self, reference_quantized_module: type[torch.nn.Module] | None
+    ) -> BackendPatternConfig:
+        """Set the reference quantized module of this pattern's root module.
+
+        >>> _ = BackendPatternConfig(torch.nn.Linear).set_reference_quantized_module(torch.nn.Linear)
+        """
+        self.reference_quantized_module = check_module_class(
+            reference_quantized_module, "reference_quantized_module"
+        )
+        return self
+
+    def set_fused_module(self, fused_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
+        """Set the module that this pattern is fused into.
+
+        >>> _ = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fused_module(None)
+        """
+        self.fused_module = check_module_class(fused_module, "fused_module")
+        return self
+
+    def set_fuser_method(self, fuser_method: Callable[..., Any] | None) -> BackendPatternConfig:
+        """Set ``f(is_qat, *modules) -> module``; the modules stand in the order of the pattern.
+
+        For ``(torch.nn.Linear, torch.nn.ReLU)``: ``f(is_qat, linear, relu)``. For a pattern given in
+        the reversed form ``(relu, (bn, conv))``: ``f(is_qat, relu, (bn, conv))``.
+
+        >>> def fuse(is_qat, linear, relu):
+        ...     return torch.nn.Sequential(linear, relu)
+        >>> _ = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fuser_method(fuse)
+        """
+        self.fuser_method = check_callable(fuser_method, "fuser_method")
+        return self
+
+    # -- setters that the seeds mark as internal -------------------------------------------------
+
+    def _set_root_node_getter(
+        self, root_node_getter: Callable[..., Any] | None
+    ) -> BackendPatternConfig:
+        """``f(node pattern) -> node``: the node that carries the fused module."""
+        self._root_node_getter = check_callable(root_node_getter, "root_node_getter")
+        return self
+
+    def _set_extra_inputs_getter(
+        self, extra_inputs_getter: Callable[..., Any] | None
+    ) -> BackendPatternConfig:
+        """``f(node pattern) -> list of nodes``: inputs of the fused module beyond the root's."""
+        self._extra_inputs_getter = check_callable(extra_inputs_getter, "extra_inputs_getter")
+        return self
+
+    def _set_num_tensor_args_to_observation_type(
+        self, num_tensor_args_to_observation_type: Mapping[int, ObservationType]
+    ) -> BackendPatternConfig:
+        """The observation type by number of tensor arguments; it overrides the entry's own."""
+        mapping = dict(num_tensor_args_to_observation_type)
+        for count, observation_type in mapping.items():
+            place = f"num_tensor_args_to_observation_type[{count!r}]"
+            _check_count(count, place)
+            _check_observation_type(observation_type, place)
+        self._num_tensor_args_to_observation_type = mapping
+        return self
+
+    def _set_input_type_to_index(
+        self, input_type_to_index: Mapping[str, int]
+    ) -> BackendPatternConfig:
+        """Positions of ``"weight"``, ``"bias"`` or ``"input"`` among the call's arguments."""
+        mapping = dict(input_type_to_index)
+        for kind, index in mapping.items():
+            check_choice(kind, "input_type_to_index", ("input", "weight", "bias"))
+            _check_count(index, f"input_type_to_index[{kind!r}]")
+        self._input_type_to_index = mapping
+        return self
+
+    def _set_input_output_observed(
+        self, input_output_observed: bool | None
+    ) -> BackendPatternConfig:
+        """PyTorch 1.13; False makes ``observation_type`` ``INPUT_OUTPUT_NOT_OBSERVED``."""
+        check_bool(input_output_observed, "input_output_observed")
+        self._input_output_observed = input_output_observed
+        return self
+
+    def _set_overwrite_output_fake_quantize(
+        self, overwrite_output_fake_quantize: Callable[..., Any] | None
+    ) -> BackendPatternConfig:
+        """PyTorch 1.13; a factory whose product observes the output during training."""
+        self._overwrite_output_fake_quantize = check_callable(
+            overwrite_output_fake_quantize, "overwrite_output_fake_quantize"
+        )
+        return self
+
+    def _set_overwrite_output_observer(
+        self, overwrite_output_observer: Callable[..., Any] | None
+    ) -> BackendPatternConfig:
+        """PyTorch 1.13; a factory whose product observes the output instead of the QConfig's."""
+        self._overwrite_output_observer = check_callable(
+            overwrite_output_observer, "overwrite_output_observer"
+        )
+        return self
+
+    # -- dicts -----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(
+        cls, backend_pattern_config_dict: Mapping[str, Any], version: str | None = None
+    ) -> BackendPatternConfig:
+        """Build from a dict with the keys of ``to_dict``, all optional.
+
+        ``reference_quantized_module_for_root`` may be written ``reference_quantized_module``;
+        ``dtype_configs`` is a list of ``DTypeConfig`` or of their dicts. ``version="1.13"`` reads the
+        older form: reversed patterns, fusers that take their modules in reversed order.
+        Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
+
+        >>> BackendPatternConfig.from_dict({"pattern": torch.add}).pattern is torch.add
+        True
+        """
+        short, full = "reference_quantized_module", "reference_quantized_module_for_root"
+        given = renamed(backend_pattern_config_dict, short, full)
+        check_keys(given, _KEYS, "BackendPatternConfig")
+        given = legacy.upgrade(given, version)
+        config = cls()
+        if "observation_type" in given:
+            config.set_observation_type(given["observation_type"])
+        dtype_configs = []
+        for index, item in enumerate(given.get("dtype_configs") or ()):
+            with within(f"dtype_configs[{index}]"):
+                dtype_configs.append(_as_dtype_config(item))
+        config.dtype_configs = dtype_configs
+        for key, attribute in _OPTIONAL_FIELDS.items():
+            if given.get(key) is not None:
+                prefix, name = (
+                    ("_set_", attribute[1:]) if attribute[0] == "_" else ("set_", attribute)
+                )
+                getattr(config, prefix + name)(given[key])
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """``observation_type``, ``dtype_configs`` (as dicts), and every other field that is set.
+
+        >>> sorted(BackendPatternConfig(torch.add).to_dict())
+        ['dtype_configs', 'observation_type', 'pattern']
+        """
+        values: dict[str, Any] = {
+            "observation_type": self.observation_type,
+            "dtype_configs": [config.to_dict() for config in self.dtype_configs],
+        }
+        for key, attribute in _OPTIONAL_FIELDS.items():
+            value = getattr(self, attribute)
+            if value is not None and value != {}:
+                values[key] = dict(value) if isinstance(value, dict) else value
+        return values
+
+    # -- comparison and display ------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BackendPatternConfig):
+            return NotImplemented
+        return self._comparable() == other._comparable()
+
+    def _comparable(self) -> tuple[Any, ...]:
+        has_pattern = self.pattern is not None or self._pattern_complex_format is not None
+        reversed_arguments = self.fuser_method is not None and self.pattern is None
+        return (
+            self.normal_pattern if has_pattern else None,
+            reversed_arguments,
+            self.observation_type,
+            self.dtype_configs,
+            *(getattr(self, a) for k, a in _OPTIONAL_FIELDS.items() if k not in _PATTERN_KEYS),
+        )
+
+    def __repr__(self) -> str:
+        values = self.to_dict()
+        parts = []
+        if self.pattern is not None:
+            parts.append(_pattern_repr(values.pop("pattern")))
+        if values["observation_type"] is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT:
+            del values["observation_type"]
+        values["dtype_configs"] = self.dtype_configs
+        for key, value in values.items():
+            if value == [] or key == "input_output_observed":
+                continue
+            text = _pattern_repr(value) if callable(value) or key in _PATTERN_KEYS else repr(value)
+            parts.append(f"{key}={text}")
+        return f"BackendPatternConfig({', '.join(parts)})"
+
+
+def _pattern_repr(value: Any) -> str:
+    """A pattern or callable with operators by their names; what has a repr of its own keeps it."""
+    if isinstance(value, tuple):
+        inside = ", ".join(map(_pattern_repr, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    own_repr = isinstance(value, str) or type(value).__module__.startswith("backquant.")
+    return repr(value) if own_repr else operator_name(value)
+
+
+def _as_dtype_config(value: Any) -> DTypeConfig:
+    if isinstance(value, DTypeConfig):
+        return value
+    if isinstance(value, Mapping):
+        return DTypeConfig.from_dict(value)
+    raise SpecError(
+        f"expected a DTypeConfig or its dict, got {value!r}",
+        fix="DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)",
+    )
+
+
+def _check_observation_type(value: Any, place: str) -> None:
+    if not isinstance(value, ObservationType):
+        raise SpecError(
+            f"expected a backquant ObservationType, got {value!r}",
+            where=place,
+            fix="from backquant import ObservationType",
+        )
+
+
+def _check_count(value: Any, place: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SpecError(f"expected a number of arguments or a position, got {value!r}", where=place)
+
+
+def _both_forms() -> SpecError:
+    return SpecError(
+        "only one of 'pattern' and 'pattern_complex_format' can be set",
+        where="pattern",
+        fix="keep 'pattern' for a sequence, 'pattern_complex_format' for a nested tuple",
+    )
