@@ -59,6 +59,7 @@ def function_path(function: Callable[..., Any], allow: Sequence[str] = ()) -> st
 
     Raises ``ArtifactError`` naming a function that has none (a lambda, a closure, a user's own).
 
+    >>> import operator
     >>> function_path(operator.add), function_path(torch.nn.functional.relu)
     ('operator.add', 'torch.nn.functional.relu')
     >>> function_path(torch.ops.aten.relu.default)

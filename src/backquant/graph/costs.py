@@ -6,11 +6,14 @@ multiply-add of convolutions, matrix products and attention.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils.flop_counter import FlopCounterMode
+
+from backquant.graph.example import as_arguments
 
 __all__ = ["multiply_adds"]
 
@@ -32,19 +35,22 @@ class _Counter(Interpreter):
         return result
 
 
-def multiply_adds(module: GraphModule, example_inputs: tuple[Any, ...]) -> dict[str, int]:
+def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
     """Multiply-adds of each node that has any, by node name.
 
     Args:
         module: a float graph in eval mode; it is run once without gradients.
-        example_inputs: its positional arguments.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
 
     >>> from torch.fx import symbolic_trace
     >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> multiply_adds(gm, (torch.zeros(2, 4),))
     {'_0': 64}
     """
+    args, kwargs = as_arguments(example_inputs)
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
     counter = _Counter(module)
     with torch.no_grad():
-        counter.run(*example_inputs)
+        counter.run(*bound.args, *bound.kwargs.values())
     return counter.counts
