@@ -43,6 +43,7 @@ def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
 
     >>> from torch.fx import symbolic_trace
+    >>> from torch import nn
     >>> gm = symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> multiply_adds(gm, (torch.zeros(2, 4),))
     {'_0': 64}
