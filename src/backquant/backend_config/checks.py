@@ -15,6 +15,7 @@ __all__ = [
     "check_bool",
     "check_callable",
     "check_choice",
+    "check_count",
     "check_keys",
     "check_module_class",
     "check_number",
@@ -119,6 +120,15 @@ def check_number(value: Any, field: str, kinds: tuple[type, ...] = (int, float))
         return
     names = " or ".join(kind.__name__ for kind in kinds)
     raise SpecError(f"{field} must be {names}, got {value!r}", where=field)
+
+
+def check_count(value: Any, field: str) -> None:
+    """Raise ``SpecError`` unless ``value`` is an int of 0 or more: a count or a position.
+
+    >>> check_count(1, "input_type_to_index['weight']")
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SpecError(f"expected a count or a position, got {value!r}", where=field)
 
 
 def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:

@@ -146,13 +146,14 @@ class DefaultOverride:
     qat_weight: QuantDefault | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.operators, (str, bytes)) or not self.operators:
+        given: Any = self.operators
+        if not isinstance(given, (tuple, list)) or not given:
             raise SpecError(
-                f"an override names its operators in a tuple, got {self.operators!r}",
+                f"an override names its operators in a tuple, got {given!r}",
                 where="operators",
                 fix='DefaultOverride(("reshape",), ...)',
             )
-        object.__setattr__(self, "operators", tuple(self.operators))
+        object.__setattr__(self, "operators", tuple(given))
         for index, operator in enumerate(self.operators):
             with within(f"operators[{index}]"):
                 normal_form(operator)
@@ -175,7 +176,7 @@ class DefaultOverride:
         ('reshape',)
         """
         check_keys(values, ("operators", *_ROLES), "DefaultOverride")
-        return cls(tuple(values.get("operators") or ()), **_roles_from_dict(values))
+        return cls(values.get("operators", ()), **_roles_from_dict(values))
 
     def __repr__(self) -> str:
         names = ", ".join(map(operator_name, self.operators))
@@ -273,7 +274,7 @@ class BackendDefaults:
                 is_dict = isinstance(item, Mapping)
                 overrides.append(DefaultOverride.from_dict(item) if is_dict else item)
         roles = {"activation": None, "weight": None, **_roles_from_dict(values)}
-        return cls(**roles, overrides=tuple(overrides))  # type: ignore[arg-type]
+        return cls(**roles, overrides=tuple(overrides))
 
     def __repr__(self) -> str:
         parts = _roles_repr(self)

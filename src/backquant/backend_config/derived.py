@@ -68,7 +68,8 @@ def get_pattern_to_input_type_to_index(
 ) -> dict[Pattern, dict[str, int]]:
     """Argument positions of weight and bias of every pattern; empty where the spec names none.
 
-    >>> entry = BackendPatternConfig(torch.nn.functional.linear)._set_input_type_to_index({"weight": 1})
+    >>> entry = BackendPatternConfig(torch.nn.functional.linear)
+    >>> entry = entry._set_input_type_to_index({"weight": 1})
     >>> backend = BackendConfig().set_backend_pattern_config(entry)
     >>> get_pattern_to_input_type_to_index(backend)[torch.nn.functional.linear]
     {'weight': 1}

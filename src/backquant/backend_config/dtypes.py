@@ -22,7 +22,7 @@ from backquant.backend_config.checks import (
 )
 from backquant.errors import SpecError
 
-__all__ = ["DTypeConfig", "DTypeWithConstraints"]
+__all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
 
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
@@ -47,10 +47,11 @@ class DTypeWithConstraints:
     * ``granularity``: ``"per_tensor"`` or ``"per_channel"`` only; ``ch_axis``: the channel axis.
     * ``power_of_two_scale``: True asks for scales that are powers of two.
 
-    The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for a value of another kind.
+    The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
 
     >>> DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127, scale_min_lower_bound=2**-12)
-    DTypeWithConstraints(dtype=torch.qint8, quant_min_lower_bound=-127, scale_min_lower_bound=2**-12)
+    DTypeWithConstraints(dtype=torch.qint8, quant_min_lower_bound=-127, \
+scale_min_lower_bound=2**-12)
     """
 
     dtype: torch.dtype | None = None
@@ -142,6 +143,7 @@ bias_dtype=torch.float32)
         weight_dtype: torch.dtype | DTypeWithConstraints | None = None,
         bias_dtype: torch.dtype | None = None,
         is_dynamic: bool | None = None,
+        *,
         bias_scale: Literal["input_times_weight"] | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
@@ -212,6 +214,22 @@ bias_dtype=torch.float32)
             if value == DTypeWithConstraints(getattr(value, "dtype", None)):
                 values[key] = value.dtype
         return f"DTypeConfig({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
+def as_dtype_config(value: Any) -> DTypeConfig:
+    """``value`` itself, or the ``DTypeConfig`` of its dict; else ``SpecError``.
+
+    >>> as_dtype_config({"input_dtype": torch.quint8})
+    DTypeConfig(input_dtype=torch.quint8)
+    """
+    if isinstance(value, DTypeConfig):
+        return value
+    if isinstance(value, Mapping):
+        return DTypeConfig.from_dict(value)
+    raise SpecError(
+        f"expected a DTypeConfig or its dict, got {value!r}",
+        fix="DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)",
+    )
 
 
 def _constrained(value: Any, field: str) -> DTypeWithConstraints:

@@ -35,7 +35,7 @@ Fuser: TypeAlias = Callable[..., Any]
 class SequentialFuser:
     """Puts ``arity`` modules into one ``module_class(*modules)``, the same for QAT and not.
 
-    Two of the same class are equal. Raises ``SpecError`` when called with another number of modules.
+    Two of the same class are equal. Raises ``SpecError`` for another number of modules.
 
     >>> fuse = SequentialFuser(torch.nn.Sequential)
     >>> fuse(False, torch.nn.Linear(2, 2), torch.nn.ReLU())[1]
@@ -50,7 +50,11 @@ class SequentialFuser:
     def __post_init__(self) -> None:
         check_callable(self.module_class, "module_class")
 
-    def __call__(self, is_qat: bool, *modules: torch.nn.Module) -> torch.nn.Module:
+    def __call__(
+        self,
+        is_qat: bool,  # noqa: ARG002  # every fuser takes it
+        *modules: torch.nn.Module,
+    ) -> torch.nn.Module:
         if len(modules) != self.arity:
             raise SpecError(f"{self!r} takes {self.arity} modules, got {len(modules)}")
         return self.module_class(*modules)
@@ -135,7 +139,7 @@ def in_forward_order(fuser: Fuser) -> Fuser:
     """The fuser that takes in forward order what ``fuser`` takes as reversed nested tuple.
 
     >>> in_forward_order(reverse_sequential_wrapper2(torch.nn.Sequential))
-    SequentialFuser(torch.nn.modules.container.Sequential)
+    SequentialFuser(torch.nn.Sequential)
     """
     return fuser.fuser if isinstance(fuser, ReversedFuser) else ForwardFuser(fuser)
 
@@ -143,9 +147,9 @@ def in_forward_order(fuser: Fuser) -> Fuser:
 def in_reversed_order(fuser: Fuser) -> Fuser:
     """The fuser that takes as reversed nested tuple what ``fuser`` takes in forward order.
 
-    >>> in_reversed_order(SequentialFuser(torch.nn.Sequential))(False, "last", "first")
-    Traceback (most recent call last):
-    TypeError: first is not a Module subclass
+    >>> fuse = in_reversed_order(SequentialFuser(torch.nn.Sequential))
+    >>> fuse == reverse_sequential_wrapper2(torch.nn.Sequential)
+    True
     """
     return fuser.fuser if isinstance(fuser, ForwardFuser) else ReversedFuser(fuser)
 

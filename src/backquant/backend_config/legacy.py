@@ -21,8 +21,8 @@ _VERSIONS = (None, "1.13")
 def upgrade(entry: Mapping[str, Any], version: str | None) -> dict[str, Any]:
     """The dict of one entry in the current form.
 
-    With ``version="1.13"``: (1) a reversed sequence becomes a forward one and its fuser is called in
-    forward order; (2) any other tuple becomes ``pattern_complex_format``, whose fuser keeps its
+    With ``version="1.13"``: (1) a reversed sequence becomes a forward one and its fuser is called
+    in forward order; (2) any other tuple becomes ``pattern_complex_format``, whose fuser keeps its
     order. The fields that only 1.13 has are those of ``BackendPatternConfig``, where they act.
     Raises ``SpecError`` for an unknown version, or when a 1.13 entry has no pattern.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["functional_name", "operator_name", "short_name"]
+__all__ = ["functional_name", "operator_name", "short_name", "spelled"]
 
 # Public modules that offer functions whose own module is private (``torch._C._nn``, ``_operator``).
 _PUBLIC_MODULES = ("torch", "torch.nn.functional", "operator", "builtins", "math")
@@ -52,6 +52,19 @@ def short_name(op: Any) -> str:
     if name.startswith(("operator.", "torch.nn.functional.")) or name.count(".") == 1:
         return name.replace("torch.nn.functional.", "F.")
     return name.rsplit(".", 1)[-1]
+
+
+def spelled(value: Any) -> str:
+    """A pattern or callable as one would write it; what has a repr of its own keeps it.
+
+    >>> spelled((torch.nn.Conv2d, "view", 0))
+    "(torch.nn.Conv2d, 'view', 0)"
+    """
+    if isinstance(value, tuple):
+        inside = ", ".join(map(spelled, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    own_repr = isinstance(value, str) or type(value).__module__.startswith("backquant.")
+    return repr(value) if own_repr else operator_name(value)
 
 
 def functional_name(op: Any) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
-__all__ = ["ObservationType"]
+from backquant.errors import SpecError
+
+__all__ = ["ObservationType", "check_observation_type"]
 
 
 class ObservationType(Enum):
@@ -27,3 +30,19 @@ class ObservationType(Enum):
 
     def __repr__(self) -> str:
         return f"ObservationType.{self.name}"
+
+
+def check_observation_type(value: Any, field: str) -> None:
+    """Raise ``SpecError`` unless ``value`` is an ``ObservationType`` of this package.
+
+    >>> check_observation_type(ObservationType.INPUT_OUTPUT_NOT_OBSERVED, "observation_type")
+    """
+    if isinstance(value, ObservationType):
+        return
+    name = value if isinstance(value, str) else getattr(value, "name", "")
+    fix = f"ObservationType.{name}" if name in ObservationType.__members__ else ""
+    raise SpecError(
+        f"{field} must be an ObservationType, got {value!r}",
+        where=field,
+        fix=f"from backquant.backend_config import ObservationType\n{fix}".rstrip(),
+    )

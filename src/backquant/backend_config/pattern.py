@@ -65,7 +65,7 @@ class PatternNode:
 
 @dataclass(frozen=True, repr=False)
 class NormalPattern:
-    """A pattern in dataflow order; two spellings of one pattern give equal (and equally hashed) ones.
+    """A pattern in dataflow order; two spellings of one pattern are equal and hash equally.
 
     Invariants
 
@@ -75,9 +75,10 @@ class NormalPattern:
 
     Raises ``SpecError`` when one does not hold.
 
-    >>> normal_form((torch.nn.Conv2d, torch.nn.ReLU))
+    >>> forward = normal_form((torch.nn.Conv2d, torch.nn.ReLU))
+    >>> forward
     NormalPattern(torch.nn.ReLU(torch.nn.Conv2d))
-    >>> normal_form((torch.nn.Conv2d, torch.nn.ReLU)) == from_reversed((torch.nn.ReLU, torch.nn.Conv2d))
+    >>> forward == from_reversed((torch.nn.ReLU, torch.nn.Conv2d))
     True
     """
 
@@ -194,9 +195,10 @@ def to_reversed(pattern: NormalPattern) -> Pattern:
 
     Raises ``SpecError`` when a node feeds more than one other: nested tuples cannot say that.
 
-    >>> _ = to_reversed(normal_form((torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)))
-    >>> [op.__name__ if isinstance(op, type) else op for op in _][0]
-    'ReLU'
+    >>> forward = (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)
+    >>> last, before = to_reversed(normal_form(forward))
+    >>> last.__name__, [op.__name__ for op in before]
+    ('ReLU', ['BatchNorm2d', 'Conv2d'])
     """
     uses = [i for node in pattern.nodes for i in node.inputs or ()]
     if len(uses) != len(set(uses)):
@@ -219,8 +221,8 @@ def to_forward(pattern: NormalPattern) -> Pattern:
 
     Raises ``SpecError`` when the pattern is not sequential.
 
-    >>> to_forward(from_reversed((torch.nn.ReLU, torch.nn.Conv2d))) == (torch.nn.Conv2d, torch.nn.ReLU)
-    True
+    >>> [op.__name__ for op in to_forward(from_reversed((torch.nn.ReLU, torch.nn.Conv2d)))]
+    ['Conv2d', 'ReLU']
     """
     if not pattern.is_sequential:
         raise SpecError(
@@ -246,7 +248,7 @@ def _append(pattern: Pattern, nodes: list[PatternNode]) -> int:
         raise SpecError(
             f"{operator_name(op)} stands for an argument and takes none itself: {pattern!r}",
             where="pattern",
-            fix="the first item of a reversed tuple is the operator: (torch.add, MatchAllNode, ...)",
+            fix="the operator comes first: (torch.add, MatchAllNode, torch.nn.Conv2d)",
         )
     inputs = _attribute_inputs(pattern, nodes) if op is getattr and arguments else None
     if inputs is None and arguments:

@@ -12,14 +12,15 @@ from backquant.backend_config.checks import (
     check_bool,
     check_callable,
     check_choice,
+    check_count,
     check_keys,
     check_module_class,
     renamed,
     within,
 )
-from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.naming import operator_name
-from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.dtypes import DTypeConfig, as_dtype_config
+from backquant.backend_config.naming import spelled
+from backquant.backend_config.observation import ObservationType, check_observation_type
 from backquant.backend_config.pattern import (
     NormalPattern,
     Pattern,
@@ -52,19 +53,20 @@ _PATTERN_KEYS = ("pattern", "pattern_complex_format")
 
 
 class BackendPatternConfig:
-    """How one operator pattern is quantized: dtypes, observation, fusion, QAT and reference modules.
+    """How one pattern is quantized: dtypes, observation, fusion, QAT and reference modules.
 
     Invariants
 
     1. At most one of ``pattern`` (forward form) and ``_pattern_complex_format`` (reversed) is set.
-    2. ``observation_type`` is ``INPUT_OUTPUT_NOT_OBSERVED`` whenever ``_input_output_observed`` (the
-       field of PyTorch 1.13) is False.
+    2. ``observation_type`` is ``INPUT_OUTPUT_NOT_OBSERVED`` whenever ``_input_output_observed``
+       (a field of PyTorch 1.13) is False.
 
     Two are equal when their patterns have one normal form and all fields are equal; with a fuser,
     the patterns must also be spelled in the same form, since it orders the fuser's arguments.
 
     >>> dtypes = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
-    >>> BackendPatternConfig(torch.nn.Linear).add_dtype_config(dtypes).set_root_module(torch.nn.Linear)
+    >>> linear = BackendPatternConfig(torch.nn.Linear).add_dtype_config(dtypes)
+    >>> linear.set_root_module(torch.nn.Linear)
     BackendPatternConfig(torch.nn.Linear, dtype_configs=[DTypeConfig(input_dtype=torch.quint8, \
 output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float32)], \
 root_module=torch.nn.Linear)
@@ -149,7 +151,7 @@ root_module=torch.nn.Linear)
 
     @observation_type.setter
     def observation_type(self, value: ObservationType) -> None:
-        _check_observation_type(value, "observation_type")
+        check_observation_type(value, "observation_type")
         self._observation_type = value
 
     def set_observation_type(self, observation_type: ObservationType) -> BackendPatternConfig:
@@ -168,7 +170,7 @@ root_module=torch.nn.Linear)
         >>> len(BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig()).dtype_configs)
         1
         """
-        self.dtype_configs.append(_as_dtype_config(dtype_config))
+        self.dtype_configs.append(as_dtype_config(dtype_config))
         return self
 
     def set_dtype_configs(self, dtype_configs: Iterable[DTypeConfig]) -> BackendPatternConfig:
@@ -180,7 +182,7 @@ root_module=torch.nn.Linear)
         configs = []
         for index, dtype_config in enumerate(dtype_configs):
             with within(f"dtype_configs[{index}]"):
-                configs.append(_as_dtype_config(dtype_config))
+                configs.append(as_dtype_config(dtype_config))
         self.dtype_configs = configs
         return self
 
@@ -189,8 +191,7 @@ root_module=torch.nn.Linear)
     def set_root_module(self, root_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
         """Set the float module that conversion swaps for the reference module of this entry.
 
-        >>> BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear).root_module.__name__
-        'Linear'
+        >>> _ = BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear)
         """
         self.root_module = check_module_class(root_module, "root_module")
         return self
@@ -209,7 +210,9 @@ root_module=torch.nn.Linear)
     ) -> BackendPatternConfig:
         """Set the reference quantized module of this pattern's root module.
 
-        >>> _ = BackendPatternConfig(torch.nn.Linear).set_reference_quantized_module(torch.nn.Linear)
+        >>> linear = BackendPatternConfig(torch.nn.Linear)
+        >>> linear.set_reference_quantized_module(None).reference_quantized_module is None
+        True
         """
         self.reference_quantized_module = check_module_class(
             reference_quantized_module, "reference_quantized_module"
@@ -227,8 +230,8 @@ root_module=torch.nn.Linear)
     def set_fuser_method(self, fuser_method: Callable[..., Any] | None) -> BackendPatternConfig:
         """Set ``f(is_qat, *modules) -> module``; the modules stand in the order of the pattern.
 
-        For ``(torch.nn.Linear, torch.nn.ReLU)``: ``f(is_qat, linear, relu)``. For a pattern given in
-        the reversed form ``(relu, (bn, conv))``: ``f(is_qat, relu, (bn, conv))``.
+        For ``(torch.nn.Linear, torch.nn.ReLU)``: ``f(is_qat, linear, relu)``. For a pattern given
+        in the reversed form ``(relu, (bn, conv))``: ``f(is_qat, relu, (bn, conv))``.
 
         >>> def fuse(is_qat, linear, relu):
         ...     return torch.nn.Sequential(linear, relu)
@@ -260,8 +263,8 @@ root_module=torch.nn.Linear)
         mapping = dict(num_tensor_args_to_observation_type)
         for count, observation_type in mapping.items():
             place = f"num_tensor_args_to_observation_type[{count!r}]"
-            _check_count(count, place)
-            _check_observation_type(observation_type, place)
+            check_count(count, place)
+            check_observation_type(observation_type, place)
         self._num_tensor_args_to_observation_type = mapping
         return self
 
@@ -272,7 +275,7 @@ root_module=torch.nn.Linear)
         mapping = dict(input_type_to_index)
         for kind, index in mapping.items():
             check_choice(kind, "input_type_to_index", ("input", "weight", "bias"))
-            _check_count(index, f"input_type_to_index[{kind!r}]")
+            check_count(index, f"input_type_to_index[{kind!r}]")
         self._input_type_to_index = mapping
         return self
 
@@ -311,8 +314,8 @@ root_module=torch.nn.Linear)
         """Build from a dict with the keys of ``to_dict``, all optional.
 
         ``reference_quantized_module_for_root`` may be written ``reference_quantized_module``;
-        ``dtype_configs`` is a list of ``DTypeConfig`` or of their dicts. ``version="1.13"`` reads the
-        older form: reversed patterns, fusers that take their modules in reversed order.
+        ``dtype_configs`` is a list of ``DTypeConfig`` or of their dicts. ``version="1.13"`` reads
+        the older form: reversed patterns, fusers that take their modules in reversed order.
         Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
 
         >>> BackendPatternConfig.from_dict({"pattern": torch.add}).pattern is torch.add
@@ -328,7 +331,7 @@ root_module=torch.nn.Linear)
         dtype_configs = []
         for index, item in enumerate(given.get("dtype_configs") or ()):
             with within(f"dtype_configs[{index}]"):
-                dtype_configs.append(_as_dtype_config(item))
+                dtype_configs.append(as_dtype_config(item))
         config.dtype_configs = dtype_configs
         for key, attribute in _OPTIONAL_FIELDS.items():
             if given.get(key) is not None:
@@ -376,50 +379,16 @@ root_module=torch.nn.Linear)
         values = self.to_dict()
         parts = []
         if self.pattern is not None:
-            parts.append(_pattern_repr(values.pop("pattern")))
+            parts.append(spelled(values.pop("pattern")))
         if values["observation_type"] is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT:
             del values["observation_type"]
         values["dtype_configs"] = self.dtype_configs
         for key, value in values.items():
             if value == [] or key == "input_output_observed":
                 continue
-            text = _pattern_repr(value) if callable(value) or key in _PATTERN_KEYS else repr(value)
+            text = spelled(value) if callable(value) or key in _PATTERN_KEYS else repr(value)
             parts.append(f"{key}={text}")
         return f"BackendPatternConfig({', '.join(parts)})"
-
-
-def _pattern_repr(value: Any) -> str:
-    """A pattern or callable with operators by their names; what has a repr of its own keeps it."""
-    if isinstance(value, tuple):
-        inside = ", ".join(map(_pattern_repr, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
-    own_repr = isinstance(value, str) or type(value).__module__.startswith("backquant.")
-    return repr(value) if own_repr else operator_name(value)
-
-
-def _as_dtype_config(value: Any) -> DTypeConfig:
-    if isinstance(value, DTypeConfig):
-        return value
-    if isinstance(value, Mapping):
-        return DTypeConfig.from_dict(value)
-    raise SpecError(
-        f"expected a DTypeConfig or its dict, got {value!r}",
-        fix="DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)",
-    )
-
-
-def _check_observation_type(value: Any, place: str) -> None:
-    if not isinstance(value, ObservationType):
-        raise SpecError(
-            f"expected a backquant ObservationType, got {value!r}",
-            where=place,
-            fix="from backquant import ObservationType",
-        )
-
-
-def _check_count(value: Any, place: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise SpecError(f"expected a number of arguments or a position, got {value!r}", where=place)
 
 
 def _both_forms() -> SpecError:
