@@ -1,0 +1,108 @@
+"""Measuring: observers, fake-quantizers, and the arithmetic of scales and zero points.
+
+The names and their meaning are those of PyTorch 2.x. New here: ``merge``, exact and independent of
+order, and a ``HistogramObserver`` made for it.
+"""
+
+from backquant.observe import defaults
+from backquant.observe.base import ObserverBase, UniformQuantizationObserverBase
+from backquant.observe.defaults import *  # noqa: F403  (the named defaults; see defaults.__all__)
+from backquant.observe.fake_quantize import (
+    FakeQuantize,
+    FakeQuantizeBase,
+    FixedQParamsFakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+)
+from backquant.observe.fixed import FixedQParamsObserver
+from backquant.observe.histogram import HistogramObserver
+from backquant.observe.minmax import MinMaxObserver
+from backquant.observe.moving_average import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from backquant.observe.partial import (
+    ObserverPartial,
+    factories_equal,
+    with_args,
+    with_callable_args,
+)
+from backquant.observe.per_channel import PerChannelMinMaxObserver
+from backquant.observe.placeholder import (
+    NoopObserver,
+    PlaceholderObserver,
+    RecordingObserver,
+    ReuseInputObserver,
+)
+from backquant.observe.protocol import (
+    is_fake_quantize,
+    is_fixed_qparams,
+    is_noop,
+    is_observer_or_fake_quantize,
+    is_placeholder,
+    is_reuse_input,
+)
+from backquant.observe.qparams import (
+    QuantRange,
+    affine_qparams,
+    is_per_channel,
+    is_per_tensor,
+    is_symmetric,
+    qparam_dict,
+    quantize_bounds,
+    resolve_range,
+    storage_dtype,
+)
+from backquant.observe.toggles import (
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+)
+
+__all__ = [
+    # bases and factories
+    "ObserverBase",
+    "UniformQuantizationObserverBase",
+    "FakeQuantizeBase",
+    "ObserverPartial",
+    "factories_equal",
+    "with_args",
+    "with_callable_args",
+    # observers
+    "MinMaxObserver",
+    "MovingAverageMinMaxObserver",
+    "PerChannelMinMaxObserver",
+    "MovingAveragePerChannelMinMaxObserver",
+    "HistogramObserver",
+    "FixedQParamsObserver",
+    "PlaceholderObserver",
+    "RecordingObserver",
+    "NoopObserver",
+    "ReuseInputObserver",
+    # fake-quantizers
+    "FakeQuantize",
+    "FixedQParamsFakeQuantize",
+    "FusedMovingAvgObsFakeQuantize",
+    "enable_observer",
+    "disable_observer",
+    "enable_fake_quant",
+    "disable_fake_quant",
+    # protocol
+    "is_fake_quantize",
+    "is_fixed_qparams",
+    "is_noop",
+    "is_observer_or_fake_quantize",
+    "is_placeholder",
+    "is_reuse_input",
+    # arithmetic
+    "QuantRange",
+    "affine_qparams",
+    "is_per_channel",
+    "is_per_tensor",
+    "is_symmetric",
+    "qparam_dict",
+    "quantize_bounds",
+    "resolve_range",
+    "storage_dtype",
+    *defaults.__all__,
+]

@@ -1,0 +1,282 @@
+"""Fake-quantizers: modules that measure a range and round to it in float, with gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from backquant.errors import ConfigError
+from backquant.observe.fixed import FixedQParamsObserver
+from backquant.observe.moving_average import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from backquant.observe.partial import ObserverPartial, with_args, with_callable_args
+from backquant.observe.qparams import is_per_channel, is_per_tensor, is_symmetric
+
+__all__ = [
+    "FakeQuantize",
+    "FakeQuantizeBase",
+    "FixedQParamsFakeQuantize",
+    "FusedMovingAvgObsFakeQuantize",
+]
+
+
+class FakeQuantizeBase(ABC, nn.Module):
+    """Base of fake-quantizers. Two buffers, ``fake_quant_enabled`` and ``observer_enabled``
+    (uint8 ``[1]``), switch rounding and measuring; as buffers they follow a model to its replicas.
+    """
+
+    with_args = classmethod(with_args)
+    with_callable_args = classmethod(with_callable_args)
+
+    fake_quant_enabled: Tensor
+    observer_enabled: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("fake_quant_enabled", torch.tensor([1], dtype=torch.uint8))
+        self.register_buffer("observer_enabled", torch.tensor([1], dtype=torch.uint8))
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Measure ``x`` if enabled; return it rounded if enabled."""
+
+    @abstractmethod
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point for what was measured."""
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Round from now on (or not)."""
+        self.fake_quant_enabled[0] = 1 if enabled else 0
+
+    def disable_fake_quant(self) -> None:
+        """Return inputs as they are from now on."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Measure from now on (or not)."""
+        self.observer_enabled[0] = 1 if enabled else 0
+
+    def disable_observer(self) -> None:
+        """Keep scale and zero point as they are from now on."""
+        self.enable_observer(False)
+
+
+class FakeQuantize(FakeQuantizeBase):
+    """Measures with an observer and rounds to what it found:
+    ``(clamp(round(x / scale + zero_point), quant_min, quant_max) - zero_point) * scale``.
+
+    Gradients pass where ``x`` lies inside of the range (straight-through estimator; Jacob et al.,
+    "Quantization and Training of Neural Networks", 2018).
+
+    Args: ``observer``: an observer class or factory; ``quant_min``, ``quant_max``: its range, when
+    both are given; ``is_dynamic``; ``observer_kwargs``: its further arguments. Raises ConfigError
+    for a range outside of the dtype.
+
+    >>> fake_quantize = FakeQuantize(quant_min=0, quant_max=255)
+    >>> fake_quantize(torch.tensor([0.0, 0.1234, 2.55]))
+    tensor([0.0000, 0.1200, 2.5500])
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        observer: Any = MovingAverageMinMaxObserver,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if quant_min is not None and quant_max is not None:
+            _check_bounds(quant_min, quant_max, _asked_dtype(observer, observer_kwargs))
+            observer_kwargs.update(quant_min=quant_min, quant_max=quant_max)
+        observer_kwargs["is_dynamic"] = is_dynamic
+        measured = observer(**observer_kwargs)
+        self.activation_post_process = measured
+        self.quant_min = measured.quant_min
+        self.quant_max = measured.quant_max
+        self.is_dynamic = measured.is_dynamic
+        self.dtype = measured.dtype
+        self.qscheme = measured.qscheme
+        self.ch_axis = getattr(measured, "ch_axis", -1)
+        self.is_per_channel = is_per_channel(self.qscheme)
+        if not self.is_per_channel and not is_per_tensor(self.qscheme):
+            raise ConfigError(
+                f"{type(self).__name__} cannot round by the scheme {self.qscheme}",
+                where=f"{type(self).__name__}(observer={observer!r})",
+                fix="use an observer with a per-tensor or per-channel scheme",
+            )
+        real = self.qscheme == torch.per_channel_affine_float_qparams
+        self.register_buffer("scale", torch.tensor([1.0], dtype=torch.float))
+        self.register_buffer(
+            "zero_point", torch.tensor([0], dtype=torch.float if real else torch.int)
+        )
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """What the observer found."""
+        scale, zero_point = self.activation_post_process.calculate_qparams()
+        return scale, zero_point
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Measure and round ``x`` (any shape); the result has its shape and dtype."""
+        if self.observer_enabled[0] == 1:
+            self.activation_post_process(x.detach())
+            self._take_over(*self.calculate_qparams())
+        if self.fake_quant_enabled[0] == 0:
+            return x
+        low, high = self.activation_post_process.quant_min, self.activation_post_process.quant_max
+        if self.is_per_channel:
+            return torch.fake_quantize_per_channel_affine(
+                x, self.scale, self.zero_point, self.ch_axis, low, high
+            )
+        return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, low, high)
+
+    def merge(self, other: FakeQuantize) -> Self:
+        """Merge the observers (see ``ObserverBase.merge``) and recompute scale and zero point.
+
+        >>> from backquant.observe import MinMaxObserver
+        >>> a, b = (FakeQuantize(observer=MinMaxObserver) for _ in range(2))
+        >>> _ = a(torch.tensor([0.0, 1.0])), b(torch.tensor([0.0, 2.55]))
+        >>> a.merge(b).scale
+        tensor([0.0100])
+        """
+        if type(other) is not type(self):
+            raise ConfigError(
+                f"{type(self).__name__} cannot merge a {type(other).__name__}",
+                where=f"{type(self).__name__}.merge",
+                fix="merge fake-quantizers made by one factory",
+            )
+        self.activation_post_process.merge(other.activation_post_process)
+        self._take_over(*self.calculate_qparams())
+        return self
+
+    def _take_over(self, scale: Tensor, zero_point: Tensor) -> None:
+        if self.scale.shape != scale.shape:
+            self.scale.resize_(scale.shape)
+            self.zero_point.resize_(zero_point.shape)
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point)
+
+    def extra_repr(self) -> str:
+        return (
+            f"fake_quant_enabled={self.fake_quant_enabled.tolist()}, "
+            f"observer_enabled={self.observer_enabled.tolist()}, "
+            f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, "
+            f"qscheme={self.qscheme}, ch_axis={self.ch_axis}, "
+            f"scale={self.scale}, zero_point={self.zero_point}"
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """The buffers take the shape of what is loaded: per channel it is known only then."""
+        for name in ("scale", "zero_point"):
+            if prefix + name in state_dict:
+                getattr(self, name).resize_(state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class FixedQParamsFakeQuantize(FakeQuantize):
+    """Rounds with given scale and zero point; per tensor.
+
+    Args: ``observer``: a factory of FixedQParamsObserver; anything else raises ConfigError.
+
+    >>> from backquant.observe import default_fixed_qparams_range_0to1_observer
+    >>> fake = FixedQParamsFakeQuantize(default_fixed_qparams_range_0to1_observer)
+    >>> fake(torch.tensor([0.5, 2.0]))
+    tensor([0.5000, 0.9961])
+    """
+
+    def __init__(self, observer: Any) -> None:
+        super().__init__(observer=observer)
+        measured = self.activation_post_process
+        if type(measured) is not FixedQParamsObserver or not is_per_tensor(self.qscheme):
+            raise ConfigError(
+                "FixedQParamsFakeQuantize needs a per-tensor FixedQParamsObserver, "
+                f"not {type(measured).__name__}",
+                where=f"FixedQParamsFakeQuantize(observer={observer!r})",
+                fix="observer=FixedQParamsObserver.with_args(scale=..., zero_point=...)",
+            )
+        self._observer_ctr = observer
+        self.scale = measured.scale
+        self.zero_point = measured.zero_point
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The given scale and zero point."""
+        return self.scale, self.zero_point
+
+
+class FusedMovingAvgObsFakeQuantize(FakeQuantize):
+    """FakeQuantize over a moving average, in one kernel: measures, averages and rounds.
+
+    Args as of FakeQuantize; ``observer`` is a moving-average class or factory, else ConfigError.
+    NaN and infinite values leave range, scale and zero point as they were (the output holds them).
+
+    >>> fake_quantize = FusedMovingAvgObsFakeQuantize()
+    >>> fake_quantize(torch.tensor([0.0, 0.1234, 2.55]))
+    tensor([0.0000, 0.1200, 2.5500])
+    """
+
+    def __init__(
+        self,
+        observer: Any = MovingAverageMinMaxObserver,
+        quant_min: int | None = 0,
+        quant_max: int | None = 255,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__(observer, quant_min, quant_max, **observer_kwargs)
+        measured = self.activation_post_process
+        fusable = (MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver)
+        if not isinstance(measured, fusable):
+            raise ConfigError(
+                f"the fused kernel computes moving averages, not a {type(measured).__name__}",
+                where=f"FusedMovingAvgObsFakeQuantize(observer={observer!r})",
+                fix="use a MovingAverage* observer, or FakeQuantize",
+            )
+        self.register_buffer("fake_quant_enabled", torch.tensor([1], dtype=torch.long))
+        self.register_buffer("observer_enabled", torch.tensor([1], dtype=torch.long))
+        self.is_symmetric_quant = is_symmetric(self.qscheme)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Measure and round ``x`` (any shape); the result has its shape and dtype."""
+        if x.numel() == 0:
+            return x
+        measured = self.activation_post_process
+        return torch.fused_moving_avg_obs_fake_quant(
+            x,
+            self.observer_enabled,
+            self.fake_quant_enabled,
+            measured.min_val,
+            measured.max_val,
+            self.scale,
+            self.zero_point,
+            measured.averaging_constant,
+            measured.quant_min,
+            measured.quant_max,
+            self.ch_axis,
+            self.is_per_channel,
+            self.is_symmetric_quant,
+        )
+
+
+def _asked_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
+    filled_in = observer.p.keywords if isinstance(observer, ObserverPartial) else {}
+    dtype = filled_in.get("dtype", observer_kwargs.get("dtype", torch.quint8))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _check_bounds(quant_min: int, quant_max: int, dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    if not info.min <= quant_min <= quant_max <= info.max:
+        raise ConfigError(
+            f"the range {quant_min}..{quant_max} is empty or outside of {dtype}",
+            where=f"quant_min={quant_min}, quant_max={quant_max}, dtype={dtype}",
+            fix=f"use bounds within {info.min}..{info.max}",
+        )

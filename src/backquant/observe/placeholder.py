@@ -1,0 +1,154 @@
+"""Observers that measure nothing: they carry a dtype, a wish, or a recording."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from backquant.errors import ConfigError
+from backquant.observe.base import EPS, ObserverBase
+
+__all__ = ["NoopObserver", "PlaceholderObserver", "RecordingObserver", "ReuseInputObserver"]
+
+
+class PlaceholderObserver(ObserverBase):
+    """Carries a dtype to the conversion: float dtypes, and ranges measured at inference.
+
+    Args as of PyTorch's class; ``compute_dtype`` is its deprecated spelling of ``is_dynamic``.
+
+    >>> PlaceholderObserver(dtype=torch.float16)
+    PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
+    """
+
+    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+        self,
+        dtype: torch.dtype = torch.float32,
+        custom_op_name: str = "",
+        compute_dtype: torch.dtype | None = None,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        qscheme: torch.qscheme | None = None,
+        eps: float | None = None,
+        is_dynamic: bool = False,
+    ) -> None:
+        super().__init__(dtype=dtype, is_dynamic=is_dynamic)
+        self.qscheme = torch.per_tensor_affine if qscheme is None else qscheme
+        self.quant_min = quant_min
+        self.quant_max = quant_max
+        self.eps = EPS if eps is None else eps
+        self.custom_op = custom_op_name
+        if compute_dtype is not None:
+            self.is_dynamic = True
+            warnings.warn(
+                "compute_dtype is deprecated: pass dtype and is_dynamic=True",
+                category=FutureWarning,
+                stacklevel=2,
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``; nothing is recorded."""
+        return x
+
+    def calculate_qparams(self) -> NoReturn:
+        """Always raises ConfigError: nothing was measured."""
+        raise _measures_nothing(self)
+
+    def _absorb(self, other: PlaceholderObserver) -> None:
+        """There is no state."""
+
+    def extra_repr(self) -> str:
+        return f"dtype={self.dtype}, is_dynamic={self.is_dynamic}"
+
+
+class NoopObserver(ObserverBase):
+    """Carries a dtype and asks for no observation at all.
+
+    >>> NoopObserver().dtype
+    torch.float16
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float16, custom_op_name: str = "") -> None:
+        super().__init__(dtype=dtype, is_dynamic=False)
+        self.custom_op = custom_op_name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``; nothing is recorded."""
+        return x
+
+    def calculate_qparams(self) -> NoReturn:
+        """Always raises ConfigError: nothing was measured."""
+        raise _measures_nothing(self)
+
+    def _absorb(self, other: NoopObserver) -> None:
+        """There is no state."""
+
+
+class ReuseInputObserver(ObserverBase):
+    """Asks that the output uses the observer of the operator's input (reshape and the like).
+
+    If the input is not observed, neither is the output.
+
+    >>> ReuseInputObserver().dtype
+    torch.quint8
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.quint8, is_dynamic=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``; nothing is recorded."""
+        return x
+
+    def calculate_qparams(self) -> NoReturn:
+        """Always raises ConfigError: nothing was measured."""
+        raise _measures_nothing(self)
+
+    def _absorb(self, other: ReuseInputObserver) -> None:
+        """There is no state."""
+
+
+class RecordingObserver(ObserverBase):
+    """Keeps a copy of every tensor it sees, for debugging.
+
+    >>> observer = RecordingObserver()
+    >>> _ = observer(torch.tensor([1.0]))
+    >>> observer.get_tensor_value()
+    [tensor([1.])]
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.quint8) -> None:
+        super().__init__(dtype=dtype, is_dynamic=False)
+        self.tensor_val: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep a detached copy of ``x``; returns ``x``."""
+        self.tensor_val.append(x.detach().clone())
+        return x
+
+    def get_tensor_value(self) -> list[Tensor]:
+        """The recorded tensors, in order."""
+        return self.tensor_val
+
+    def calculate_qparams(self) -> NoReturn:
+        """Always raises ConfigError: recordings are for people."""
+        raise _measures_nothing(self)
+
+    def merge(self, other: ObserverBase) -> Any:
+        """Always raises ConfigError: a recording is a sequence, which depends on order."""
+        raise ConfigError(
+            "RecordingObserver cannot be merged: a recording depends on the order of the batches",
+            where="RecordingObserver.merge",
+            fix="join the lists of get_tensor_value() in the order you want",
+        )
+
+
+def _measures_nothing(observer: ObserverBase) -> ConfigError:
+    name = type(observer).__name__
+    return ConfigError(
+        f"{name} measures nothing, so it has no scale and zero point",
+        where=f"{name}.calculate_qparams()",
+        fix="use MinMaxObserver or HistogramObserver to measure a range",
+    )
