@@ -1,0 +1,18 @@
+"""Operators: every spelling of each, where its weight is, what it becomes, and an example."""
+
+from __future__ import annotations
+
+from backquant.operators.example import Example
+from backquant.operators.index import all_operators, find, find_root, module_for_call
+from backquant.operators.operator import FixedQParams, Operator, QParamsRule
+
+__all__ = [
+    "Example",
+    "FixedQParams",
+    "Operator",
+    "QParamsRule",
+    "all_operators",
+    "find",
+    "find_root",
+    "module_for_call",
+]

@@ -1,0 +1,174 @@
+"""What backends quantize with when nothing else is asked for.
+
+What PyTorch's engines share:
+
+1. Activations are measured with a histogram; for training with a moving average of minimum and
+   maximum, observer and rounding in one kernel.
+2. ``reshape`` reuses the observer of its input. Layer norm keeps its weight in float, so its
+   weight is not observed. PReLU's weight is unsigned.
+3. A transposed convolution has per-tensor weights where the engine's kernels take no others.
+
+Fields are set only where they differ from the observer's own default, as in PyTorch's qconfigs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendDefaults, DefaultOverride, QuantDefault
+
+__all__ = [
+    "EXECUTORCH_DEFAULTS",
+    "FBGEMM_DEFAULTS",
+    "ONEDNN_DEFAULTS",
+    "QNNPACK_DEFAULTS",
+    "QNNPACK_PT2E_DEFAULTS",
+    "TENSORRT_DEFAULTS",
+]
+
+TENSOR_WEIGHT = QuantDefault("minmax", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+CHANNEL_WEIGHT = QuantDefault(
+    "per_channel_minmax", dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+)
+QAT_TENSOR_WEIGHT = QuantDefault(
+    "moving_average_minmax",
+    dtype=torch.qint8,
+    qscheme=torch.per_tensor_symmetric,
+    quant_min=-128,
+    quant_max=127,
+    fake_quantize="fused_moving_average",
+)
+QAT_CHANNEL_WEIGHT = QuantDefault(
+    "moving_average_per_channel_minmax",
+    dtype=torch.qint8,
+    qscheme=torch.per_channel_symmetric,
+    quant_min=-128,
+    quant_max=127,
+    fake_quantize="fused_moving_average",
+)
+
+TRANSPOSED = (
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
+REUSE_INPUT = QuantDefault("reuse_input")
+NOOP = QuantDefault("noop")
+HISTOGRAM = QuantDefault("histogram")
+MINMAX = QuantDefault("minmax")
+FLOAT = QuantDefault("placeholder")
+
+RESHAPE = DefaultOverride(("reshape",), REUSE_INPUT, NOOP, REUSE_INPUT, NOOP)
+FLOAT_NORMS = DefaultOverride((F.layer_norm, nn.LayerNorm), weight=FLOAT, qat_weight=FLOAT)
+UNSIGNED_WEIGHT = DefaultOverride((nn.PReLU,), HISTOGRAM, MINMAX, HISTOGRAM, MINMAX)
+TENSOR_TRANSPOSED = DefaultOverride(
+    TRANSPOSED,
+    weight=TENSOR_WEIGHT,
+    qat_weight=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        qscheme=torch.per_tensor_symmetric,
+        quant_min=-128,
+        quant_max=127,
+        reduce_range=False,
+        fake_quantize="fake_quantize",
+    ),
+)
+# as the backend's other operators: listed so that every backend has a rule for the same operators
+PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
+
+
+def _trained(**options: bool) -> QuantDefault:
+    """The unsigned activation of quantization-aware training."""
+    return QuantDefault(
+        "moving_average_minmax",
+        quant_min=0,
+        quant_max=255,
+        fake_quantize="fused_moving_average",
+        **options,
+    )
+
+
+FBGEMM_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", reduce_range=True),
+    weight=CHANNEL_WEIGHT,
+    qat_activation=_trained(reduce_range=True),
+    qat_weight=QAT_CHANNEL_WEIGHT,
+    overrides=(RESHAPE, TENSOR_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+)
+
+ONEDNN_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", reduce_range=False),
+    weight=CHANNEL_WEIGHT,
+    qat_activation=_trained(),
+    qat_weight=QAT_CHANNEL_WEIGHT,
+    overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+)
+
+QNNPACK_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", reduce_range=False),
+    weight=TENSOR_WEIGHT,
+    qat_activation=_trained(reduce_range=False),
+    qat_weight=QAT_TENSOR_WEIGHT,
+    overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+)
+
+QNNPACK_PT2E_DEFAULTS = BackendDefaults(
+    activation=QNNPACK_DEFAULTS.activation,
+    weight=QNNPACK_DEFAULTS.weight,
+    qat_activation=QNNPACK_DEFAULTS.qat_activation,
+    qat_weight=QNNPACK_DEFAULTS.qat_weight,
+)
+
+# within the first dtype config of every entry: signed, scales of at least 2**-12, no weight of -128
+EXECUTORCH_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False, eps=2**-12),
+    weight=QuantDefault(
+        "per_channel_minmax",
+        dtype=torch.qint8,
+        qscheme=torch.per_channel_symmetric,
+        quant_min=-127,
+        quant_max=127,
+        eps=2**-12,
+    ),
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+        reduce_range=False,
+        eps=2**-12,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=QuantDefault(
+        "moving_average_per_channel_minmax",
+        dtype=torch.qint8,
+        qscheme=torch.per_channel_symmetric,
+        quant_min=-127,
+        quant_max=127,
+        eps=2**-12,
+        fake_quantize="fused_moving_average",
+    ),
+    overrides=(RESHAPE,),
+)
+
+# symmetric everywhere: TensorRT's zero point is 0
+TENSORRT_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
+    weight=CHANNEL_WEIGHT,
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        qscheme=torch.per_tensor_symmetric,
+        quant_min=-128,
+        quant_max=127,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=QAT_CHANNEL_WEIGHT,
+    overrides=(RESHAPE, TENSOR_TRANSPOSED),
+)

@@ -1,0 +1,72 @@
+"""qnnpack: PyTorch's mobile int8 kernels (QNNPACK, and XNNPACK for signed activations).
+
+Two static forms, preferred in this order:
+
+1. signed: activations and weights ``qint8``, weights within [-127, 127], scales of at least
+   2**-12 (below, XNNPACK's requantization loses its precision);
+2. unsigned: activations ``quint8``, weights ``qint8``.
+"""
+
+from __future__ import annotations
+
+from backquant.backend_config import BackendConfig
+from backquant.backends.defaults import QNNPACK_DEFAULTS
+from backquant.backends.dtypes import (
+    DYNAMIC_FLOAT16,
+    DYNAMIC_INT8,
+    QUINT8,
+    SYMMETRIC_QINT8,
+    WEIGHT_ONLY_QUINT4X2,
+    WEIGHT_ONLY_QUINT8,
+    WEIGHTED_QUINT8,
+    WEIGHTED_SYMMETRIC_QINT8,
+)
+from backquant.operators import (
+    catalog,
+    conv,
+    elementwise,
+    embedding,
+    fixed_qparams,
+    linear,
+    norm,
+    recurrent,
+    shape,
+)
+
+__all__ = ["backend_config", "get_qnnpack_backend_config"]
+
+WEIGHTED = [WEIGHTED_SYMMETRIC_QINT8, WEIGHTED_QUINT8]
+PLAIN = [SYMMETRIC_QINT8, QUINT8]
+DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
+
+
+def backend_config() -> BackendConfig:
+    """What QNNPACK and XNNPACK can run.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine, len(config.configs)
+    ('qnnpack', 'qnnpack', 190)
+    """
+    return (
+        BackendConfig("qnnpack")
+        .set_engine("qnnpack")
+        .set_defaults(QNNPACK_DEFAULTS)
+        .set_backend_pattern_configs(
+            [
+                *conv.entries(WEIGHTED),
+                *linear.entries([*WEIGHTED, *DYNAMIC]),
+                *elementwise.binary_entries(PLAIN),
+                *elementwise.matmul_entries(PLAIN),
+                *shape.cat_entries(PLAIN),
+                *catalog.observed_entries(PLAIN),
+                *fixed_qparams.entries(PLAIN),
+                *catalog.sharing_qparams_entries(PLAIN),
+                *norm.batch_norm_entries(PLAIN),
+                *recurrent.entries(DYNAMIC),
+                *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
+            ]
+        )
+    )
+
+
+get_qnnpack_backend_config = backend_config

@@ -1,0 +1,58 @@
+"""tensorrt: NVIDIA TensorRT's int8 (signed activations and weights).
+
+TensorRT quantizes symmetrically: the zero point is 0, for weights per output channel. No engine
+of PyTorch runs it; the result is the reference model, whose quantize/dequantize pairs TensorRT
+reads (developer guide, "Working with Quantized Types").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backends.defaults import TENSORRT_DEFAULTS
+from backquant.operators import catalog, conv, elementwise, linear, shape
+
+__all__ = ["backend_config", "get_tensorrt_backend_config", "get_tensorrt_backend_config_dict"]
+
+WEIGHTED_QINT8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+QINT8 = DTypeConfig(torch.qint8, torch.qint8)
+
+
+def backend_config() -> BackendConfig:
+    """What TensorRT takes as quantized layers.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine, len(config.configs)
+    ('tensorrt', None, 149)
+    """
+    return (
+        BackendConfig("tensorrt")
+        .set_defaults(TENSORRT_DEFAULTS)
+        .set_backend_pattern_configs(
+            [
+                *conv.entries([WEIGHTED_QINT8]),
+                *linear.addmm_entries([WEIGHTED_QINT8]),
+                *shape.cat_entries([QINT8]),
+                *linear.entries([WEIGHTED_QINT8]),
+                *elementwise.binary_entries([QINT8]),
+                *elementwise.matmul_entries([QINT8]),
+                *catalog.sharing_qparams_entries([QINT8]),
+                *shape.tensor_info_entries([QINT8]),
+            ]
+        )
+    )
+
+
+get_tensorrt_backend_config = backend_config
+
+
+def get_tensorrt_backend_config_dict() -> dict[str, Any]:
+    """The same as a dict.
+
+    >>> get_tensorrt_backend_config_dict()["name"]
+    'tensorrt'
+    """
+    return backend_config().to_dict()

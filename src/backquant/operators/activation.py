@@ -1,0 +1,114 @@
+"""Activation functions whose range is measured, or follows from the input.
+
+1. ReLU, ReLU6, Hardtanh and clamp cut values off: the input's qparams still hold.
+2. ELU, LeakyReLU, Hardswish and PReLU compute new values: the output is observed.
+
+Those with a fixed range (sigmoid, tanh, …) are in ``fixed_qparams``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.operators.example import INPUT, Sample, Weight
+from backquant.operators.operator import Operator, QParamsRule
+
+__all__ = ["FUNCTIONS", "MODULES", "OPERATORS", "PRELU"]
+
+MODULES: tuple[type[nn.Module], ...] = (nn.ELU, nn.LeakyReLU, nn.Hardswish)
+PRELU: type[nn.Module] = nn.PReLU
+FUNCTIONS: tuple[Any, ...] = (F.elu, F.hardswish, F.leaky_relu)
+
+_aten = torch.ops.aten
+
+
+def _relu(inplace: bool = False) -> nn.Module:
+    return nn.ReLU(inplace)
+
+
+def _leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> nn.Module:
+    return nn.LeakyReLU(negative_slope, inplace)
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator(
+        name="relu",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.ReLU,),
+        functions=(F.relu, torch.relu, torch.relu_),
+        methods=("relu", "relu_"),
+        aten=(_aten.relu.default, _aten.relu_.default),
+        qparams=QParamsRule.INPUT,
+        as_module=_relu,
+    ),
+    Operator(
+        name="relu6",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.ReLU6,),
+        functions=(F.relu6,),
+        aten=(_aten.relu6.default,),
+        qparams=QParamsRule.INPUT,
+        as_module=nn.ReLU6,
+    ),
+    Operator(
+        name="hardtanh",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.Hardtanh,),
+        functions=(F.hardtanh, F.hardtanh_),
+        aten=(_aten.hardtanh.default, _aten.hardtanh_.default),
+        qparams=QParamsRule.INPUT,
+        as_module=nn.Hardtanh,
+    ),
+    Operator(
+        name="clamp",
+        family="activation",
+        sample=Sample(call=(INPUT, -1.0, 2.0)),
+        functions=(torch.clamp,),
+        methods=("clamp", "clamp_"),
+        aten=(_aten.clamp.default,),
+        qparams=QParamsRule.INPUT,
+    ),
+    Operator(
+        name="elu",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.ELU,),
+        functions=(F.elu,),
+        aten=(_aten.elu.default,),
+        as_module=nn.ELU,
+    ),
+    Operator(
+        name="leaky_relu",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.LeakyReLU,),
+        functions=(F.leaky_relu, F.leaky_relu_),
+        aten=(_aten.leaky_relu.default, _aten.leaky_relu_.default),
+        as_module=_leaky_relu,
+    ),
+    Operator(
+        name="hardswish",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.Hardswish,),
+        functions=(F.hardswish,),
+        aten=(_aten.hardswish.default, _aten.hardswish_.default),
+        as_module=nn.Hardswish,
+    ),
+    Operator(
+        name="prelu",
+        family="activation",
+        sample=Sample(module_args=(4,), call=(INPUT, Weight((4,)))),
+        modules=(nn.PReLU,),
+        functions=(F.prelu,),
+        aten=(_aten.prelu.default,),
+        weight_index=1,
+    ),
+)

@@ -1,0 +1,23 @@
+"""Dropout: the identity for inference, random zeros for training."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.operators.example import INPUT, Sample
+from backquant.operators.operator import Operator
+
+__all__ = ["OPERATORS"]
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator(
+        name="dropout",
+        family="dropout",
+        sample=Sample(call=(INPUT, 0.5, False)),
+        modules=(nn.Dropout,),
+        functions=(F.dropout,),
+        aten=(torch.ops.aten.dropout.default,),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Addition, subtraction, multiplication and matrix products of two activations.
+
+With one tensor and a number the output's range follows from the input's, so its observer is
+shared; with two tensors the output is observed on its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
+from backquant.operators.entry import admit, observed
+from backquant.operators.example import INPUT, Sample
+from backquant.operators.operator import Operator
+
+__all__ = [
+    "ADD_MUL",
+    "ADD_SUB_MUL",
+    "OPERATORS",
+    "aten_entries",
+    "binary_entries",
+    "by_tensor_arguments",
+    "matmul_entries",
+]
+
+ADD_MUL: tuple[Callable[..., Any], ...] = (operator.add, torch.add, operator.mul, torch.mul)
+ADD_SUB_MUL: tuple[Callable[..., Any], ...] = (
+    operator.add,
+    torch.add,
+    operator.sub,
+    torch.sub,
+    operator.mul,
+    torch.mul,
+)
+RELUS: tuple[Any, ...] = (nn.ReLU, F.relu, torch.relu)
+
+_BY_TENSOR_ARGUMENTS = {
+    0: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
+    1: ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT,
+    2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
+}
+
+
+def binary_entries(
+    dtype_configs: Sequence[DTypeConfig], functions: Sequence[Callable[..., Any]] = ADD_MUL
+) -> list[BackendPatternConfig]:
+    """Each function followed by a ReLU in its three spellings, then alone.
+
+    >>> len(binary_entries([DTypeConfig(torch.quint8, torch.quint8)]))
+    16
+    """
+    patterns = [p for f in functions for p in (*((f, relu) for relu in RELUS), f)]
+    return admit([by_tensor_arguments(pattern) for pattern in patterns], dtype_configs)
+
+
+def by_tensor_arguments(pattern: Any) -> BackendPatternConfig:
+    """``pattern``, observed by how many of its arguments are tensors.
+
+    >>> by_tensor_arguments(torch.add)._num_tensor_args_to_observation_type[1].name
+    'OUTPUT_SHARE_OBSERVER_WITH_INPUT'
+    """
+    return observed(pattern)._set_num_tensor_args_to_observation_type(dict(_BY_TENSOR_ARGUMENTS))
+
+
+def matmul_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+    """``torch.matmul`` of two activations.
+
+    >>> [e.pattern.__name__ for e in matmul_entries([DTypeConfig()])]
+    ['matmul']
+    """
+    return admit([observed(torch.matmul)], dtype_configs)
+
+
+def aten_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+    """``aten.add`` (functional and in place) before a ReLU, alone, and before an in-place ReLU.
+
+    >>> len(aten_entries([DTypeConfig()]))
+    6
+    """
+    relu, relu_ = torch.ops.aten.relu.default, torch.ops.aten.relu_.default
+    adds = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+    patterns = [p for add in adds for p in ((add, relu), add, (add, relu_))]
+    return admit([by_tensor_arguments(pattern) for pattern in patterns], dtype_configs)
+
+
+_TWO = Sample(((2, 4, 8, 8), (2, 4, 8, 8)), call=(INPUT, INPUT))
+_aten = torch.ops.aten
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator(
+        name="add",
+        family="elementwise",
+        sample=_TWO,
+        functions=(operator.add, torch.add, operator.iadd),
+        methods=("add", "add_"),
+        aten=(_aten.add.Tensor, _aten.add_.Tensor),
+    ),
+    Operator(
+        name="sub",
+        family="elementwise",
+        sample=_TWO,
+        functions=(operator.sub, torch.sub, operator.isub),
+        methods=("sub", "sub_"),
+        aten=(_aten.sub.Tensor, _aten.sub_.Tensor),
+    ),
+    Operator(
+        name="mul",
+        family="elementwise",
+        sample=_TWO,
+        functions=(operator.mul, torch.mul, operator.imul),
+        methods=("mul", "mul_"),
+        aten=(_aten.mul.Tensor, _aten.mul_.Tensor),
+    ),
+    Operator(
+        name="matmul",
+        family="elementwise",
+        sample=Sample(((2, 4, 8), (2, 8, 6)), call=(INPUT, INPUT)),
+        functions=(torch.matmul, operator.matmul),
+        methods=("matmul",),
+        aten=(_aten.matmul.default,),
+    ),
+)

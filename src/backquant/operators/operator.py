@@ -1,0 +1,123 @@
+"""What backquant knows about one operator, whichever way it is spelled.
+
+Invariants
+
+1. A record holds facts about an operator; what a backend admits is in the backend's entries.
+2. A spelling (class, callable, method name or aten overload) belongs to one operator only;
+   ``index`` refuses a second owner.
+3. ``weight_index`` and ``bias_index`` count the positional arguments of the functional spelling;
+   ``aten_*`` those of the aten overloads, where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from backquant.operators.example import Example, Sample, build_call, build_module
+
+__all__ = ["FixedQParams", "Operator", "QParamsRule"]
+
+
+class QParamsRule(str, Enum):
+    """Where the scale and zero point of the output come from."""
+
+    MEASURED = "measured"  # by an observer of its own
+    INPUT = "input"  # the output only rearranges or selects values: the input's qparams hold
+    FIXED = "fixed"  # the operator's range is known beforehand
+    NONE = "none"  # the result is no tensor of values
+
+
+@dataclass(frozen=True)
+class FixedQParams:
+    """Scale and zero point that follow from an operator's range, for 8-bit unsigned storage."""
+
+    scale: float
+    zero_point: int
+    quant_min: int = 0
+    quant_max: int = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator: its spellings, where its weight is, what becomes of it, and a sample of it.
+
+    ``weight_channel_axis`` is the axis of the weight along which per-channel qparams are laid:
+    0 for a convolution and a linear layer, 1 for a transposed convolution (whose weight is
+    ``[in, out / groups, ...]``, so that with groups one scale serves a channel of every group)
+    and for ``addmm`` and ``mm`` (whose weight is ``[in, out]``).
+
+    >>> from backquant.operators import find
+    >>> conv = find("conv2d")  # no method of that name exists
+    >>> conv is None
+    True
+    >>> import torch
+    >>> find(torch.nn.Conv2d).name, find(torch.nn.functional.conv2d).weight_index
+    ('conv2d', 1)
+    """
+
+    name: str
+    family: str
+    sample: Sample
+    modules: tuple[type[nn.Module], ...] = ()
+    functions: tuple[Callable[..., Any], ...] = ()
+    methods: tuple[str, ...] = ()
+    aten: tuple[Any, ...] = ()
+    weight_index: int | None = None
+    bias_index: int | None = None
+    aten_weight_index: int | None = None
+    aten_bias_index: int | None = None
+    weight_channel_axis: int | None = None
+    qparams: QParamsRule = QParamsRule.MEASURED
+    fixed: FixedQParams | None = None
+    reference: type[nn.Module] | None = None
+    qat: type[nn.Module] | None = None
+    fused: tuple[type[nn.Module], ...] = ()
+    fused_qat: tuple[type[nn.Module], ...] = ()
+    as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the operator has a weight that a backend may store quantized."""
+        return self.weight_channel_axis is not None
+
+    @property
+    def shares_qparams(self) -> bool:
+        """Whether the output's qparams are the input's."""
+        return self.qparams is QParamsRule.INPUT
+
+    @property
+    def spellings(self) -> tuple[Any, ...]:
+        """Every target that a graph may show for this operator."""
+        return (*self.modules, *self.functions, *self.methods, *self.aten)
+
+    @property
+    def derived(self) -> tuple[type[nn.Module], ...]:
+        """The classes that a module spelling of this operator becomes."""
+        single = tuple(c for c in (self.qat, self.reference) if c is not None)
+        return (*single, *self.fused, *self.fused_qat)
+
+    def example(self) -> Example:
+        """A module in evaluation mode that runs this operator once, and inputs for it."""
+        return self.example_of(self.spellings[0])
+
+    def example_of(self, spelling: Any) -> Example:
+        """The same for one of ``spellings``. Raises ``KeyError`` for any other target.
+
+        >>> import torch
+        >>> from backquant.operators import find
+        >>> module, inputs = find(torch.relu).example_of("relu")
+        >>> bool((module(*inputs) >= 0).all())
+        True
+        """
+        if spelling in self.modules:
+            return build_module(spelling, self.sample)
+        if spelling in self.functions or spelling in self.methods:
+            return build_call(spelling, self.sample, self.sample.call)
+        if spelling in self.aten:
+            return build_call(spelling, self.sample, self.sample.aten_call)
+        raise KeyError(f"{spelling!r} is no spelling of {self.name}")

@@ -1,0 +1,207 @@
+"""Operators that move values without changing them, and those that only ask about a tensor.
+
+1. Reshaping, slicing, repeating, padding: the output keeps the input's qparams.
+2. ``cat`` and ``stack``: all inputs and the output share one set of qparams.
+3. ``size`` and ``shape``: the result is no tensor, nothing is observed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
+from backquant.operators.entry import admit, sharing
+from backquant.operators.example import INPUT, Sample
+from backquant.operators.operator import Operator, QParamsRule
+
+__all__ = [
+    "CAT",
+    "OPERATORS",
+    "TENSOR_INFO",
+    "cat_entries",
+    "sharing_entries",
+    "tensor_info_entries",
+]
+
+CAT: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
+TENSOR_INFO: tuple[str, ...] = ("shape", "size")
+
+
+def cat_entries(
+    dtype_configs: Sequence[DTypeConfig], spellings: Sequence[Any] = (torch.cat,)
+) -> list[BackendPatternConfig]:
+    """Concatenation: the output shares the observer of the inputs.
+
+    >>> [e.observation_type.name for e in cat_entries([DTypeConfig()])]
+    ['OUTPUT_SHARE_OBSERVER_WITH_INPUT']
+    """
+    return sharing_entries(dtype_configs, spellings)
+
+
+def sharing_entries(
+    dtype_configs: Sequence[DTypeConfig], spellings: Sequence[Any]
+) -> list[BackendPatternConfig]:
+    """One entry for each spelling of operators that keep the input's qparams.
+
+    >>> [e.pattern for e in sharing_entries([DTypeConfig()], ["view", "reshape"])]
+    ['view', 'reshape']
+    """
+    return admit([sharing(spelling) for spelling in spellings], dtype_configs)
+
+
+def tensor_info_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+    """``size`` and ``shape``, which take tensors of any dtype and return none.
+
+    >>> [e.observation_type.name for e in tensor_info_entries([DTypeConfig()])]
+    ['INPUT_OUTPUT_NOT_OBSERVED', 'INPUT_OUTPUT_NOT_OBSERVED']
+    """
+    rows = [
+        BackendPatternConfig(name).set_observation_type(ObservationType.INPUT_OUTPUT_NOT_OBSERVED)
+        for name in TENSOR_INFO
+    ]
+    return admit(rows, dtype_configs)
+
+
+_aten = torch.ops.aten
+_TWO = ((2, 4, 8, 8), (2, 4, 8, 8))
+
+
+def _moves(name: str, sample: Sample, **spellings: Any) -> Operator:
+    return Operator(
+        name=name, family="shape", sample=sample, qparams=QParamsRule.INPUT, **spellings
+    )
+
+
+OPERATORS: tuple[Operator, ...] = (
+    _moves(
+        "cat",
+        Sample(_TWO, call=([INPUT, INPUT], 1)),
+        functions=CAT,
+        aten=(_aten.cat.default,),
+    ),
+    _moves(
+        "stack",
+        Sample(_TWO, call=([INPUT, INPUT],)),
+        functions=(torch.stack,),
+        aten=(_aten.stack.default,),
+    ),
+    _moves("identity", Sample(), modules=(nn.Identity,)),
+    _moves(
+        "pixel_shuffle",
+        Sample(module_args=(2,), call=(INPUT, 2)),
+        modules=(nn.PixelShuffle,),
+        functions=(F.pixel_shuffle,),
+        aten=(_aten.pixel_shuffle.default,),
+    ),
+    _moves(
+        "pixel_unshuffle",
+        Sample(module_args=(2,), call=(INPUT, 2)),
+        modules=(nn.PixelUnshuffle,),
+        functions=(F.pixel_unshuffle,),
+        aten=(_aten.pixel_unshuffle.default,),
+    ),
+    _moves(
+        "flatten",
+        Sample(call=(INPUT, 1)),
+        modules=(nn.Flatten,),
+        functions=(torch.flatten,),
+        methods=("flatten",),
+        aten=(_aten.flatten.using_ints,),
+    ),
+    _moves(
+        "reshape",
+        Sample(call=(INPUT, (2, -1))),
+        functions=(torch.reshape,),
+        methods=("reshape",),
+        aten=(_aten.reshape.default,),
+    ),
+    _moves("view", Sample(call=(INPUT, (2, -1))), methods=("view",), aten=(_aten.view.default,)),
+    _moves(
+        "permute",
+        Sample(call=(INPUT, (0, 2, 3, 1))),
+        functions=(torch.permute, torch.permute_copy),
+        methods=("permute",),
+        aten=(_aten.permute.default,),
+    ),
+    _moves(
+        "transpose",
+        Sample(call=(INPUT, 1, 2)),
+        functions=(torch.transpose,),
+        methods=("transpose",),
+        aten=(_aten.transpose.int,),
+    ),
+    _moves(
+        "squeeze",
+        Sample(((2, 1, 8),), call=(INPUT, 1)),
+        functions=(torch.squeeze,),
+        methods=("squeeze", "squeeze_"),
+        aten=(_aten.squeeze.dim,),
+    ),
+    _moves(
+        "unsqueeze",
+        Sample(call=(INPUT, 1)),
+        functions=(torch.unsqueeze,),
+        methods=("unsqueeze", "unsqueeze_"),
+        aten=(_aten.unsqueeze.default,),
+    ),
+    _moves(
+        "narrow",
+        Sample(call=(INPUT, 1, 0, 2)),
+        functions=(torch.narrow,),
+        methods=("narrow",),
+        aten=(_aten.narrow.default,),
+    ),
+    _moves(
+        "repeat",
+        Sample(call=(INPUT, (1, 2, 1, 1))),
+        methods=("repeat",),
+        aten=(_aten.repeat.default,),
+    ),
+    _moves(
+        "repeat_interleave",
+        Sample(call=(INPUT, 2, 1)),
+        functions=(torch.repeat_interleave,),
+        methods=("repeat_interleave",),
+        aten=(_aten.repeat_interleave.self_int,),
+    ),
+    _moves(
+        "pad",
+        Sample(module_args=(1, 0.0), call=(INPUT, (1, 1))),
+        modules=(nn.ConstantPad2d,),
+        functions=(F.pad,),
+        aten=(_aten.pad.default,),
+    ),
+    _moves("contiguous", Sample(), methods=("contiguous",), aten=(_aten.contiguous.default,)),
+    _moves(
+        "detach",
+        Sample(),
+        functions=(torch.detach,),
+        methods=("detach", "detach_"),
+        aten=(_aten.detach.default,),
+    ),
+    _moves("resize_", Sample(call=(INPUT, (2, 4, 64))), methods=("resize_",)),
+    Operator(
+        name="floordiv",
+        family="shape",
+        # of sizes: the arithmetic that shapes are computed with
+        sample=Sample(call=(INPUT, 2)),
+        functions=(operator.floordiv,),
+        methods=("floor_divide",),
+        aten=(_aten.floor_divide.default,),
+        qparams=QParamsRule.INPUT,
+    ),
+    Operator(
+        name="size",
+        family="shape",
+        sample=Sample(),
+        methods=("size",),
+        aten=(_aten.sym_size.default,),
+        qparams=QParamsRule.NONE,
+    ),
+)
