@@ -1,0 +1,125 @@
+"""The structure of a file against the models: every problem with its line, in file order."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from backquant.backend_config.files.located import Located, Path, field_name, plain
+from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
+from backquant.backend_config.files.problems import Problem, did_you_mean
+
+__all__ = ["structure_problems"]
+
+
+def structure_problems(tree: Located, file: str) -> list[Problem]:
+    """What the models say against ``tree``; empty when the structure is sound.
+
+    >>> tree = Located({"schema_version": Located(1, 1), "nmae": Located("x", 2)}, 1, {"nmae": 2})
+    >>> for problem in structure_problems(tree, "x.yaml"): print(problem)
+    x.yaml:1: name: this field is missing
+    x.yaml:2: nmae: unknown field; did you mean "name"?
+    """
+    value = plain(tree)
+    if not isinstance(value, dict):
+        return [Problem(file, tree.line, "", "a spec file holds a mapping", "schema_version: 1")]
+    try:
+        FileModel.model_validate(value)
+    except ValidationError as error:
+        found = [_problem(details, tree, file) for details in error.errors(include_url=False)]
+        return sorted(dict.fromkeys(found), key=lambda problem: problem.line or 0)
+    except RecursionError:
+        return [Problem(file, tree.line, "", "nested too deeply")]
+    return []
+
+
+def _problem(details: ErrorDetails, tree: Located, file: str) -> Problem:
+    location = tuple(part for part in details["loc"] if part != "[key]")
+    path = tree.known_path(location)
+    message, fix = _explain(details, path)
+    return Problem(file, tree.line_of(path), field_name(path), message, fix)
+
+
+def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
+    """Message and fix for one error of pydantic's."""
+    kind = details["type"]
+    context: dict[str, Any] = details.get("ctx", {})
+    given = details["input"]
+    if kind == "extra_forbidden":
+        return "unknown field", did_you_mean(str(path[-1]), _fields_at(details["loc"][:-1]))
+    if kind == "missing":
+        return "this field is missing", ""
+    if kind == "literal_error" and path == ("schema_version",):
+        return (
+            f"this version of backquant reads schema_version {SCHEMA_VERSION}, not {given!r}",
+            "upgrade backquant" if isinstance(given, int) else f"schema_version: {SCHEMA_VERSION}",
+        )
+    if kind == "literal_error":
+        words = [
+            word.strip("' ") for word in str(context["expected"]).replace(" or ", ", ").split(",")
+        ]
+        return f"{given!r} is not one of the values allowed here", did_you_mean(str(given), words)
+    if kind == "string_pattern_mismatch":
+        return f"{given!r} {_misspelt(str(context['pattern']))}", ""
+    message = details["msg"].removeprefix("Input ")
+    return f"{message}, got {_short(given)}", ""
+
+
+def _misspelt(pattern: str) -> str:
+    if "MatchAllNode" in pattern:
+        return "is no operator: write an import path (torch.add) or a method with a dot (.view)"
+    if "2\\*\\*" in pattern:
+        return "is no number: write 0.5 or 2**-12"
+    if "[0-9]{1" in pattern:
+        return "is no number of tensor arguments"
+    if "torch" in pattern:
+        return "is no name of a torch constant: write quint8 or torch.quint8"
+    return "is no import path: write package.module.name"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model that ``location`` (with pydantic's union tags) leads to."""
+    model: Any = FileModel
+    for part in location:
+        model = _below(model, part)
+    return list(model.model_fields) if _is_model(model) else []
+
+
+def _below(kind: Any, part: int | str) -> Any:
+    """The annotation one step down, or ``kind`` where the step stays inside a union."""
+    if _is_model(kind):
+        field = kind.model_fields.get(part)
+        return kind if field is None else _models_in(field.annotation)
+    if isinstance(kind, tuple):
+        for model in kind:
+            if part in model.model_fields:
+                return _models_in(model.model_fields[part].annotation)
+        return kind
+    return kind
+
+
+def _models_in(annotation: Any) -> Any:
+    """The model in an annotation, a tuple of them when there are several."""
+    found: list[type[BaseModel]] = []
+    seen: set[int] = set()
+    stack = [annotation]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if _is_model(item):
+            found.append(item)
+        stack.extend(get_args(getattr(item, "__value__", item)))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _is_model(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, BaseModel)

@@ -1,0 +1,194 @@
+"""Import paths: the spelling of classes and callables in a spec file, both ways.
+
+``path_of`` finds the shortest public path that leads back to the same object. ``Resolver`` walks a path
+inside an allow-list. Invariants of resolving:
+
+1. Only packages of the allow-list, and their parents, are imported.
+2. Every module on the way, and the module that defines the object found, is in the allow-list, so
+   that ``torch.os.system`` does not resolve although ``torch`` is allowed.
+3. Nothing found is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from backquant.backend_config.files.problems import did_you_mean
+from backquant.backend_config.naming import operator_name
+
+__all__ = ["DEFAULT_ALLOW", "SpellingError", "Resolver", "path_of"]
+
+DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
+
+# builtins that torch.fx records as call_function targets; the others (eval, open, …) are refused
+_BUILTINS = frozenset(
+    ("abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "sum")
+)
+# C modules whose functions are known by the name of a public module
+_ALIASES = {"_operator": "operator"}
+_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# constants of torch that print as their own import path
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+
+
+class SpellingError(ValueError):
+    """A name that does not resolve, or an object that has no name: what, the fix, and where.
+
+    ``path`` leads from the value being read to the part that is wrong.
+    """
+
+    def __init__(self, what: str, fix: str = "", path: tuple[str | int, ...] = ()) -> None:
+        self.what = what
+        self.fix = fix
+        self.path = path
+        super().__init__(f"{what}; {fix}" if fix else what)
+
+
+class Resolver:
+    """Finds objects by import path within an allow-list of packages.
+
+    ``allow`` holds package names (``"mypkg"``) or dotted prefixes (``"mypkg.ops"``) that are trusted
+    in addition to torch, operator, backquant and some builtins.
+
+    >>> Resolver().resolve("torch.nn.Conv2d")
+    <class 'torch.nn.modules.conv.Conv2d'>
+    >>> Resolver().resolve("torch.os.system")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    SpellingError: "torch.os.system" leads out of the allowed packages, to os
+    """
+
+    def __init__(self, allow: Iterable[str] = ()) -> None:
+        self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *allow)))
+        self._found: dict[str, Any] = {}
+
+    def resolve(self, path: str) -> Any:
+        """The object at ``path``. Raises SpellingError."""
+        if path not in self._found:
+            self._found[path] = self._walk(path)
+        return self._found[path]
+
+    def _walk(self, path: str) -> Any:
+        parts = path.split(".")
+        for part in parts:
+            if not _PART.fullmatch(part):
+                raise SpellingError(f'"{path}" is not an import path', 'write "torch.nn.Conv2d"')
+            if part.startswith("__"):
+                raise SpellingError(f'"{path}" goes through "{part}"', "name a public object")
+        if len(parts) < 2 or not self._allows(path):
+            raise SpellingError(
+                f'"{path}" is outside of the allowed packages ({", ".join(self.allow)})',
+                f'allow it where the file is loaded: allow=("{parts[0]}",)',
+            )
+        here: Any = self._import(parts[0], path)
+        for index, part in enumerate(parts[1:], start=1):
+            here = self._step(here, part, path, ".".join(parts[:index]))
+        self._check_home(here, path)
+        return here
+
+    def _allows(self, name: str) -> bool:
+        return any(name == root or name.startswith(root + ".") for root in self.allow)
+
+    def _step(self, here: Any, part: str, path: str, so_far: str) -> Any:
+        try:
+            found = getattr(here, part)
+        except AttributeError:
+            found = None
+            if isinstance(here, ModuleType) and hasattr(here, "__path__"):
+                found = self._import(f"{here.__name__}.{part}", path, optional=True)
+            if found is None:
+                known = [name for name in dir(here) if not name.startswith("_")]
+                raise SpellingError(
+                    f'"{path}": {so_far} has no "{part}"', _nearest(part, known, so_far)
+                ) from None
+        except Exception as error:
+            raise SpellingError(f'"{path}" cannot be read: {error}') from error
+        if isinstance(found, ModuleType) and not self._allows_module(found.__name__):
+            raise SpellingError(f'"{path}" leads out of the allowed packages, to {found.__name__}')
+        return found
+
+    def _allows_module(self, name: str) -> bool:
+        """The module itself is allowed, or it is a parent of an allowed one."""
+        return self._allows(name) or any(root.startswith(name + ".") for root in self.allow)
+
+    def _import(self, name: str, path: str, optional: bool = False) -> ModuleType | None:
+        if not self._allows_module(name):
+            raise SpellingError(f'"{path}" is outside of the allowed packages')
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if optional and error.name == name:
+                return None
+            raise SpellingError(
+                f'"{path}": the module {error.name} is not installed', f"pip install {error.name}"
+            ) from error
+        except Exception as error:
+            raise SpellingError(f'"{path}": importing {name} failed: {error}') from error
+
+    def _check_home(self, found: Any, path: str) -> None:
+        home = getattr(found, "__module__", None)
+        if not isinstance(home, str):
+            return
+        home = _ALIASES.get(home, home)
+        if home == "builtins":
+            allowed = getattr(found, "__name__", "") in _BUILTINS or not callable(found)
+        else:
+            allowed = self._allows(home)
+        if not allowed:
+            raise SpellingError(f'"{path}" leads out of the allowed packages, to {home}')
+
+
+def _nearest(part: str, known: list[str], so_far: str) -> str:
+    hint = did_you_mean(part, known)
+    return hint.replace('"', f'"{so_far}.', 1) if hint.startswith("did you mean") else ""
+
+
+def path_of(target: Any) -> str:
+    """The shortest public import path that leads to ``target``. Raises SpellingError if there is none.
+
+    >>> path_of(torch.nn.Conv2d), path_of(torch.add), path_of(getattr)
+    ('torch.nn.Conv2d', 'torch.add', 'builtins.getattr')
+    >>> path_of(torch.nn.functional.avg_pool2d), path_of(torch.ops.aten.add.Tensor)
+    ('torch.nn.functional.avg_pool2d', 'torch.ops.aten.add.Tensor')
+    >>> path_of(torch.channels_last), path_of(lambda x: x)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    SpellingError: <lambda> has no import path; define it with def or class at the top level of a module
+    """
+    path = str(target) if isinstance(target, _CONSTANTS) else operator_name(target)
+    if "." not in path:
+        path = f"builtins.{path}"
+    if _leads_to(path, target):
+        return path
+    name = getattr(target, "__qualname__", None) or repr(target)
+    home = getattr(target, "__module__", None)
+    raise SpellingError(
+        f"{name}{f' (in {home})' if home else ''} has no import path",
+        "define it with def or class at the top level of a module",
+    )
+
+
+def _leads_to(path: str, target: Any) -> bool:
+    """Follow ``path`` through what is already imported; import nothing."""
+    parts = path.split(".")
+    if not all(_PART.fullmatch(part) for part in parts):
+        return False
+    for cut in range(len(parts) - 1, 0, -1):
+        here: Any = sys.modules.get(".".join(parts[:cut]))
+        for part in parts[cut:]:
+            here = _own_attribute(here, part)
+        if here is target:
+            return True
+    return False
+
+
+def _own_attribute(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # a lazy attribute of a third party may raise anything
+        return None

@@ -1,0 +1,67 @@
+"""What is wrong with a spec file: values with file, line and field, and the error that carries them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from backquant.errors import SpecError
+
+__all__ = ["Problem", "SpecFileError", "did_you_mean"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a file.
+
+    >>> print(Problem("x.yaml", 3, "entries[0].patern", "unknown field", 'did you mean "pattern"?'))
+    x.yaml:3: entries[0].patern: unknown field; did you mean "pattern"?
+    """
+
+    file: str
+    line: int | None
+    field: str
+    message: str
+    fix: str = ""
+
+    @property
+    def place(self) -> str:
+        """``file:line: field``, as far as each is known."""
+        file = self.file if self.line is None else f"{self.file}:{self.line}"
+        return ": ".join(part for part in (file, self.field) if part)
+
+    def __str__(self) -> str:
+        tail = f"; {self.fix}" if self.fix else ""
+        return f"{self.place}: {self.message}{tail}"
+
+
+class SpecFileError(SpecError):
+    """A spec file is malformed. ``problems`` lists everything that was found, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        more = len(self.problems) - 1
+        what = first.message + (f" (and {more} more)" if more else "")
+        super().__init__(
+            what,
+            where="\n         ".join(p.place if p is first else str(p) for p in self.problems),
+            fix=first.fix,
+        )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question naming the nearest known word, or the list of known words when none is near.
+
+    >>> did_you_mean("patern", ["pattern", "root_module"])
+    'did you mean "pattern"?'
+    >>> did_you_mean("x", ["pattern", "root_module"])
+    'known: pattern, root_module'
+    """
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"known: {shown}" if names else ""

@@ -1,0 +1,313 @@
+"""From a checked tree to a ``BackendConfig``: names resolved, inherited entries overridden.
+
+An entry whose pattern the extended backend has overrides it field by field: fields that are not
+written stay, ``null`` resets a field to its default, ``add_dtype_configs`` appends. The entry keeps
+its place and, unless it sets ``fuser_method``, the spelling of its pattern, which orders the fuser's
+arguments. Other entries are appended in file order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from backquant.backend_config.checks import nearest
+from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.defaults import BackendDefaults
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.files.located import Located, Path, field_name, plain
+from backquant.backend_config.files.names import Resolver, SpellingError
+from backquant.backend_config.files.problems import Problem, SpecFileError, did_you_mean
+from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
+from backquant.backend_config.files.spelling import callable_from, pattern_from
+from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
+from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.errors import SpecError
+
+__all__ = ["Base", "build"]
+
+Value = TypeVar("Value")
+
+_DTYPE_ROLES = ("input_dtype", "output_dtype", "weight_dtype")
+_CALLABLES = {
+    "fuser_method": "set_fuser_method",
+    "root_node_getter": "_set_root_node_getter",
+    "extra_inputs_getter": "_set_extra_inputs_getter",
+    "overwrite_output_fake_quantize": "_set_overwrite_output_fake_quantize",
+    "overwrite_output_observer": "_set_overwrite_output_observer",
+}
+_MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
+
+
+class Base:
+    """What a file extends: a description, and where its entries stand (file and line), if known."""
+
+    def __init__(
+        self, config: BackendConfig, places: dict[NormalPattern, tuple[str, int]] | None = None
+    ) -> None:
+        self.config = config
+        self.places = places or {}
+
+
+def build(tree: Located, file: str, resolver: Resolver, base: Base | None = None) -> Base:
+    """The description that a structurally sound ``tree`` holds, with the places of its entries.
+
+    Raises SpecFileError with all problems: names that do not resolve, unknown dtype configs, patterns
+    that stand twice, removals of what is not there.
+    """
+    builder = _Builder(tree, file, resolver, base)
+    result = builder.run()
+    if builder.problems:
+        raise SpecFileError(sorted(builder.problems, key=lambda problem: problem.line or 0))
+    return result
+
+
+class _Builder:
+    """One file being built. Problems are collected, so that all are reported at once."""
+
+    def __init__(self, tree: Located, file: str, resolver: Resolver, base: Base | None) -> None:
+        self.tree = tree
+        self.data: dict[str, Any] = plain(tree)
+        self.file = file
+        self.resolver = resolver
+        self.base = base
+        self.problems: list[Problem] = []
+        self.named: dict[str, DTypeConfig] = {}
+        self.entries: dict[NormalPattern, BackendPatternConfig] = {}
+        self.places: dict[NormalPattern, tuple[str, int]] = {}
+
+    def run(self) -> Base:
+        if self.base is not None:
+            self.entries = self.base.config.entries
+            self.places = dict(self.base.places)
+        for name, data in self.data.get("dtype_configs", {}).items():
+            named = self.attempt(("dtype_configs", name), self.dtype_config, data)
+            self.named[name] = named if named is not None else DTypeConfig()
+        self.remove()
+        seen: dict[NormalPattern, int] = {}
+        for index, entry in enumerate(self.data.get("entries", [])):
+            for pattern, path in self.patterns(entry, ("entries", index)):
+                self.entry(pattern, entry, path, seen)
+        config = self.attempt(("name",), self.head)
+        for entry in self.entries.values():
+            if config is not None:
+                config.set_backend_pattern_config(entry)
+        return Base(config or BackendConfig(), self.places)
+
+    def head(self) -> BackendConfig:
+        config = BackendConfig(self.data["name"])
+        inherited = self.base.config if self.base else config
+        config.set_engine(self.data.get("engine", inherited.engine))
+        config.set_defaults(inherited.defaults)
+        if "defaults" in self.data:
+            data = self.data["defaults"]
+            config.set_defaults(
+                None if data is None else self.attempt(("defaults",), self.defaults, data)
+            )
+        return config
+
+    def problem(self, path: Path, message: str, fix: str = "") -> None:
+        place = self.tree.known_path(path)
+        self.problems.append(
+            Problem(self.file, self.tree.line_of(place), field_name(place), message, fix)
+        )
+
+    def attempt(self, path: Path, make: Callable[..., Value], *arguments: Any) -> Value | None:
+        """``make(*arguments)``, or None with the problem noted at ``path``."""
+        try:
+            return make(*arguments)
+        except SpellingError as problem:
+            self.problem((*path, *problem.path), problem.what, problem.fix)
+        except SpecError as error:
+            self.problem(path, error.what, error.fix)
+        return None
+
+    # -- dtype configs and defaults --------------------------------------------------------------
+
+    def dtype_config(self, data: dict[str, Any]) -> DTypeConfig:
+        values = dict(data)
+        for role in _DTYPE_ROLES:
+            if values.get(role) is not None:
+                values[role] = _at((role,), self.tensor, values[role])
+        if values.get("bias_dtype") is not None:
+            values["bias_dtype"] = _at(("bias_dtype",), dtype_from, values["bias_dtype"])
+        return DTypeConfig(**values)
+
+    def tensor(self, data: Any) -> DTypeWithConstraints:
+        values = {"dtype": data} if isinstance(data, str) else dict(data)
+        for name, value in values.items():
+            convert = dtype_from if name == "dtype" else _number_or_word
+            if value is not None:
+                values[name] = _at((name,), convert, value)
+        return DTypeWithConstraints(**values)
+
+    def defaults(self, data: dict[str, Any]) -> BackendDefaults:
+        return BackendDefaults.from_dict(self.defaults_values(data))
+
+    def defaults_values(self, data: dict[str, Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, value in data.items():
+            if name == "operators":
+                values[name] = [
+                    _at((name, index), pattern_from, item, self.resolver)[0]
+                    for index, item in enumerate(value)
+                ]
+            elif name == "overrides":
+                values[name] = [
+                    _at((name, index), self.defaults_values, item)
+                    for index, item in enumerate(value)
+                ]
+            elif isinstance(value, dict):
+                values[name] = _at((name,), self.defaults_values, value)
+            elif value is not None:
+                values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
+        return values
+
+    # -- patterns --------------------------------------------------------------------------------
+
+    def patterns(self, entry: dict[str, Any], path: Path) -> list[tuple[Any, Path]]:
+        """The patterns of an entry of the file, each with its path."""
+        single, several = entry.get("pattern"), entry.get("patterns")
+        if (single is None) == (several is None):
+            which = "has no pattern" if single is None else "has both pattern and patterns"
+            self.problem(path, f"an entry {which}", "write one of pattern, patterns")
+            return []
+        if several is None:
+            return [(single, (*path, "pattern"))]
+        return [(item, (*path, "patterns", index)) for index, item in enumerate(several)]
+
+    def resolve(self, data: Any, path: Path) -> tuple[Any, bool, NormalPattern] | None:
+        def make() -> tuple[Any, bool, NormalPattern]:
+            pattern, reversed_form = pattern_from(data, self.resolver)
+            normal = from_reversed(pattern) if reversed_form else normal_form(pattern)
+            return pattern, reversed_form, normal
+
+        return self.attempt(path, make)
+
+    def remove(self) -> None:
+        for index, data in enumerate(self.data.get("remove", [])):
+            path: Path = ("remove", index)
+            found = self.resolve(data, path)
+            if found is None:
+                continue
+            if self.base is None:
+                self.problem(
+                    path, "a file without extends has nothing to remove", "extends: <name>"
+                )
+            elif found[2] in self.entries:
+                del self.entries[found[2]]
+                self.places.pop(found[2], None)
+            else:
+                near = nearest(str(found[2]), map(str, self.entries))
+                self.problem(
+                    path,
+                    f"the extended backend has no entry {found[2]}",
+                    f"did you mean {near}?" if near else "",
+                )
+
+    # -- entries ---------------------------------------------------------------------------------
+
+    def entry(
+        self, pattern: Any, data: dict[str, Any], path: Path, seen: dict[NormalPattern, int]
+    ) -> None:
+        found = self.resolve(pattern, path)
+        if found is None:
+            return
+        spelled, reversed_form, normal = found
+        line = self.tree.line_of(self.tree.known_path(path))
+        if normal in seen:
+            message = f"the pattern {normal} stands twice (first on line {seen[normal]})"
+            self.problem(path, message, "merge the two entries")
+            return
+        seen[normal] = line
+        inherited = self.entries.get(normal)
+        config = _copy(inherited) if inherited is not None else BackendPatternConfig()
+        if inherited is None or "fuser_method" in data:
+            config.set_pattern(None)._set_pattern_complex_format(None)
+            set_pattern = (
+                config._set_pattern_complex_format if reversed_form else config.set_pattern
+            )
+            set_pattern(spelled)
+        start = path[:2]
+        for field, value in data.items():
+            if field not in ("pattern", "patterns"):
+                self.attempt((*start, field), self.set_field, config, field, value)
+        self.entries[normal] = config
+        self.places[normal] = (self.file, line)
+
+    def set_field(self, config: BackendPatternConfig, field: str, value: Any) -> None:
+        if field in ("dtype_configs", "add_dtype_configs"):
+            configs = [
+                _at((index,), self.dtype_config_at, item) for index, item in enumerate(value or [])
+            ]
+            kept = config.dtype_configs if field == "add_dtype_configs" else []
+            config.set_dtype_configs([*kept, *configs])
+        elif field in _MODULES:
+            module = None if value is None else self.resolver.resolve(value)
+            getattr(config, f"set_{field}")(module)
+        elif field in _CALLABLES:
+            function = None if value is None else callable_from(value, self.resolver)
+            getattr(config, _CALLABLES[field])(function)
+        else:
+            _set_data_field(config, field, value)
+
+    def dtype_config_at(self, reference: Any) -> DTypeConfig:
+        if not isinstance(reference, str):
+            return self.dtype_config(reference)
+        if reference not in self.named:
+            raise SpellingError(
+                f'no dtype config is called "{reference}" in this file',
+                did_you_mean(reference, self.named),
+            )
+        return copy.deepcopy(self.named[reference])
+
+
+def _set_data_field(config: BackendPatternConfig, field: str, value: Any) -> None:
+    if field == "observation_type":
+        default = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+        config.set_observation_type(default if value is None else ObservationType[value])
+    elif field == "num_tensor_args_to_observation_type":
+        counts = {int(count): ObservationType[name] for count, name in (value or {}).items()}
+        config._set_num_tensor_args_to_observation_type(counts)
+    elif field == "input_type_to_index":
+        config._set_input_type_to_index(value or {})
+    else:
+        config._set_input_output_observed(value)
+
+
+def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
+    """An entry of its own, so that overriding does not change the extended backend."""
+    new = copy.copy(entry)
+    new.dtype_configs = copy.deepcopy(entry.dtype_configs)
+    new._num_tensor_args_to_observation_type = dict(entry._num_tensor_args_to_observation_type)
+    new._input_type_to_index = dict(entry._input_type_to_index)
+    return new
+
+
+def _at(path: Path, make: Callable[..., Value], *arguments: Any) -> Value:
+    """``make(*arguments)``; a SpellingError inside gets ``path`` before its own."""
+    try:
+        return make(*arguments)
+    except SpellingError as problem:
+        problem.path = (*path, *problem.path)
+        raise
+    except SpecError as error:
+        raise SpellingError(error.what, error.fix, path) from error
+
+
+def _number_or_word(value: Any) -> Any:
+    return value if value in ("per_tensor", "per_channel") else number_from(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_DEFAULT_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "dtype": dtype_from,
+    "qscheme": qscheme_from,
+    "eps": number_from,
+    "averaging_constant": number_from,
+}

@@ -1,0 +1,197 @@
+"""Patterns and callables as plain data, both ways.
+
+A pattern is written as one of
+
+1. an operator: ``torch.nn.Conv2d``, ``operator.add``, ``torch.ops.aten.add.Tensor``, ``.view``;
+2. a list of operators in forward order: ``[torch.nn.Conv2d, torch.nn.ReLU]``;
+3. ``{reversed: [torch.add, MatchAllNode, torch.nn.Conv2d]}``, the nested form, last operator first;
+4. ``{nodes: [{op: torch.relu}, {op: torch.add, inputs: [0, 0]}]}``, a graph in dataflow order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from backquant.backend_config.files.names import Resolver, SpellingError, path_of
+from backquant.backend_config.files.scalars import number_text
+from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
+from backquant.backend_config.pattern import MatchAllNode, NormalPattern, PatternNode
+from backquant.backend_config.pattern import from_reversed as normal_from_reversed
+
+__all__ = [
+    "callable_data",
+    "callable_from",
+    "operator_from",
+    "operator_text",
+    "pattern_data",
+    "pattern_from",
+]
+
+_ANY = "MatchAllNode"
+
+
+def operator_text(op: Any) -> Any:
+    """One operator or literal of a pattern. Raises SpellingError when it has no spelling.
+
+    >>> import torch
+    >>> operator_text("view"), operator_text(torch.add), operator_text(MatchAllNode), operator_text(0)
+    ('.view', 'torch.add', 'MatchAllNode', 0)
+    """
+    if isinstance(op, str):
+        return f".{op}"
+    if isinstance(op, type) and op.__name__ == _ANY:
+        return _ANY
+    if op is None or isinstance(op, (bool, int, float)):
+        return op if not isinstance(op, float) else _literal_float(op)
+    return path_of(op)
+
+
+def _literal_float(value: float) -> float:
+    number_text(value)  # refuses what JSON cannot carry
+    return value
+
+
+def operator_from(text: Any, resolver: Resolver) -> Any:
+    """What ``operator_text`` wrote. Raises SpellingError.
+
+    >>> import torch
+    >>> operator_from(".view", Resolver()), operator_from("torch.add", Resolver()) is torch.add
+    ('view', True)
+    """
+    if not isinstance(text, str):
+        return text
+    if text == _ANY:
+        return MatchAllNode
+    return text[1:] if text.startswith(".") else resolver.resolve(text)
+
+
+def pattern_data(pattern: Any, reversed_form: bool = False) -> Any:
+    """A pattern as strings, lists and dicts. Raises SpellingError.
+
+    >>> import torch
+    >>> pattern_data((torch.nn.Linear, torch.nn.ReLU))
+    ['torch.nn.Linear', 'torch.nn.ReLU']
+    >>> pattern_data((torch.add, MatchAllNode, "relu"), reversed_form=True)
+    {'reversed': ['torch.add', 'MatchAllNode', '.relu']}
+    """
+    if isinstance(pattern, NormalPattern):
+        return {"nodes": [_node_data(node) for node in pattern.nodes]}
+    if reversed_form:
+        return {"reversed": _nested(pattern)}
+    return _nested(pattern)
+
+
+def _nested(pattern: Any) -> Any:
+    if isinstance(pattern, tuple):
+        return [_nested(item) for item in pattern]
+    return operator_text(pattern)
+
+
+def _node_data(node: PatternNode) -> dict[str, Any]:
+    if node.kind == "literal":
+        if isinstance(node.op, str):
+            return {"literal": node.op}
+        value = operator_text(node.op)
+        return {"constant" if isinstance(value, str) else "literal": value}
+    data: dict[str, Any] = {"op": operator_text(node.op)}
+    if node.inputs is not None:
+        data["inputs"] = list(node.inputs)
+    return data
+
+
+def pattern_from(data: Any, resolver: Resolver) -> tuple[Any, bool]:
+    """The pattern, and whether it is in reversed form. Raises SpellingError, or SpecError.
+
+    >>> pattern_from({"reversed": ["torch.add", "MatchAllNode", 0]}, Resolver())[1]
+    True
+    """
+    if isinstance(data, dict) and "nodes" in data:
+        nodes = [_node_from(node, resolver) for node in data["nodes"]]
+        return NormalPattern(tuple(nodes)), False
+    if isinstance(data, dict):
+        return _nested_from(data["reversed"], resolver), True
+    return _nested_from(data, resolver), False
+
+
+def _nested_from(data: Any, resolver: Resolver) -> Any:
+    if isinstance(data, list):
+        return tuple(_nested_from(item, resolver) for item in data)
+    return operator_from(data, resolver)
+
+
+def _node_from(data: dict[str, Any], resolver: Resolver) -> PatternNode:
+    if "literal" in data:
+        return PatternNode(data["literal"], None, "literal")
+    if "constant" in data:
+        return PatternNode(resolver.resolve(data["constant"]), None, "literal")
+    inputs = data.get("inputs")
+    [leaf] = normal_from_reversed(operator_from(data["op"], resolver)).nodes
+    return PatternNode(leaf.op, None if inputs is None else tuple(inputs), leaf.kind)
+
+
+def callable_data(function: Any) -> Any:
+    """A fuser, getter or observer factory: its import path, or what it is made of.
+
+    >>> import torch
+    >>> callable_data(SequentialFuser(torch.nn.Sequential))
+    {'sequential': 'torch.nn.Sequential'}
+    >>> callable_data(torch.nn.functional.relu)
+    'torch.nn.functional.relu'
+    """
+    if isinstance(function, SequentialFuser):
+        data: dict[str, Any] = {"sequential": path_of(function.module_class)}
+        return data if function.arity == 2 else {**data, "arity": function.arity}
+    if isinstance(function, ReversedFuser):
+        return {"reversed_arguments": callable_data(function.fuser)}
+    if isinstance(function, ForwardFuser):
+        return {"forward_arguments": callable_data(function.fuser)}
+    partial = getattr(function, "p", None)
+    if isinstance(partial, functools.partial):
+        return _factory_data(function, partial)
+    return path_of(function)
+
+
+def _factory_data(function: Any, partial: functools.partial[Any]) -> dict[str, Any]:
+    if partial.args or getattr(function, "callable_args", None):
+        raise SpellingError(
+            f"{function!r} holds values made at call time", "use with_args(name=value) only"
+        )
+    arguments = {name: _argument_data(value) for name, value in partial.keywords.items()}
+    return {"factory": path_of(partial.func), "with_args": arguments}
+
+
+def _argument_data(value: Any) -> Any:
+    if isinstance(value, str):
+        raise SpellingError(f"the text argument {value!r} cannot be told from an import path")
+    if value is None or isinstance(value, (bool, int, float)):
+        return operator_text(value)
+    return callable_data(value)
+
+
+def callable_from(data: Any, resolver: Resolver) -> Any:
+    """What ``callable_data`` wrote. Raises SpellingError.
+
+    >>> callable_from({"sequential": "torch.nn.Sequential", "arity": 3}, Resolver()).arity
+    3
+    """
+    if not isinstance(data, dict):
+        return resolver.resolve(data)
+    if "sequential" in data:
+        return SequentialFuser(resolver.resolve(data["sequential"]), data.get("arity", 2))
+    if "reversed_arguments" in data:
+        return ReversedFuser(callable_from(data["reversed_arguments"], resolver))
+    if "forward_arguments" in data:
+        return ForwardFuser(callable_from(data["forward_arguments"], resolver))
+    maker = resolver.resolve(data["factory"])
+    with_args = getattr(maker, "with_args", None)
+    if not isinstance(maker, type) or with_args is None:
+        raise SpellingError(
+            f"{data['factory']} is no class with with_args", "name an observer class"
+        )
+    arguments = data.get("with_args", {})
+    return with_args(**{name: _argument_from(item, resolver) for name, item in arguments.items()})
+
+
+def _argument_from(item: Any, resolver: Resolver) -> Any:
+    return callable_from(item, resolver) if isinstance(item, (str, dict)) else item
