@@ -208,6 +208,9 @@ _ATEN_TRANSPOSED = {
     3: torch.ops.aten.conv_transpose3d.input,
 }
 
+# what ``conv_add`` fuses to
+_ADDED = {2: (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)}
+
 
 def _conv_operator(dimension: int) -> Operator:
     conv = CONV[dimension]
@@ -227,7 +230,7 @@ def _conv_operator(dimension: int) -> Operator:
         weight_channel_axis=0,
         reference=conv.reference,
         qat=conv.qat,
-        fused=(conv.relu, conv.bn, conv.bn_relu),
+        fused=(conv.relu, conv.bn, conv.bn_relu, *_ADDED.get(dimension, ())),
         fused_qat=(conv.relu_qat, conv.bn_qat, conv.bn_relu_qat),
     )
 

@@ -172,7 +172,7 @@ OPERATORS: tuple[Operator, ...] = (
     ),
     _moves(
         "pad",
-        Sample(module_args=(1, 0.0), call=(INPUT, (1, 1))),
+        Sample(module_args=(1, 0.0), call=(INPUT, (1, 1, 1, 1))),
         modules=(nn.ConstantPad2d,),
         functions=(F.pad,),
         aten=(_aten.pad.default,),
@@ -199,9 +199,9 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="size",
         family="shape",
-        sample=Sample(),
+        sample=Sample(call=(INPUT, 1)),
         methods=("size",),
-        aten=(_aten.sym_size.default,),
+        aten=(_aten.sym_size.int,),
         qparams=QParamsRule.NONE,
     ),
 )
