@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from backquant.errors import ConfigError
 
-__all__ = ["fold_batch_norm", "folded_weight_and_bias"]
+__all__ = ["fold_batch_norm", "folded_weight_and_bias", "shallow_copy"]
 
 _Root = TypeVar("_Root", bound=nn.Module)
 
@@ -58,12 +58,21 @@ def folded_weight_and_bias(
     shift = torch.zeros_like(mean) if bias is None else bias.detach()
     factor = gamma * inverse_std
     new_weight = weight.detach() * _spread(factor, root, weight)
-    new_bias = (shift - mean) * inverse_std * gamma + beta
+    # Orders of operations are PyTorch's, so that the floats are equal bit for bit.
+    if isinstance(root, nn.Linear):
+        new_bias = (shift - mean) * factor + beta
+    else:
+        new_bias = (shift - mean) * inverse_std * gamma + beta
     return new_weight.to(weight.dtype), new_bias.to(weight.dtype)
 
 
-def _shallow_copy(module: _Root) -> _Root:
-    """Another module with the same tensors, children and hooks, in tables of its own."""
+def shallow_copy(module: _Root) -> _Root:
+    """Another module with the same tensors, children and hooks, in tables of its own.
+
+    >>> linear = nn.Linear(1, 1); twin = shallow_copy(linear).eval()
+    >>> twin.weight is linear.weight, linear.training
+    (True, True)
+    """
     twin = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict):
@@ -110,7 +119,7 @@ def fold_batch_norm(root: _Root, bn: nn.Module) -> _Root:
             where=f"{root} followed by {bn}",
             fix=f"{type(bn).__name__}({channels})",
         )
-    folded = _shallow_copy(root)
+    folded = shallow_copy(root)
     new_weight, new_bias = folded_weight_and_bias(
         root, bn, weight, bias if isinstance(bias, torch.Tensor) else None
     )

@@ -10,6 +10,7 @@ from torch import nn
 
 from backquant.errors import ConfigError
 from backquant.nn.intrinsic import fused
+from backquant.nn.intrinsic.checks import require_same_mode, require_trainable
 from backquant.nn.intrinsic.fold import fold_batch_norm
 
 __all__ = ["fuse_conv_bn", "fuse_conv_bn_relu", "fuse_convtranspose_bn", "fuse_linear_bn"]
@@ -35,28 +36,6 @@ def _names(modules: tuple[nn.Module, ...]) -> str:
     return ", ".join(type(module).__name__ for module in modules)
 
 
-def _same_mode(*modules: nn.Module) -> None:
-    if len({module.training for module in modules}) > 1:
-        raise ConfigError(
-            f"cannot fuse {_names(modules)}: some are in training mode, some in eval mode",
-            where="training flags " + ", ".join(str(module.training) for module in modules),
-            fix="model.eval()  # or model.train(), on the whole model",
-        )
-
-
-def _trainable(bn: nn.Module, channels: object) -> None:
-    """What fused training needs of a batch norm."""
-    if bn.num_features != channels:
-        what = f"{channels} output channels do not fit a batch norm of {bn.num_features}"
-        fix = f"{type(bn).__name__}({channels})"
-    elif not bn.affine or not bn.track_running_stats:
-        what = "fused training needs a batch norm with affine=True and track_running_stats=True"
-        fix = f"{type(bn).__name__}({channels}, affine=True, track_running_stats=True)"
-    else:
-        return
-    raise ConfigError(what, where=f"{bn}", fix=fix)
-
-
 def _sequence(classes: dict[type[nn.Module], type[nn.Module]], *modules: nn.Module) -> nn.Module:
     cls = classes.get(type(modules[0]))
     if cls is None:
@@ -77,10 +56,10 @@ def fuse_conv_bn(is_qat: bool, conv: nn.Module, bn: nn.Module) -> nn.Module:
     >>> type(fuse_conv_bn(False, nn.Conv2d(1, 2, 3).eval(), nn.BatchNorm2d(2).eval())).__name__
     'Conv2d'
     """
-    _same_mode(conv, bn)
+    require_same_mode(conv, bn)
     if not is_qat:
         return fold_batch_norm(conv, bn)
-    _trainable(bn, conv.out_channels)
+    require_trainable(bn, conv.out_channels)
     return _sequence(_CONV_BN, conv, bn)
 
 
@@ -91,10 +70,10 @@ def fuse_conv_bn_relu(is_qat: bool, conv: nn.Module, bn: nn.Module, relu: nn.Mod
     >>> type(fuse_conv_bn_relu(False, conv, bn, relu)).__name__
     'ConvReLU2d'
     """
-    _same_mode(conv, bn, relu)
+    require_same_mode(conv, bn, relu)
     if not is_qat:
         return _sequence(_CONV_RELU, fold_batch_norm(conv, bn), relu)
-    _trainable(bn, conv.out_channels)
+    require_trainable(bn, conv.out_channels)
     return _sequence(_CONV_BN_RELU, conv, bn, relu)
 
 
@@ -104,10 +83,10 @@ def fuse_linear_bn(is_qat: bool, linear: nn.Module, bn: nn.Module) -> nn.Module:
     >>> type(fuse_linear_bn(False, nn.Linear(3, 2).eval(), nn.BatchNorm1d(2).eval())).__name__
     'Linear'
     """
-    _same_mode(linear, bn)
+    require_same_mode(linear, bn)
     if not is_qat:
         return fold_batch_norm(linear, bn)
-    _trainable(bn, linear.out_features)
+    require_trainable(bn, linear.out_features)
     return fused.LinearBn1d(linear, bn)
 
 
@@ -118,7 +97,7 @@ def fuse_convtranspose_bn(is_qat: bool, convt: nn.Module, bn: nn.Module) -> nn.M
     >>> type(fuse_convtranspose_bn(False, convt, bn)).__name__
     'ConvTranspose2d'
     """
-    _same_mode(convt, bn)
+    require_same_mode(convt, bn)
     if is_qat:
         raise ConfigError(
             f"no QAT module exists for {_names((convt, bn))}",

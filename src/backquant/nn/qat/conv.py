@@ -1,0 +1,147 @@
+"""Convolutions whose weight is fake-quantized while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from backquant.nn.qat.parts import (
+    adopt,
+    checked_float_module,
+    fresh_float_copy,
+    weight_fake_quant_of,
+)
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "geometry"]
+
+_QATConv = TypeVar("_QATConv", bound="_QATConvNd")
+_GEOMETRY = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
+
+
+def geometry(conv: nn.Module) -> dict[str, Any]:
+    """The constructor arguments of a convolution like ``conv``, without its tensors.
+
+    >>> geometry(nn.Conv2d(1, 2, 3, bias=False))["kernel_size"], geometry(nn.Conv1d(1, 2, 3))["bias"]
+    ((3, 3), True)
+    """
+    arguments = {name: getattr(conv, name) for name in _GEOMETRY}
+    return {**arguments, "bias": conv.bias is not None}
+
+
+class _QATConvNd(_ConvNd):
+    _FLOAT_MODULE: ClassVar[type[nn.Module]]
+    _FLOAT_CONV_MODULE: ClassVar[type[_ConvNd]]
+    weight_fake_quant: nn.Module
+
+    def __init__(  # size: PyTorch's signature
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        qconfig: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        init: Callable[..., None] = super().__init__  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
+        init(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+        self.qconfig = qconfig
+        self.weight_fake_quant = weight_fake_quant_of(
+            qconfig, f"qat.{type(self).__name__}", self.weight.device
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As the float convolution: ``(N, C_in, *)`` to ``(N, C_out, *)``."""
+        return self._conv_forward(input, self.weight_fake_quant(self.weight), self.bias)
+
+    @classmethod
+    def from_float(
+        cls: type[_QATConv],
+        mod: nn.Module,
+        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
+    ) -> _QATConv:
+        """The QAT form of ``mod``, which needs a ``qconfig``; it shares the parameters of ``mod``.
+
+        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
+        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
+        module of another type, or without ``qconfig``.
+        """
+        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
+        conv = float_module[0] if isinstance(float_module, nn.Sequential) else float_module
+        qat = cls(**geometry(conv), qconfig=float_module.qconfig, device="meta")
+        adopt(qat, conv, mod)
+        return qat
+
+    def to_float(self) -> nn.Module:
+        """A new float module with copies of the trained parameters."""
+        make: Callable[..., nn.Module] = self._FLOAT_CONV_MODULE
+        return fresh_float_copy(make(**geometry(self), device="meta"), self)
+
+
+class Conv1d(_QATConvNd, nn.Conv1d):
+    """``torch.nn.Conv1d`` with ``weight_fake_quant`` from ``qconfig.weight``.
+
+    >>> from types import SimpleNamespace
+    >>> conv = Conv1d(1, 2, 3, qconfig=SimpleNamespace(weight=nn.Identity))
+    >>> conv(torch.ones(1, 1, 4)).shape, type(conv.to_float()).__name__
+    (torch.Size([1, 2, 2]), 'Conv1d')
+    """
+
+    _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv1d
+    _FLOAT_CONV_MODULE = nn.Conv1d
+
+
+class Conv2d(_QATConvNd, nn.Conv2d):
+    """``torch.nn.Conv2d`` with ``weight_fake_quant`` from ``qconfig.weight``.
+
+    >>> from types import SimpleNamespace
+    >>> conv = nn.Conv2d(1, 2, 3)
+    >>> conv.qconfig = SimpleNamespace(weight=nn.Identity)
+    >>> Conv2d.from_float(conv).weight is conv.weight
+    True
+    """
+
+    _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv2d
+    _FLOAT_CONV_MODULE = nn.Conv2d
+
+
+class Conv3d(_QATConvNd, nn.Conv3d):
+    """``torch.nn.Conv3d`` with ``weight_fake_quant`` from ``qconfig.weight``.
+
+    >>> from types import SimpleNamespace
+    >>> Conv3d(1, 2, 1, qconfig=SimpleNamespace(weight=nn.Identity))(torch.ones(1, 1, 2, 2, 2)).shape
+    torch.Size([1, 2, 2, 2, 2])
+    """
+
+    _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv3d
+    _FLOAT_CONV_MODULE = nn.Conv3d
