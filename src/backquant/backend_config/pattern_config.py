@@ -26,6 +26,8 @@ from backquant.backend_config.pattern import (
     Pattern,
     from_reversed,
     normal_form,
+    to_forward,
+    to_reversed,
 )
 from backquant.errors import SpecError
 
@@ -101,8 +103,8 @@ root_module=torch.nn.Linear)
     def set_pattern(self, pattern: Pattern) -> BackendPatternConfig:
         """Set the pattern: one operator, or a tuple of two or more in forward order.
 
-        An operator is a subclass of ``nn.Module``, a function, or a method's name. Raises
-        ``SpecError`` (a ``ValueError``) when the complex format is set, or for a malformed pattern.
+        An operator is a subclass of ``nn.Module``, a function, or a method's name.
+        Raises ``SpecError`` (a ``ValueError``) when the other format is set, or it is malformed.
 
         >>> BackendPatternConfig().set_pattern((torch.nn.Conv2d, torch.nn.ReLU)).normal_pattern
         NormalPattern(torch.nn.ReLU(torch.nn.Conv2d))
@@ -110,7 +112,8 @@ root_module=torch.nn.Linear)
         if pattern is not None:
             if self._pattern_complex_format is not None:
                 raise _both_forms()
-            normal_form(pattern)
+            normal = normal_form(pattern)
+            pattern = to_forward(normal) if pattern is normal else pattern
         self.pattern = pattern
         return self
 
@@ -119,7 +122,8 @@ root_module=torch.nn.Linear)
         if pattern is not None:
             if self.pattern is not None:
                 raise _both_forms()
-            from_reversed(pattern)
+            normal = from_reversed(pattern)
+            pattern = to_reversed(normal) if pattern is normal else pattern
         self._pattern_complex_format = pattern
         return self
 
@@ -328,11 +332,7 @@ root_module=torch.nn.Linear)
         config = cls()
         if "observation_type" in given:
             config.set_observation_type(given["observation_type"])
-        dtype_configs = []
-        for index, item in enumerate(given.get("dtype_configs") or ()):
-            with within(f"dtype_configs[{index}]"):
-                dtype_configs.append(as_dtype_config(item))
-        config.dtype_configs = dtype_configs
+        config.set_dtype_configs(given.get("dtype_configs") or ())
         for key, attribute in _OPTIONAL_FIELDS.items():
             if given.get(key) is not None:
                 prefix, name = (

@@ -202,15 +202,15 @@ def _build(name: str, target: str) -> BackendConfig:
     place = f"entry point {name} = {target!r}"
     try:
         found: Any = importlib.import_module(module_name)
-        for part in attribute.split(".") if attribute else ():
-            found = getattr(found, part)
-        factory = getattr(found, "backend_config", found)
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise SpecError(
             f"the description of backend {name!r} cannot be imported: {error}",
             where=place,
             fix=f"python -c 'import {module_name}'",
         ) from error
+    for part in attribute.split(".") if attribute else ():
+        found = getattr(found, part, None)
+    factory = getattr(found, "backend_config", found)
     config = factory() if callable(factory) else None
     if not isinstance(config, BackendConfig):
         raise SpecError(
