@@ -204,7 +204,8 @@ def warn_not_run(observer: nn.Module, device: torch.device) -> tuple[Tensor, Ten
     """Scale 1 and zero point 0 of an observer that saw no data, with a warning.
 
     >>> import warnings
-    >>> with warnings.catch_warnings(record=True):
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
     ...     warn_not_run(nn.Identity(), torch.device("cpu"))
     (tensor([1.]), tensor([0]))
     """

@@ -1,0 +1,106 @@
+"""Defaults for a backend whose description names none: what its entries admit first."""
+
+from __future__ import annotations
+
+import torch
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QuantDefault,
+)
+from backquant.errors import ConfigError
+from backquant.observe import quantize_bounds
+
+__all__ = ["derive_defaults"]
+
+
+def derive_defaults(config: BackendConfig) -> BackendDefaults:
+    """Defaults that the first static integer dtype config of the entries admits.
+
+    An entry with a weight counts before one without. Activations are measured with a histogram
+    (training: moving average), weights with minimum and maximum: per channel only where the
+    entry's constraints ask for it. Bounds and smallest scale are those of the constraints.
+    Raises ConfigError when no entry has a static integer dtype config.
+
+    >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
+    >>> int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+    >>> linear = BackendPatternConfig(torch.nn.Linear).add_dtype_config(int8)
+    >>> derive_defaults(BackendConfig("mine").set_backend_pattern_config(linear)).activation
+    QuantDefault('histogram', dtype=torch.qint8, qscheme=torch.per_tensor_affine)
+    """
+    static = [c for e in config.configs for c in e.dtype_configs if _is_static_integer(c)]
+    if not static:
+        raise ConfigError(
+            f"the description of {config.name!r} has no static integer dtype config and no "
+            "defaults, so nothing says what to quantize with",
+            where=f"backend {config.name!r}",
+            fix="pass a qconfig_mapping, or BackendConfig.set_defaults(BackendDefaults(...))",
+        )
+    chosen = next((c for c in static if c.weight_dtype_with_constraints.dtype), static[0])
+    activation = chosen.input_dtype_with_constraints
+    weight = chosen.weight_dtype_with_constraints
+    if weight.dtype is None:
+        weight = DTypeWithConstraints(torch.qint8, symmetric=True)
+    weight_observer = "per_channel_minmax" if _per_channel(weight) else "minmax"
+    return BackendDefaults(
+        activation=_default(activation, "histogram"),
+        weight=_default(weight, weight_observer, symmetric=weight.symmetric is not False),
+        qat_activation=_trained(activation, symmetric=False),
+        qat_weight=_trained(weight, symmetric=weight.symmetric is not False),
+    )
+
+
+def _is_static_integer(config: DTypeConfig) -> bool:
+    dtype = config.input_dtype_with_constraints.dtype
+    if config.is_dynamic or dtype is None or dtype.is_floating_point:
+        return False
+    weight = config.weight_dtype_with_constraints.dtype
+    return weight is None or not weight.is_floating_point
+
+
+def _per_channel(constraints: DTypeWithConstraints) -> bool:
+    return constraints.granularity == "per_channel"
+
+
+def _trained(constraints: DTypeWithConstraints, symmetric: bool) -> QuantDefault:
+    per_channel = _per_channel(constraints)
+    observer = "moving_average_per_channel_minmax" if per_channel else "moving_average_minmax"
+    return _default(constraints, observer, "fused_moving_average", symmetric)
+
+
+def _default(
+    constraints: DTypeWithConstraints,
+    observer: str,
+    fake_quantize: str | None = None,
+    symmetric: bool = False,
+) -> QuantDefault:
+    """The fused kernel has a range of its own, so training always names both bounds."""
+    dtype = constraints.dtype
+    assert dtype is not None
+    low, high = constraints.quant_min_lower_bound, constraints.quant_max_upper_bound
+    bounds: tuple[int | None, int | None] = (None, None)
+    if fake_quantize is not None or low is not None or high is not None:
+        smallest, largest = quantize_bounds(dtype)
+        bounds = (
+            smallest if low is None else int(low),
+            largest if high is None else int(high),
+        )
+    return QuantDefault(
+        observer,
+        dtype=dtype,
+        qscheme=_scheme(_per_channel(constraints), symmetric or bool(constraints.symmetric)),
+        quant_min=bounds[0],
+        quant_max=bounds[1],
+        eps=constraints.scale_min_lower_bound,
+        ch_axis=constraints.ch_axis if _per_channel(constraints) else None,
+        fake_quantize=fake_quantize,
+    )
+
+
+def _scheme(per_channel: bool, symmetric: bool) -> torch.qscheme:
+    if per_channel:
+        return torch.per_channel_symmetric if symmetric else torch.per_channel_affine
+    return torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine

@@ -1,0 +1,88 @@
+"""QConfig: how to measure the activations and the weight of an operator."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import nn
+
+from backquant.errors import ConfigError
+from backquant.observe import factories_equal
+
+__all__ = ["QConfig", "QConfigAny", "qconfig_equals"]
+
+
+class _Pair(NamedTuple):
+    activation: Any
+    weight: Any
+
+
+class QConfig(_Pair):
+    """Observer classes or factories for activations and weight: a named tuple of two.
+
+    Each is called once per observed tensor, so it is a class, or ``Observer.with_args(...)``, or
+    any callable that returns a new observer; not an observer. ``torch.nn.Identity`` leaves its
+    tensor alone. Raises ConfigError for an instance or something that cannot be called.
+
+    >>> from backquant.observe import HistogramObserver, default_weight_observer
+    >>> QConfig(activation=HistogramObserver, weight=default_weight_observer).weight().dtype
+    torch.qint8
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, activation: Any, weight: Any) -> QConfig:
+        _check_factory("activation", activation)
+        _check_factory("weight", weight)
+        return super().__new__(cls, activation, weight)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and len(other) == 2 and qconfig_equals(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.activation, self.weight))
+
+    def __repr__(self) -> str:
+        return f"QConfig(activation={_name(self.activation)}, weight={_name(self.weight)})"
+
+
+QConfigAny: TypeAlias = QConfig | None
+
+
+def qconfig_equals(q1: Any, q2: Any) -> bool:
+    """Whether two QConfigs (or None) make the same observers. PyTorch's are understood, too.
+
+    >>> from backquant.observe import MinMaxObserver
+    >>> one = QConfig(MinMaxObserver.with_args(quant_min=0), MinMaxObserver)
+    >>> two = QConfig(MinMaxObserver.with_args(quant_min=0), MinMaxObserver)
+    >>> qconfig_equals(one, two), qconfig_equals(one, None)
+    (True, False)
+    """
+    if q1 is None or q2 is None:
+        return q1 is q2
+    return factories_equal(
+        getattr(q1, "activation", q1), getattr(q2, "activation", q2)
+    ) and factories_equal(getattr(q1, "weight", None), getattr(q2, "weight", None))
+
+
+def _check_factory(role: str, factory: Any) -> None:
+    if isinstance(factory, nn.Module):
+        name = type(factory).__name__
+        raise ConfigError(
+            f"QConfig got an instance of {name} as {role}; it makes an observer per tensor",
+            where=f"QConfig({role}={name}(...))",
+            fix=f"{role}={name}, or {role}={name}.with_args(...) to set its arguments",
+        )
+    if factory is not None and not callable(factory):
+        raise ConfigError(
+            f"QConfig got {factory!r} as {role}, which makes no observer",
+            where=f"QConfig({role}={factory!r})",
+            fix=f"{role}=MinMaxObserver.with_args(...)",
+        )
+
+
+def _name(factory: Any) -> str:
+    return factory.__name__ if isinstance(factory, type) else repr(factory)

@@ -1,0 +1,43 @@
+"""How a module is quantized: dynamic, static, trained, or its weight only."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from backquant.errors import ConfigError
+
+__all__ = ["QuantType", "quant_type_from_str"]
+
+
+class QuantType(IntEnum):
+    """Kinds of quantization, numbered as PyTorch numbers them.
+
+    >>> QuantType.STATIC.key
+    'static'
+    """
+
+    DYNAMIC = 0
+    STATIC = 1
+    QAT = 2
+    WEIGHT_ONLY = 3
+
+    @property
+    def key(self) -> str:
+        """The name used as a key in dicts."""
+        return self.name.lower()
+
+
+def quant_type_from_str(name: str) -> QuantType:
+    """The inverse of ``QuantType.key``; raises ConfigError for an unknown name.
+
+    >>> quant_type_from_str("weight_only")
+    <QuantType.WEIGHT_ONLY: 3>
+    """
+    for quant_type in QuantType:
+        if quant_type.key == name:
+            return quant_type
+    raise ConfigError(
+        f"{name!r} is no kind of quantization",
+        where="quant_type_from_str",
+        fix="use one of " + ", ".join(repr(kind.key) for kind in QuantType),
+    )
