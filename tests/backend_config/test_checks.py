@@ -13,7 +13,7 @@ def test_unknown_key_without_a_near_one_lists_the_fields() -> None:
     with pytest.raises(SpecError) as caught:
         checks.check_keys({"zzz": 1}, ["name", "configs"], "BackendConfig")
     assert str(caught.value) == (
-        "BackendConfig has no field 'zzz'\n  where  'zzz'\n  fix    fields: name, configs"
+        "BackendConfig has no field 'zzz'\n  where  zzz\n  fix    fields: name, configs"
     )
 
 

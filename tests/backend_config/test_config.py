@@ -121,7 +121,7 @@ def test_extension_fields_are_absent_from_the_dict_until_set() -> None:
 @pytest.mark.parametrize(
     ("given_dict", "where"),
     [
-        ({"nam": "x"}, "'nam'"),
+        ({"nam": "x"}, "nam"),
         ({"name": 3}, "name"),
         ({"engine": 3}, "engine"),
         ({"defaults": 3}, "defaults"),
@@ -131,7 +131,7 @@ def test_extension_fields_are_absent_from_the_dict_until_set() -> None:
         ({"configs": [{"pattern": "add"}, {}]}, "configs[1].pattern"),
         (
             {"configs": [{"dtype_configs": [{"weight_dtype": {"ch_axs": 0}}]}]},
-            "configs[0].dtype_configs[0].weight_dtype.'ch_axs'",
+            "configs[0].dtype_configs[0].weight_dtype.ch_axs",
         ),
     ],
 )

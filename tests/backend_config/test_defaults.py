@@ -142,4 +142,4 @@ def test_defaults_refuse() -> None:
     assert operator.value.where == "operators[1].pattern"
     with pytest.raises(SpecError) as nested:
         BackendDefaults.from_dict({"overrides": [{"operators": ["a"], "wight": {}}]})
-    assert nested.value.where == "overrides[0].'wight'"
+    assert nested.value.where == "overrides[0].wight"

@@ -97,8 +97,8 @@ def test_one_object_may_stand_for_several_roles() -> None:
         ({"weight_dtype": 8}, "weight_dtype", ""),
         ({"is_dynamic": 1}, "is_dynamic", ""),
         ({"bias_scale": "input*weight"}, "bias_scale", "did you mean 'input_times_weight'?"),
-        ({"imput_dtype": torch.quint8}, "'imput_dtype'", "did you mean 'input_dtype'?"),
-        ({"output_dtype": {"symetric": True}}, "output_dtype.'symetric'", None),
+        ({"imput_dtype": torch.quint8}, "imput_dtype", "did you mean 'input_dtype'?"),
+        ({"output_dtype": {"symetric": True}}, "output_dtype.symetric", None),
     ],
 )
 def test_from_dict_refuses(given_dict: dict[str, Any], where: str, fix: str | None) -> None:

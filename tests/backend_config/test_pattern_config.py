@@ -213,11 +213,11 @@ def test_lists_and_dicts_are_copied() -> None:
 @pytest.mark.parametrize(
     ("given_dict", "where"),
     [
-        ({"patern": nn.Linear}, "'patern'"),
+        ({"patern": nn.Linear}, "patern"),
         ({"pattern": nn.ReLU()}, "pattern"),
         ({"observation_type": 1}, "observation_type"),
         ({"dtype_configs": [{}, 3]}, "dtype_configs[1]"),
-        ({"dtype_configs": [{"input_dtyp": 3}]}, "dtype_configs[0].'input_dtyp'"),
+        ({"dtype_configs": [{"input_dtyp": 3}]}, "dtype_configs[0].input_dtyp"),
         ({"root_module": nn.Linear(1, 1)}, "root_module"),
         ({"qat_module": int}, "qat_module"),
         ({"reference_quantized_module": 3}, "reference_quantized_module"),
@@ -251,7 +251,7 @@ def test_unknown_key_is_not_dropped_in_silence() -> None:
     with pytest.raises(SpecError) as caught:
         BackendPatternConfig.from_dict({"pattern": nn.Linear, "root_modul": nn.Linear})
     assert str(caught.value) == (
-        "BackendPatternConfig has no field 'root_modul'\n  where  'root_modul'\n"
+        "BackendPatternConfig has no field 'root_modul'\n  where  root_modul\n"
         "  fix    did you mean 'root_module'?"
     )
 

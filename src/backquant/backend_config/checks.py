@@ -41,7 +41,7 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> Non
     >>> check_keys({"nmae": "x"}, ["name", "configs"], "BackendConfig")
     Traceback (most recent call last):
     backquant.errors.SpecError: BackendConfig has no field 'nmae'
-      where  'nmae'
+      where  nmae
       fix    did you mean 'name'?
     """
     if not isinstance(given, Mapping):
@@ -54,7 +54,7 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> Non
         if key not in known:
             near = nearest(str(key), known)
             fix = f"did you mean {near!r}?" if near else f"fields: {', '.join(known)}"
-            raise SpecError(f"{what} has no field {key!r}", where=repr(key), fix=fix)
+            raise SpecError(f"{what} has no field {key!r}", where=str(key), fix=fix)
 
 
 def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
         raise SpecError(
             f"{alias!r} and {name!r} are two names of one field and differ: "
             f"{given[alias]!r}, {given[name]!r}",
-            where=repr(alias),
+            where=alias,
             fix=f"keep {name!r} only",
         )
     return {name if key == alias else key: value for key, value in given.items()}
