@@ -1,0 +1,193 @@
+"""Rules about one dtype with its constraints.
+
+1. ``bounds-order``: a lower bound above its upper bound admits nothing.
+2. ``bounds-half-set``: one bound without the other is legal.
+3. ``bounds-unreachable``: bounds outside of what the dtype can hold.
+4. ``fixed-qparams``: scale and zero point fixed together, inside of the bounds and the range.
+5. ``extended-constraints``: symmetric, granularity and power-of-two that contradict the others.
+6. ``constraints-without-dtype``: nothing to constrain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from backquant.backend_config.dtypes import DTypeWithConstraints
+from backquant.backend_config.validate.finding import Finding, Place
+
+__all__ = ["constraint_findings", "integer_range"]
+
+_PACKED = {torch.quint4x2: (0, 15), torch.quint2x4: (0, 3)}
+
+
+def integer_range(dtype: torch.dtype | None) -> tuple[int, int] | None:
+    """Smallest and largest value of one element; None for what holds no integers.
+
+    >>> integer_range(torch.qint8), integer_range(torch.quint4x2), integer_range(torch.float16)
+    ((-128, 127), (0, 15), None)
+    """
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return None
+    if dtype in _PACKED:
+        return _PACKED[dtype]
+    name = str(dtype).removeprefix("torch.")
+    bits = name.removeprefix("u").removeprefix("int")
+    if bits in ("1", "2", "3", "4", "5", "6", "7"):
+        count = 2 ** int(bits)
+        return (0, count - 1) if name.startswith("u") else (-count // 2, count // 2 - 1)
+    try:
+        info = torch.iinfo(dtype)
+    except TypeError:  # bits8 and the like hold no numbers
+        return None
+    return info.min, info.max
+
+
+def constraint_findings(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    """Everything that the rules of this module say about ``given``.
+
+    >>> wrong = DTypeWithConstraints(torch.quint8, quant_min_lower_bound=9, quant_max_upper_bound=3)
+    >>> [finding.rule for finding in constraint_findings(wrong, Place(0, "torch.add"))]
+    ['bounds-order']
+    """
+    if given == DTypeWithConstraints(given.dtype):
+        return
+    if given.dtype is None:
+        message = "constraints without a dtype have no effect"
+        yield place.find("warning", "constraints-without-dtype", message, "set dtype")
+        return
+    yield from _order(given, place)
+    yield from _half_set(given, place)
+    yield from _reachable(given, place)
+    yield from _fixed(given, place)
+    yield from _extended(given, place)
+
+
+def _pairs(given: DTypeWithConstraints) -> Iterator[tuple[str, float | None, str, float | None]]:
+    low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
+    yield "quant_min_lower_bound", low, "quant_max_upper_bound", high
+    low, high = given.scale_min_lower_bound, given.scale_max_upper_bound
+    yield "scale_min_lower_bound", low, "scale_max_upper_bound", high
+
+
+def _order(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    for lower, low, upper, high in _pairs(given):
+        if low is not None and high is not None and low > high:
+            message = f"{lower} {low} is above {upper} {high}: nothing is admitted"
+            yield place.find("error", "bounds-order", message, "swap the two bounds")
+
+
+def _half_set(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
+    if (low is None) != (high is None):
+        lone, other = (
+            ("quant_max_upper_bound", "quant_min_lower_bound")
+            if low is None
+            else ("quant_min_lower_bound", "quant_max_upper_bound")
+        )
+        message = f"{lone} is set without {other}; it is enforced alone (PyTorch ignores it)"
+        yield place.find("note", "bounds-half-set", message, f"set {other} too")
+
+
+def _reachable(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    bounds = {
+        "quant_min_lower_bound": given.quant_min_lower_bound,
+        "quant_max_upper_bound": given.quant_max_upper_bound,
+    }
+    limits = integer_range(given.dtype)
+    for name, bound in bounds.items():
+        if bound is None:
+            continue
+        if limits is None:
+            message = f"{name} has no effect on {given.dtype}"
+            yield place.find("warning", "bounds-unreachable", message, f"remove {name}")
+        elif not limits[0] <= bound <= limits[1]:
+            yield _outside(name, bound, limits, place)
+    low, high = given.scale_min_lower_bound, given.scale_max_upper_bound
+    if high is not None and high <= 0:
+        message = f"scale_max_upper_bound {high} admits no scale: scales are positive"
+        yield place.find("error", "bounds-unreachable", message, "remove it, or set a positive one")
+    if low is not None and low <= 0:
+        message = f"scale_min_lower_bound {low} has no effect: scales are positive"
+        yield place.find("warning", "bounds-unreachable", message, "remove scale_min_lower_bound")
+
+
+def _outside(name: str, bound: float, limits: tuple[int, int], place: Place) -> Finding:
+    """A bound that the dtype cannot hold: beyond its near end it is idle, beyond the far end deadly."""
+    holds = f"the dtype holds {limits[0]} to {limits[1]}"
+    idle = bound < limits[0] if name == "quant_min_lower_bound" else bound > limits[1]
+    if idle:
+        message = f"{name} {bound} has no effect: {holds}"
+        return place.find("warning", "bounds-unreachable", message, f"remove {name}")
+    message = f"{name} {bound} admits nothing: {holds}"
+    return place.find("error", "bounds-unreachable", message, "choose a bound that the dtype holds")
+
+
+def _fixed(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    scale, zero_point = given.scale_exact_match, given.zero_point_exact_match
+    if (scale is None) != (zero_point is None):
+        lone, other = (
+            ("zero_point_exact_match", "scale_exact_match")
+            if scale is None
+            else ("scale_exact_match", "zero_point_exact_match")
+        )
+        message = f"{lone} is set without {other}; fixed qparams are both"
+        yield place.find("error", "fixed-qparams", message, f"set {other} too")
+    if scale is not None:
+        yield from _fixed_scale(given, scale, place)
+    limits = integer_range(given.dtype)
+    if zero_point is None or limits is None:
+        return
+    low = max(limits[0], _or(given.quant_min_lower_bound, limits[0]))
+    high = min(limits[1], _or(given.quant_max_upper_bound, limits[1]))
+    if not low <= zero_point <= high:
+        message = f"zero_point_exact_match {zero_point} is outside of the range {low} to {high}"
+        yield place.find("error", "fixed-qparams", message, f"choose one of {low} to {high}")
+
+
+def _or(bound: float | None, default: float) -> float:
+    return default if bound is None else bound
+
+
+def _fixed_scale(given: DTypeWithConstraints, scale: float, place: Place) -> Iterator[Finding]:
+    if not scale > 0:
+        message = f"scale_exact_match {scale} is no scale: scales are positive"
+        yield place.find("error", "fixed-qparams", message)
+        return
+    low, high = _or(given.scale_min_lower_bound, 0.0), _or(given.scale_max_upper_bound, math.inf)
+    if low <= high and not low <= scale <= high:
+        message = f"scale_exact_match {scale} is outside of the scale bounds {low} to {high}"
+        yield place.find("error", "fixed-qparams", message, "widen the bounds, or remove them")
+    if given.power_of_two_scale and math.frexp(scale)[0] != 0.5:
+        message = f"scale_exact_match {scale} is no power of two, as power_of_two_scale asks"
+        yield place.find("error", "extended-constraints", message, "remove one of the two")
+
+
+def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    rule = "extended-constraints"
+    if given.granularity == "per_tensor" and given.ch_axis is not None:
+        message = f"ch_axis {given.ch_axis} contradicts granularity per_tensor"
+        yield place.find("error", rule, message, "remove ch_axis")
+    if given.granularity == "per_channel" and given.scale_exact_match is not None:
+        message = "fixed qparams are one scale for the whole tensor, not one per channel"
+        yield place.find("error", rule, message, "remove granularity")
+    if _no_power_of_two(given):
+        message = "no power of two lies within the scale bounds, as power_of_two_scale asks"
+        yield place.find("error", rule, message, "widen the bounds")
+    zero_point, limits = given.zero_point_exact_match, integer_range(given.dtype)
+    if given.symmetric and zero_point is not None and limits is not None:
+        middles = {0} if limits[0] < 0 else {(limits[1] + 1) // 2, limits[1] // 2}
+        if zero_point not in middles:
+            message = (
+                f"zero_point_exact_match {zero_point} is not the middle that symmetric asks for"
+            )
+            yield place.find("error", rule, message, f"zero_point_exact_match: {max(middles)}")
+
+
+def _no_power_of_two(given: DTypeWithConstraints) -> bool:
+    low, high = given.scale_min_lower_bound, given.scale_max_upper_bound
+    if not given.power_of_two_scale or low is None or high is None or not 0 < low <= high:
+        return False
+    return math.ldexp(1.0, math.ceil(math.log2(low))) > high

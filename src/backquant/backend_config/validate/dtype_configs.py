@@ -1,0 +1,115 @@
+"""Rules about the dtype configs of one entry.
+
+1. ``dynamic-output``: under dynamic quantization the output is computed in float.
+2. ``bias-scale``: a bias scaled by input × weight is an integer, and needs both quantized.
+3. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.validate.constraints import constraint_findings, integer_range
+from backquant.backend_config.validate.finding import Finding, Place
+
+__all__ = ["dtype_config_findings", "subsumes"]
+
+ROLES = ("input_dtype", "output_dtype", "weight_dtype")
+_LOWER = ("quant_min_lower_bound", "scale_min_lower_bound")
+_UPPER = ("quant_max_upper_bound", "scale_max_upper_bound")
+_EQUAL = (
+    "scale_exact_match",
+    "zero_point_exact_match",
+    "symmetric",
+    "granularity",
+    "ch_axis",
+    "power_of_two_scale",
+)
+
+
+def dtype_config_findings(configs: Sequence[DTypeConfig], place: Place) -> Iterator[Finding]:
+    """Everything that the rules of this module and of ``constraints`` say about ``configs``.
+
+    >>> twice = [DTypeConfig(is_dynamic=True), DTypeConfig(is_dynamic=True)]
+    >>> [finding.rule for finding in dtype_config_findings(twice, Place(0, "torch.add"))]
+    ['dtype-config-shadowed']
+    """
+    for index, config in enumerate(configs):
+        here = place.at(f"dtype_configs[{index}]")
+        for role in ROLES:
+            constraints = getattr(config, f"{role}_with_constraints")
+            yield from constraint_findings(constraints, here.at(role))
+        yield from _dynamic(config, here)
+        yield from _bias_scale(config, here)
+        earlier = next((i for i in range(index) if subsumes(configs[i], config)), None)
+        if earlier is not None:
+            same = configs[earlier] == config
+            message = "is the same as" if same else "admits nothing beyond"
+            yield here.find(
+                "warning",
+                "dtype-config-shadowed",
+                f"{message} dtype_configs[{earlier}], which is tried first",
+                "remove it" if same else "remove it, or put it first",
+            )
+
+
+def subsumes(wide: DTypeConfig, narrow: DTypeConfig) -> bool:
+    """Whether everything that ``narrow`` admits is admitted by ``wide``.
+
+    >>> import torch
+    >>> bounded = DTypeConfig(DTypeWithConstraints(torch.quint8, quant_max_upper_bound=127))
+    >>> subsumes(DTypeConfig(torch.quint8), bounded), subsumes(bounded, DTypeConfig(torch.quint8))
+    (True, False)
+    """
+    if bool(wide.is_dynamic) != bool(narrow.is_dynamic):
+        return False
+    if wide.bias_dtype not in (None, narrow.bias_dtype):
+        return False
+    if wide.bias_scale not in (None, narrow.bias_scale):
+        return False
+    return all(
+        _wider(
+            getattr(wide, f"{role}_with_constraints"), getattr(narrow, f"{role}_with_constraints")
+        )
+        for role in ROLES
+    )
+
+
+def _wider(wide: DTypeWithConstraints, narrow: DTypeWithConstraints) -> bool:
+    if wide.dtype is None:
+        return True
+    if wide.dtype is not narrow.dtype:
+        return False
+    return (
+        all(_at_most(getattr(wide, name), getattr(narrow, name)) for name in _LOWER)
+        and all(_at_most(_minus(wide, name), _minus(narrow, name)) for name in _UPPER)
+        and all(getattr(wide, name) in (None, getattr(narrow, name)) for name in _EQUAL)
+    )
+
+
+def _at_most(wide: float | None, narrow: float | None) -> bool:
+    return wide is None or (narrow is not None and wide <= narrow)
+
+
+def _minus(given: DTypeWithConstraints, name: str) -> float | None:
+    bound: float | None = getattr(given, name)
+    return None if bound is None else -bound
+
+
+def _dynamic(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    if config.is_dynamic and integer_range(config.output_dtype) is not None:
+        message = f"is_dynamic with the output dtype {config.output_dtype}: the output is float"
+        yield place.find("error", "dynamic-output", message, "output_dtype: float32")
+
+
+def _bias_scale(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    if config.bias_scale is None:
+        return
+    if integer_range(config.bias_dtype) is None:
+        message = f"bias_scale {config.bias_scale} with the bias dtype {config.bias_dtype}"
+        yield place.find("error", "bias-scale", message, "bias_dtype: int32")
+    for role in ("input_dtype", "weight_dtype"):
+        if integer_range(getattr(config, role)) is None:
+            message = f"bias_scale {config.bias_scale} without a quantized {role}"
+            yield place.find("error", "bias-scale", message, "remove bias_scale")

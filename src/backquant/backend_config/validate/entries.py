@@ -1,0 +1,180 @@
+"""Rules about one entry, and about an entry among the others.
+
+1. ``no-dtype-configs``: nothing is admitted, so the pattern is never quantized.
+2. ``root-without-reference``, ``reference-without-root``: conversion needs both; another entry may
+   give the reference module of the same root.
+3. ``fused-without-fuser``, ``fuser-without-fused``: fusion needs the fuser; without a fused module
+   the fuser must return one of the modules that it is given.
+4. ``fuser-on-single``: one operator has nothing to be fused with.
+5. ``qat-module-without-entry``: after training, conversion looks the QAT module up as a pattern.
+6. ``weight-index-missing``: a function's weight is found by its position among the arguments.
+7. ``pattern-shadowed``: an earlier pattern of the same size matches all that this one matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.naming import operator_name
+from backquant.backend_config.pattern import NormalPattern, normal_form
+from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.validate.finding import Finding, Place
+
+__all__ = ["Neighbours", "entry_findings", "generalizes"]
+
+
+class Neighbours:
+    """What the rules need to know about all entries of a backend, looked up by key."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.entries = config.entries
+        self.references = {
+            entry.root_module
+            for entry in config.configs
+            if entry.root_module is not None and entry.reference_quantized_module is not None
+        }
+        self._wildcards: dict[tuple[Any, int], list[tuple[int, NormalPattern]]] = {}
+        for index, pattern in enumerate(self.entries):
+            if any(node.kind == "any" for node in pattern.nodes):
+                key = (pattern.anchor.op, pattern.size)
+                self._wildcards.setdefault(key, []).append((index, pattern))
+
+    def weight_index(self, op: Any) -> int | None:
+        """The weight's position that the entry of the single operator ``op`` names."""
+        entry = self.entries.get(normal_form(op))
+        return None if entry is None else entry._input_type_to_index.get("weight")
+
+    def shadow(self, index: int, pattern: NormalPattern) -> NormalPattern | None:
+        """An earlier pattern that matches whatever ``pattern`` matches."""
+        for earlier, other in self._wildcards.get((pattern.anchor.op, pattern.size), ()):
+            if earlier < index and generalizes(other, pattern):
+                return other
+        return None
+
+
+def entry_findings(
+    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
+) -> Iterator[Finding]:
+    """Everything that the rules of this module say about ``entry``.
+
+    >>> import torch
+    >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
+    >>> entry = BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear)
+    >>> backend = BackendConfig().set_backend_pattern_config(entry)
+    >>> [f.rule for f in entry_findings(entry, Neighbours(backend), Place(0, "torch.nn.Linear"))]
+    ['no-dtype-configs', 'root-without-reference']
+    """
+    if not entry.dtype_configs:
+        fuses = entry.fuser_method is not None
+        message = "no dtype configs: the pattern is never quantized"
+        yield place.find(
+            "note" if fuses else "warning", "no-dtype-configs", message, "set dtype_configs"
+        )
+    yield from _reference(entry, neighbours, place)
+    yield from _fusion(entry, place)
+    yield from _qat(entry, neighbours, place)
+    yield from _weight_index(entry, neighbours, place)
+    shadow = neighbours.shadow(place.entry, entry.normal_pattern)
+    if shadow is not None:
+        message = f"never reached: the earlier pattern {shadow} matches all that this one does"
+        yield place.find("warning", "pattern-shadowed", message, "put this entry first")
+
+
+def _reference(
+    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
+) -> Iterator[Finding]:
+    root, reference = entry.root_module, entry.reference_quantized_module
+    if root is not None and reference is None:
+        elsewhere = root in neighbours.references
+        message = f"the root module {operator_name(root)} has no reference module here"
+        yield place.at("root_module").find(
+            "note" if elsewhere else "error",
+            "root-without-reference",
+            f"{message}; another entry names one" if elsewhere else message,
+            "set reference_quantized_module",
+        )
+    if root is None and reference is not None:
+        message = (
+            f"the reference module {operator_name(reference)} has no root module: it is unused"
+        )
+        yield place.at("reference_quantized_module").find(
+            "warning", "reference-without-root", message, "set root_module"
+        )
+
+
+def _fusion(entry: BackendPatternConfig, place: Place) -> Iterator[Finding]:
+    fused, fuser = entry.fused_module, entry.fuser_method
+    if fused is not None and fuser is None:
+        message = f"the fused module {operator_name(fused)} has no fuser: nothing makes it"
+        yield place.at("fused_module").find(
+            "error", "fused-without-fuser", message, "set fuser_method"
+        )
+    if fuser is not None and len(entry.normal_pattern.nodes) == 1:
+        message = "a fuser on a single operator: there is nothing to fuse"
+        yield place.at("fuser_method").find(
+            "error", "fuser-on-single", message, "set it on the tuple pattern that it fuses"
+        )
+    elif fuser is not None and fused is None:
+        message = "a fuser without a fused module: it must return one of the modules it is given"
+        yield place.at("fuser_method").find("note", "fuser-without-fused", message)
+
+
+def _qat(entry: BackendPatternConfig, neighbours: Neighbours, place: Place) -> Iterator[Finding]:
+    qat = entry.qat_module
+    if qat is not None and normal_form(qat) not in neighbours.entries:
+        message = f"the QAT module {operator_name(qat)} has no entry: it is not converted"
+        yield place.at("qat_module").find(
+            "warning",
+            "qat-module-without-entry",
+            message,
+            f"add an entry with the pattern {operator_name(qat)}",
+        )
+
+
+def _weight_index(
+    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
+) -> Iterator[Finding]:
+    pattern = entry.normal_pattern
+    weighted = any(config.weight_dtype is not None for config in entry.dtype_configs)
+    operators = [node for node in pattern.nodes if node.kind in ("function", "method")]
+    if not weighted or len(operators) < len(pattern.nodes):
+        return
+    if "weight" in entry._input_type_to_index:
+        return
+    if all(neighbours.weight_index(node.op) is None for node in operators):
+        message = (
+            "a weight dtype for a function, and no position of its weight: it is not quantized"
+        )
+        yield place.at("input_type_to_index").find(
+            "warning",
+            "weight-index-missing",
+            message,
+            "input_type_to_index: {weight: 1}, or no weight_dtype",
+        )
+
+
+def generalizes(wide: NormalPattern, narrow: NormalPattern) -> bool:
+    """Whether ``wide`` is ``narrow`` with arguments replaced by ``MatchAllNode``.
+
+    >>> import torch
+    >>> from backquant.backend_config import MatchAllNode, from_reversed
+    >>> any_add = from_reversed((torch.add, MatchAllNode, torch.nn.Conv2d))
+    >>> generalizes(any_add, from_reversed((torch.add, torch.nn.ReLU, torch.nn.Conv2d)))
+    True
+    """
+    return _covers(wide, len(wide.nodes) - 1, narrow, len(narrow.nodes) - 1)
+
+
+def _covers(wide: NormalPattern, at: int, narrow: NormalPattern, there: int) -> bool:
+    mine, other = wide.nodes[at], narrow.nodes[there]
+    if mine.kind == "any":
+        return True
+    if mine.op != other.op or mine.kind != other.kind:
+        return False
+    if mine.inputs is None:
+        return True
+    if other.inputs is None or len(mine.inputs) != len(other.inputs):
+        return False
+    return all(_covers(wide, a, narrow, b) for a, b in zip(mine.inputs, other.inputs, strict=True))
