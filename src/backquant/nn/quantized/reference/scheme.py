@@ -1,15 +1,18 @@
-"""A weight's scheme as an int64 tensor, so that a ``state_dict`` holds nothing but tensors.
+"""The schemes of weights as an int64 tensor, so that a ``state_dict`` holds nothing but tensors.
 
 The codes are part of the file format: they are only ever added to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from backquant.errors import ConfigError
 
-__all__ = ["decode_scheme", "encode_scheme"]
+__all__ = ["decode_schemes", "encode_schemes"]
 
 _QSCHEMES: dict[int, torch.qscheme | None] = {
     0: None,
@@ -36,30 +39,31 @@ _QSCHEME_CODES = {qscheme: code for code, qscheme in _QSCHEMES.items()}
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
-def encode_scheme(
-    qscheme: torch.qscheme | None, dtype: torch.dtype, numbers: tuple[int, int, int]
-) -> torch.Tensor:
-    """``[qscheme, dtype, axis, quant_min, quant_max]`` as five int64 values.
+def encode_schemes(schemes: Sequence[tuple[Any, ...]]) -> torch.Tensor:
+    """One row ``[qscheme, dtype, axis, quant_min, quant_max]`` per weight, int64.
 
-    >>> encode_scheme(torch.per_channel_affine, torch.qint8, (0, -127, 127))
-    tensor([   3,    3,    0, -127,  127])
+    >>> encode_schemes([(torch.per_channel_affine, torch.qint8, 0, -127, 127)])
+    tensor([[   3,    3,    0, -127,  127]])
     """
-    return torch.tensor([_QSCHEME_CODES[qscheme], _DTYPE_CODES[dtype], *numbers])
+    rows = [
+        [_QSCHEME_CODES[qscheme], _DTYPE_CODES[dtype], *numbers]
+        for qscheme, dtype, *numbers in schemes
+    ]
+    return torch.tensor(rows, dtype=torch.int64)
 
 
-def decode_scheme(
-    state: torch.Tensor,
-) -> tuple[torch.qscheme | None, torch.dtype, tuple[int, int, int]]:
-    """The inverse of ``encode_scheme``; ``ConfigError`` on anything else.
+def decode_schemes(state: torch.Tensor) -> list[tuple[Any, ...]]:
+    """The inverse of ``encode_schemes``; ``ConfigError`` on anything else.
 
-    >>> decode_scheme(torch.tensor([3, 3, 0, -127, 127]))
-    (torch.per_channel_affine, torch.qint8, (0, -127, 127))
+    >>> decode_schemes(torch.tensor([[3, 3, 0, -127, 127]]))
+    [(torch.per_channel_affine, torch.qint8, 0, -127, 127)]
     """
-    codes = state.tolist() if isinstance(state, torch.Tensor) and state.shape == (5,) else None
-    if codes is None or codes[0] not in _QSCHEMES or codes[1] not in _DTYPES:
+    readable = isinstance(state, torch.Tensor) and state.dim() == 2 and state.shape[1] == 5
+    rows = state.tolist() if readable else []
+    if not rows or any(row[0] not in _QSCHEMES or row[1] not in _DTYPES for row in rows):
         raise ConfigError(
-            "the weight's scheme in the state_dict cannot be read",
+            "the schemes of weights in the state_dict cannot be read",
             where=f"_extra_state = {state!r}",
             fix="load a state_dict that a reference module of backquant wrote",
         )
-    return _QSCHEMES[codes[0]], _DTYPES[codes[1]], (codes[2], codes[3], codes[4])
+    return [(_QSCHEMES[row[0]], _DTYPES[row[1]], *row[2:]) for row in rows]

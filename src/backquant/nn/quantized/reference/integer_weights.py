@@ -1,0 +1,104 @@
+"""Integer weights under names: storage, dequantization, and their place in a ``state_dict``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from backquant.errors import ConfigError
+from backquant.nn.quantized.reference.scheme import decode_schemes, encode_schemes
+from backquant.nn.quantized.reference.weights import (
+    WeightQParams,
+    dequantize_weight,
+    quantize_weight,
+)
+
+__all__ = ["IntegerWeights"]
+
+# PyTorch's default for a reference module that is built without qparams.
+_DEFAULT_QPARAMS: Mapping[str, Any] = {
+    "qscheme": torch.per_tensor_affine,
+    "dtype": torch.quint8,
+    "scale": 1.0,
+    "zero_point": 0,
+}
+_ATTRIBUTES = ("qscheme", "dtype", "axis", "quant_min", "quant_max")
+
+
+class IntegerWeights(nn.Module):
+    """A module some of whose weights are integers; the others stay float parameters.
+
+    Invariants, for every ``name`` in ``weight_names``:
+
+    1. buffer ``{name}``: a plain tensor of the storage dtype (int8, uint8, int32; float16 or
+       bfloat16 for a weight that is only stored narrower);
+    2. buffers ``{name}_scale`` (float32) and ``{name}_zero_point`` (int64, or float32 for
+       ``per_channel_affine_float_qparams``): no dimension, or one entry per slice along the axis;
+    3. attributes ``{name}_qscheme``, ``{name}_dtype`` (the token that was asked for),
+       ``{name}_axis``, ``{name}_quant_min``, ``{name}_quant_max``.
+
+    The ``state_dict`` holds tensors only; invariant 3 travels in it as an int64 tensor, so that it
+    loads into a module built with other qparams.
+    """
+
+    weight_names: tuple[str, ...] = ("weight",)
+
+    def _store(self, name: str, weight: torch.Tensor, qparams: Mapping[str, Any] | None) -> None:
+        """Quantize the float ``weight`` and take it as ``name``."""
+        chosen = _DEFAULT_QPARAMS if qparams is None else qparams
+        try:
+            q = WeightQParams.from_dict(chosen, weight.device)
+            quantized = quantize_weight(weight, q)
+        except ConfigError as error:
+            where = f"{name} of {type(self).__name__}: {error.where}"
+            raise ConfigError(error.what, where=where, fix=error.fix) from error
+        self._parameters.pop(name, None)
+        self.register_buffer(name, quantized)
+        self.register_buffer(f"{name}_scale", q.scale)
+        self.register_buffer(f"{name}_zero_point", q.zero_point)
+        for attribute in _ATTRIBUTES:
+            setattr(self, f"{name}_{attribute}", getattr(q, attribute))
+
+    def _dequantized(self, name: str) -> torch.Tensor:
+        """The float weight that the integers of ``name`` stand for."""
+        scale, zero_point = self._buffers[f"{name}_scale"], self._buffers[f"{name}_zero_point"]
+        quantized = self._buffers[name]
+        assert quantized is not None and scale is not None and zero_point is not None
+        axis: int = vars(self)[f"{name}_axis"]
+        return dequantize_weight(quantized, scale, zero_point, axis)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Invariant 3, one row per name."""
+        return encode_schemes(
+            [
+                tuple(getattr(self, f"{name}_{attribute}") for attribute in _ATTRIBUTES)
+                for name in self.weight_names
+            ]
+        )
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take over invariant 3 from the tensor that ``get_extra_state`` gave."""
+        for name, row in zip(self.weight_names, decode_schemes(state), strict=True):
+            for attribute, value in zip(_ATTRIBUTES, row, strict=True):
+                setattr(self, f"{name}_{attribute}", value)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Let dtype and number of scales follow the ``state_dict``; the weight's shape may not."""
+        for name in self.weight_names:
+            for buffer in (name, f"{name}_scale", f"{name}_zero_point"):
+                self._fit_buffer(buffer, state_dict.get(prefix + buffer), resize=buffer != name)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _fit_buffer(self, name: str, value: object, *, resize: bool) -> None:
+        own = self._buffers[name]
+        if own is None or not isinstance(value, torch.Tensor):
+            return
+        shape = value.shape if resize else own.shape
+        if own.dtype != value.dtype or own.shape != shape:
+            fitting = torch.empty(shape, dtype=value.dtype, device=own.device)
+            self.register_buffer(name, fitting)
