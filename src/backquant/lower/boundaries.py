@@ -1,0 +1,68 @@
+"""The last step of a lowering: what is left of quantize and dequantize nodes.
+
+1. A quantize node on a dequantize node with the same qparams disappears (the round trip is exact).
+2. With other qparams the two become one ``requantize`` kernel.
+3. The others become the fast boundary kernels.
+4. Dequantize nodes that nothing reads are erased, and constants that only they read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from backquant.lower.kernels.boundary import dequantize, quantize, requantize
+from backquant.lower.qdq import (
+    integer_source,
+    is_channel_dequantize,
+    is_dequantize,
+    is_quantize,
+    qparams_of,
+)
+
+__all__ = ["fold_boundaries", "is_boundary"]
+
+_KERNELS = (quantize, dequantize, requantize)
+
+
+def is_boundary(node: Any) -> bool:
+    """Whether ``node`` crosses between float and integers, in the QDQ dialect or lowered."""
+    if is_quantize(node) or is_dequantize(node):
+        return True
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _KERNELS
+
+
+def fold_boundaries(graph: Graph) -> None:
+    """Apply the four rules above to ``graph``."""
+    for node in list(graph.nodes):
+        if is_quantize(node) and is_dequantize(node.args[0]):
+            _join(graph, node)
+    _erase_unread(graph)
+    for node in graph.nodes:
+        if is_quantize(node):
+            node.target = quantize
+        elif is_dequantize(node):
+            node.target = dequantize
+
+
+def _join(graph: Graph, node: Node) -> None:
+    """Rules 1 and 2."""
+    before = node.args[0]
+    assert isinstance(before, Node)
+    source, old, new = integer_source(before), qparams_of(before), qparams_of(node)
+    if old == new:
+        node.replace_all_uses_with(source)
+    else:
+        with graph.inserting_before(node):
+            args = (source, old.scale, old.zero_point, *new.literals)
+            joined = graph.create_node("call_function", requantize, args, {}, node.name)
+        node.replace_all_uses_with(joined)
+    graph.erase_node(node)
+
+
+def _erase_unread(graph: Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        constant = node.op == "get_attr" or is_dequantize(node) or is_channel_dequantize(node)
+        if constant and not node.users:
+            graph.erase_node(node)

@@ -1,0 +1,223 @@
+"""Engines: which integer kernels this build and this CPU have, as data.
+
+The facts of the machine are read in one place (``machine_facts``) and passed as a value, so that an
+engine can be asked about a machine other than this one.
+
+Sources: the ``isa`` names are those of ``torch.cpu.get_capabilities()`` and of oneDNN's
+``ONEDNN_MAX_CPU_ISA`` variable (oneDNN developer guide, "CPU dispatcher control"); that 8-bit
+products may saturate in 16 bits without VNNI: oneDNN developer guide, "Nuances of int8 computations".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from backquant.errors import EngineError
+
+__all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_info", "machine_facts"]
+
+ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
+
+_X86 = ("x86_64", "amd64", "i386", "i686")
+_ONEDNN_KERNELS = (
+    "onednn.qconv_pointwise",
+    "onednn.qconv2d_pointwise",
+    "onednn.qlinear_pointwise",
+)
+_WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
+# Values of ONEDNN_MAX_CPU_ISA that stop before any VNNI instruction.
+_NARROW_ISA = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What decides which kernels can run: the build of torch, and the CPU."""
+
+    architecture: str
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    onednn: bool = False
+    quantized_engines: tuple[str, ...] = ()
+    torch_version: str = ""
+    isa_limit: str = ""  # ONEDNN_MAX_CPU_ISA; empty: none
+
+    @property
+    def is_x86(self) -> bool:
+        return self.architecture.lower() in _X86
+
+    @property
+    def vnni(self) -> bool:
+        """Whether 8-bit products are added up in 32 bits by one instruction."""
+        if self.isa_limit.upper() in _NARROW_ISA:
+            return False
+        return any(bool(self.capabilities.get(name)) for name in _WIDE)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """One engine on one machine.
+
+    ``wide_accumulation``: products of 8-bit activations and 8-bit weights are summed without
+    saturation. Without it the range of activation times weight is limited (``max_product``).
+
+    >>> info = EngineInfo("x86", "avx512_vnni", "2.13.0", ("onednn.qconv_pointwise",),
+    ...                   (torch.uint8,), (torch.int8,), wide_accumulation=True)
+    >>> info.describe()
+    'x86 (avx512_vnni, torch 2.13.0)'
+    """
+
+    name: str
+    isa: str
+    torch_version: str
+    kernels: tuple[str, ...]
+    activation_dtypes: tuple[torch.dtype, ...]
+    weight_dtypes: tuple[torch.dtype, ...]
+    wide_accumulation: bool = True
+
+    @property
+    def max_product(self) -> int | None:
+        """Largest |activation × weight| of which two add up within 16 bits; ``None``: no limit."""
+        return None if self.wide_accumulation else (2**15 - 1) // 2
+
+    def describe(self) -> str:
+        """Name, instruction set and version in one line."""
+        return f"{self.name} ({self.isa}, torch {self.torch_version})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-able data; ``from_dict`` reads it back.
+
+        >>> info = engine_info("x86")
+        >>> EngineInfo.from_dict(info.to_dict()) == info
+        True
+        """
+        data = asdict(self)
+        for key in ("activation_dtypes", "weight_dtypes"):
+            data[key] = [str(dtype).removeprefix("torch.") for dtype in data[key]]
+        data["kernels"] = list(self.kernels)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineInfo:
+        """Inverse of ``to_dict``."""
+        values = dict(data)
+        for key in ("activation_dtypes", "weight_dtypes"):
+            values[key] = tuple(getattr(torch, name) for name in values[key])
+        values["kernels"] = tuple(values["kernels"])
+        return cls(**values)
+
+
+def machine_facts() -> MachineFacts:
+    """The facts of this build and this CPU.
+
+    >>> machine_facts().torch_version == torch.__version__.split("+")[0]
+    True
+    """
+    return MachineFacts(
+        architecture=platform.machine(),
+        capabilities=torch.cpu.get_capabilities(),
+        onednn=torch.backends.mkldnn.is_available() and _has_kernel(_ONEDNN_KERNELS[0]),
+        quantized_engines=tuple(e for e in torch.backends.quantized.supported_engines),
+        torch_version=torch.__version__.split("+")[0],
+        isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
+    )
+
+
+def _has_kernel(name: str) -> bool:
+    full = name.replace(".", "::")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "MkldnnCPU"))
+
+
+def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
+    """The engine ``name`` on the machine that ``facts`` describe (default: this one).
+
+    Raises ``EngineError`` for a name that is no engine, and for an engine that this build of torch
+    or this CPU lacks; the message says which engine can be used instead.
+
+    >>> engine_info("x86").activation_dtypes
+    (torch.uint8,)
+    >>> engine_info("onednn", MachineFacts("aarch64"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    backquant.errors.EngineError: the engine onednn needs oneDNN's quantized kernels...
+    ...
+    """
+    if name not in ENGINES:
+        near = get_close_matches(name, ENGINES, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise EngineError(
+            f"there is no engine {name!r}{hint}",
+            where=f"engine: {name}",
+            fix=f"choose one of {', '.join(ENGINES)}, or no engine: the reference model runs anywhere",
+        )
+    facts = machine_facts() if facts is None else facts
+    if name in ("x86", "onednn"):
+        return _onednn_engine(name, facts)
+    return _quantized_engine(name, facts)
+
+
+def _isa(facts: MachineFacts) -> str:
+    """The best instruction set for 8-bit products, as one word."""
+    if not facts.is_x86:
+        return facts.architecture
+    names = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512_bw", "avx2")
+    if facts.isa_limit.upper() in _NARROW_ISA:
+        return facts.isa_limit.lower()
+    return next((name for name in names if facts.capabilities.get(name)), facts.architecture)
+
+
+def _onednn_engine(name: str, facts: MachineFacts) -> EngineInfo:
+    if not facts.onednn or (name == "x86" and not facts.is_x86):
+        lack = (
+            "needs an x86 CPU"
+            if facts.onednn
+            else "needs oneDNN's quantized kernels, which this build of torch has not"
+        )
+        raise EngineError(
+            f"the engine {name} {lack}",
+            where=f"{facts.architecture}, torch {facts.torch_version or 'unknown'}, "
+            f"quantized engines: {', '.join(facts.quantized_engines) or 'none'}",
+            fix=_alternative(facts, name),
+        )
+    return EngineInfo(
+        name=name,
+        isa=_isa(facts),
+        torch_version=facts.torch_version,
+        kernels=_ONEDNN_KERNELS,
+        activation_dtypes=(torch.uint8,),
+        weight_dtypes=(torch.int8,),
+        wide_accumulation=facts.vnni or not facts.is_x86,
+    )
+
+
+def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
+    if name not in facts.quantized_engines:
+        raise EngineError(
+            f"the engine {name} is not in this build of torch",
+            where=f"quantized engines: {', '.join(facts.quantized_engines) or 'none'}",
+            fix=_alternative(facts, name),
+        )
+    return EngineInfo(
+        name=name,
+        isa=_isa(facts),
+        torch_version=facts.torch_version,
+        kernels=("quantized.conv", "quantized.linear"),
+        activation_dtypes=(torch.uint8,),
+        weight_dtypes=(torch.int8,),
+        # fbgemm's kernels sum pairs in 16 bits on any CPU; qnnpack's widen first.
+        wide_accumulation=name == "qnnpack",
+    )
+
+
+def _alternative(facts: MachineFacts, wanted: str) -> str:
+    have = [e for e in ENGINES if e in facts.quantized_engines and e != wanted]
+    if facts.onednn and not facts.is_x86 and wanted == "x86":
+        have.insert(0, "onednn")
+    if have:
+        return f'backquant.quantize(..., backend="{have[0]}")'
+    return "install a build of torch with oneDNN (pip install torch), or keep the reference model"

@@ -1,0 +1,84 @@
+"""Kernels at the edges of the integer part of a model: quantize, dequantize, requantize, saturate."""
+
+from __future__ import annotations
+
+import torch
+
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = ["dequantize", "quantize", "requantize", "saturate"]
+
+_TOKEN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
+
+
+# size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.
+def quantize(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Float ``x`` of any shape to integers of ``dtype``, by ``aten::quantize_per_tensor``.
+
+    Equal to ``quantized_decomposed::quantize_per_tensor``, but for values exactly between two
+    integers: with an odd zero point they round the other way, as in every model that torch's own
+    lowering makes. NaN has no defined result.
+
+    >>> quantize(torch.tensor([-9.0, 0.0, 0.5, 99.0]), 0.5, 10, 0, 127, torch.uint8)
+    tensor([  0,  10,  11, 127], dtype=torch.uint8)
+    """
+    if x.dtype != torch.float32:
+        x = x.float()
+    q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, _TOKEN[dtype]))
+    info = torch.iinfo(dtype)
+    if quant_min > info.min or quant_max < info.max:
+        q.clamp_(quant_min, quant_max)
+    return q
+
+
+# size: the arguments of quantized_decomposed::dequantize_per_tensor, whose nodes it replaces.
+def dequantize(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,  # noqa: ARG001 - not needed, but part of the operator
+    quant_max: int,  # noqa: ARG001
+    dtype: torch.dtype,  # noqa: ARG001
+) -> torch.Tensor:
+    """Integers of any shape to float32, equal to ``quantized_decomposed::dequantize_per_tensor``.
+
+    >>> dequantize(torch.tensor([8, 10], dtype=torch.uint8), 0.5, 10, 0, 255, torch.uint8)
+    tensor([-1.,  0.])
+    """
+    return quantized_view(x, scale, zero_point).dequantize()
+
+
+# size: two sets of qparams, in the order of the two nodes that it replaces.
+def requantize(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    out_scale: float,
+    out_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Integers under one set of qparams to integers under another.
+
+    >>> requantize(torch.tensor([10, 14], dtype=torch.uint8), 0.5, 10, 1.0, 0, 0, 255, torch.uint8)
+    tensor([0, 2], dtype=torch.uint8)
+    """
+    value = quantized_view(x, scale, zero_point).dequantize()
+    return quantize(value, out_scale, out_zero_point, quant_min, quant_max, dtype)
+
+
+def saturate(x: torch.Tensor, quant_min: int, quant_max: int) -> torch.Tensor:
+    """Clamp integers in place; only inserted after a kernel that made ``x`` for this one reader.
+
+    >>> saturate(torch.tensor([3, 200], dtype=torch.uint8), 0, 127)
+    tensor([  3, 127], dtype=torch.uint8)
+    """
+    return x.clamp_(quant_min, quant_max)

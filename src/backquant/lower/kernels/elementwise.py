@@ -1,0 +1,102 @@
+"""Binary elementwise kernels, by ``quantized::add``, ``add_relu``, ``mul`` and ``mul_relu``.
+
+Shapes broadcast; both inputs and the result have one dtype, uint8 or int8. The arguments are those of
+``quantized::add(qa, qb, scale, zero_point)`` with the qparams of the inputs beside them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = ["add", "add_relu", "mul", "mul_relu"]
+
+_add = torch.ops.quantized.add.default
+_add_relu = torch.ops.quantized.add_relu.default
+_mul = torch.ops.quantized.mul.default
+_mul_relu = torch.ops.quantized.mul_relu.default
+
+
+# size: three tensors and their qparams, literals of the graph
+def add(
+    x: torch.Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    y: torch.Tensor,
+    y_scale: float,
+    y_zero_point: int,
+    out_scale: float,
+    out_zero_point: int,
+) -> torch.Tensor:
+    """Integers of the sum.
+
+    >>> x = torch.tensor([4, 6], dtype=torch.uint8)
+    >>> add(x, 0.5, 0, x, 0.5, 0, 1.0, 0)
+    tensor([4, 6], dtype=torch.uint8)
+    """
+    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    return integer_view(_add(qx, qy, out_scale, out_zero_point))
+
+
+# size: three tensors and their qparams, literals of the graph
+def add_relu(
+    x: torch.Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    y: torch.Tensor,
+    y_scale: float,
+    y_zero_point: int,
+    out_scale: float,
+    out_zero_point: int,
+) -> torch.Tensor:
+    """Integers of ``relu(x + y)``.
+
+    >>> x = torch.tensor([4, 12], dtype=torch.uint8)
+    >>> add_relu(x, 0.5, 10, x, 0.5, 10, 1.0, 3)
+    tensor([3, 5], dtype=torch.uint8)
+    """
+    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    return integer_view(_add_relu(qx, qy, out_scale, out_zero_point))
+
+
+# size: three tensors and their qparams, literals of the graph
+def mul(
+    x: torch.Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    y: torch.Tensor,
+    y_scale: float,
+    y_zero_point: int,
+    out_scale: float,
+    out_zero_point: int,
+) -> torch.Tensor:
+    """Integers of the product.
+
+    >>> x = torch.tensor([4, 6], dtype=torch.uint8)
+    >>> mul(x, 0.5, 0, x, 0.5, 0, 1.0, 0)
+    tensor([4, 9], dtype=torch.uint8)
+    """
+    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    return integer_view(_mul(qx, qy, out_scale, out_zero_point))
+
+
+# size: three tensors and their qparams, literals of the graph
+def mul_relu(
+    x: torch.Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    y: torch.Tensor,
+    y_scale: float,
+    y_zero_point: int,
+    out_scale: float,
+    out_zero_point: int,
+) -> torch.Tensor:
+    """Integers of ``relu(x * y)``.
+
+    >>> x = torch.tensor([8, 12], dtype=torch.uint8)
+    >>> mul_relu(x, 0.5, 10, torch.tensor([2, 2], dtype=torch.uint8), 1.0, 0, 1.0, 3)
+    tensor([3, 5], dtype=torch.uint8)
+    """
+    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    return integer_view(_mul_relu(qx, qy, out_scale, out_zero_point))

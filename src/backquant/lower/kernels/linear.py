@@ -1,0 +1,81 @@
+"""Linear layers on plain integer tensors by oneDNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+
+__all__ = ["LinearConfig", "OnednnLinear"]
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """All numbers of one linear layer. ``out_dtype`` float32 gives a float result (scale 1, zero
+    point 0)."""
+
+    x_scale: float
+    x_zero_point: int
+    out_scale: float
+    out_zero_point: int
+    out_dtype: torch.dtype
+    post_op: str = "none"
+    post_numbers: tuple[float, ...] = ()
+    post_algorithm: str = ""
+
+
+class OnednnLinear(PackedKernel):
+    """``onednn::qlinear_pointwise``: linear layer, bias and one unary operator.
+
+    Takes uint8 ``[..., in]`` and returns ``[..., out]`` of ``config.out_dtype``. The weight is int8
+    ``[out, in]`` with zero points 0.
+
+    >>> config = LinearConfig(0.5, 10, 1.0, 0, torch.float32)
+    >>> one = torch.ones(1, 2, dtype=torch.int8)
+    >>> tensors = WeightTensors(one, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    >>> OnednnLinear(config, tensors)(torch.tensor([[11, 12]], dtype=torch.uint8))
+    tensor([[1.5000]])
+    """
+
+    config_class = LinearConfig
+    kernel = "onednn.qlinear_pointwise"
+    config: LinearConfig
+
+    def __init__(self, config: LinearConfig, tensors: WeightTensors) -> None:
+        super().__init__(config, tensors)
+
+    @property
+    def name(self) -> str:
+        post = self.config.post_op
+        return self.kernel if post == "none" else f"{self.kernel}({post})"
+
+    def _pack(self) -> Any:
+        c = self.config
+        self._call = torch.ops.onednn.qlinear_pointwise.default
+        self._before = (c.x_scale, c.x_zero_point)
+        self._after = (
+            c.out_scale,
+            c.out_zero_point,
+            c.out_dtype,
+            c.post_op,
+            list(c.post_numbers),
+            c.post_algorithm,
+        )
+        return torch.ops.onednn.qlinear_prepack(self.weight, None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[..., in]`` to ``[..., out]``."""
+        packed = self._packed if self._packed is not None else self._repack()
+        out: torch.Tensor = self._call(
+            x,
+            *self._before,
+            packed,
+            self.weight_scale,
+            self.weight_zero_point,
+            self.bias,
+            *self._after,
+        )
+        return out

@@ -1,0 +1,162 @@
+"""Pooling on plain integer tensors: the result keeps the qparams of the input.
+
+Max pooling selects values and is exact; average pooling sums integers and rounds once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = [
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "mean",
+]
+
+_max_pool1d = torch.ops.quantized.max_pool1d.default
+_max_pool2d = torch.ops.quantized.max_pool2d.default
+
+
+# size: the arguments of quantized::max_pool1d.
+def max_pool1d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, length]``; each list has one entry.
+
+    >>> max_pool1d(torch.tensor([[[1, 5, 2, 3]]], dtype=torch.uint8), [2], [2], [0], [1], False)
+    tensor([[[5, 3]]], dtype=torch.uint8)
+    """
+    q = quantized_view(x, 1.0, 0)
+    return integer_view(_max_pool1d(q, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+# size: the arguments of quantized::max_pool2d.
+def max_pool2d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, height, width]``; each list has two entries.
+
+    >>> x = torch.tensor([[[[1, 5], [2, 3]]]], dtype=torch.uint8)
+    >>> max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False).item()
+    5
+    """
+    q = quantized_view(x, 1.0, 0)
+    return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+# size: the arguments of aten::avg_pool2d after the qparams of the input.
+def avg_pool2d(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, height, width]``; each list has two entries.
+
+    >>> x = torch.tensor([[[[1, 5], [2, 4]]]], dtype=torch.uint8)
+    >>> avg_pool2d(x, 1.0, 0, [2, 2], [2, 2], [0, 0], False, True, None).item()
+    3
+    """
+    q = quantized_view(x, scale, zero_point)
+    pooled = F.avg_pool2d(
+        q,
+        tuple(kernel_size),
+        tuple(stride),
+        tuple(padding),
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+    return integer_view(pooled)
+
+
+# size: the arguments of aten::avg_pool3d after the qparams of the input.
+def avg_pool3d(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, depth, height, width]``; each list has three entries.
+
+    >>> x = torch.tensor([[[[[1, 5], [2, 4]]]]], dtype=torch.uint8)
+    >>> avg_pool3d(x, 1.0, 0, [1, 2, 2], [1, 2, 2], [0, 0, 0], False, True, None).item()
+    3
+    """
+    q = quantized_view(x, scale, zero_point)
+    pooled = F.avg_pool3d(
+        q,
+        tuple(kernel_size),
+        tuple(stride),
+        tuple(padding),
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+    return integer_view(pooled)
+
+
+def adaptive_avg_pool2d(
+    x: torch.Tensor, scale: float, zero_point: int, output_size: Sequence[int | None]
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, height, width]`` to the spatial size ``output_size``.
+
+    >>> x = torch.tensor([[[[1, 5], [2, 4]]]], dtype=torch.uint8)
+    >>> adaptive_avg_pool2d(x, 1.0, 0, [1, 1]).item()
+    3
+    """
+    q = quantized_view(x, scale, zero_point)
+    return integer_view(F.adaptive_avg_pool2d(q, list(output_size)))  # type: ignore[arg-type]
+
+
+def adaptive_avg_pool3d(
+    x: torch.Tensor, scale: float, zero_point: int, output_size: Sequence[int | None]
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, depth, height, width]`` to the spatial size ``output_size``.
+
+    >>> x = torch.tensor([[[[[1, 5], [2, 4]]]]], dtype=torch.uint8)
+    >>> adaptive_avg_pool3d(x, 1.0, 0, [1, 1, 1]).item()
+    3
+    """
+    q = quantized_view(x, scale, zero_point)
+    return integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
+
+
+def mean(
+    x: torch.Tensor, scale: float, zero_point: int, dim: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    """The mean over the dimensions ``dim``.
+
+    >>> mean(torch.tensor([[1, 5], [2, 4]], dtype=torch.uint8), 1.0, 0, [1], False)
+    tensor([3, 3], dtype=torch.uint8)
+    """
+    return integer_view(torch.mean(quantized_view(x, scale, zero_point), list(dim), keepdim))

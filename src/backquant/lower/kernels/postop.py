@@ -1,0 +1,62 @@
+"""Unary operators that a oneDNN convolution or linear kernel applies before it rounds.
+
+Source: the op schemas ``onednn::qconv_pointwise(..., attr, scalars, algorithm)`` and
+``onednn::qlinear_pointwise(..., post_op_name, post_op_args, post_op_algorithm)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backquant.lower.qdq import QParams
+
+__all__ = ["NONE", "RELU", "PostOp", "within"]
+
+_CONV = frozenset({"none", "relu", "hardtanh", "hardswish", "swish"})
+_LINEAR = _CONV | {"gelu", "leaky_relu", "tanh"}
+
+
+@dataclass(frozen=True)
+class PostOp:
+    """``name`` and its numbers, as the kernels take them.
+
+    >>> PostOp("hardtanh", (0.0, 6.0)).admitted_by_conv, PostOp("gelu").admitted_by_conv
+    (True, False)
+    """
+
+    name: str
+    numbers: tuple[float, ...] = ()
+    algorithm: str = ""
+
+    @property
+    def admitted_by_conv(self) -> bool:
+        return self.name in _CONV
+
+    @property
+    def admitted_by_linear(self) -> bool:
+        return self.name in _LINEAR
+
+
+NONE = PostOp("none")
+RELU = PostOp("relu")
+
+
+def within(post_op: PostOp, out: QParams | None) -> PostOp | None:
+    """A post-op that also keeps the result within ``quant_min`` and ``quant_max`` of ``out``.
+
+    ``None`` if the kernel cannot do both; rounding is monotone, so clamping before it is exact.
+
+    >>> import torch
+    >>> within(RELU, QParams(0.5, 0, 0, 127, torch.uint8))
+    PostOp(name='hardtanh', numbers=(0.0, 63.5), algorithm='')
+    """
+    if out is None or out.is_full_range:
+        return post_op
+    low, high = out.bounds
+    if post_op.name == "relu":
+        low = max(low, 0.0)
+    elif post_op.name == "hardtanh":
+        low, high = max(low, post_op.numbers[0]), min(high, post_op.numbers[1])
+    elif post_op.name != "none":
+        return None
+    return PostOp("hardtanh", (low, high)) if low <= high else None

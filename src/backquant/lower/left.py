@@ -1,0 +1,92 @@
+"""What a lowering left in float, and why.
+
+1. A node that rules refused: their reasons.
+2. A node that reads integers and has no rule: ``no-kernel``.
+3. A node that reads float values only: ``float-in-reference``; the plan says why.
+4. Arithmetic on sizes is no tensor operator and is not listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from backquant.lower.boundaries import is_boundary
+from backquant.lower.engine import EngineInfo
+from backquant.lower.qdq import is_channel_dequantize
+from backquant.match.plan import Reason
+
+__all__ = ["Left"]
+
+
+class Left:
+    """Collects, while the pass runs, what was made and what was refused."""
+
+    def __init__(self, engine: EngineInfo) -> None:
+        self.engine = engine
+        self._made: set[Node] = set()
+        self._refused: dict[Node, list[Reason]] = {}
+
+    def made(self, node: Node) -> None:
+        """``node`` was inserted by a rule."""
+        self._made.add(node)
+
+    def note(self, node: Node, reasons: list[Reason]) -> None:
+        """No rule lowered ``node``; ``reasons`` are those of the rules that were tried."""
+        if node in self._made:
+            return
+        if not reasons and any(is_boundary(source) for source in node.all_input_nodes):
+            reasons = [self._no_kernel(node)]
+        self._refused[node] = reasons
+
+    def _no_kernel(self, node: Node) -> Reason:
+        return Reason(
+            node.name,
+            "no-kernel",
+            f"an integer kernel for {_spelling(node)}",
+            f"engine {self.engine.name} has none",
+            place=f"engine {self.engine.name}",
+        )
+
+    def reasons(self, graph_module: GraphModule) -> tuple[Reason, ...]:
+        """One reason or more for each operator that computes in float, in graph order."""
+        found: list[Reason] = []
+        sizes: set[Node] = set()
+        for node in graph_module.graph.nodes:
+            if not node.op.startswith("call_") or node in self._made or is_boundary(node):
+                if node in self._made and _reads_size(node):
+                    sizes.add(node)
+                continue
+            if is_channel_dequantize(node):
+                continue
+            sources = node.all_input_nodes
+            if _reads_size(node) or (sources and all(source in sizes for source in sources)):
+                sizes.add(node)
+                continue
+            found += self._refused.get(node) or [self._float_in_reference(node)]
+        return tuple(found)
+
+    def _float_in_reference(self, node: Node) -> Reason:
+        return Reason(
+            node.name,
+            "float-in-reference",
+            f"an integer kernel for {_spelling(node)}",
+            "integer inputs: the reference model computes it on float values, see the plan",
+            place=f"engine {self.engine.name}",
+        )
+
+
+def _reads_size(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel", "ndimension", "stride")
+    return node.target is getattr or node.target is len
+
+
+def _spelling(node: Node) -> str:
+    target: Any = node.target
+    if node.op == "call_module":
+        return f"module {target}"
+    if node.op == "call_method":
+        return f".{target}()"
+    return str(getattr(target, "__name__", target))

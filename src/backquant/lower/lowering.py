@@ -1,0 +1,186 @@
+"""The one lowering pass: apply a table of rules to a reference model.
+
+The result computes on plain integer tensors between its boundaries. The reference model is not
+changed; weights are shared with it, not copied. Cost: nodes × rules of that node's operator.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from backquant.errors import PassError
+from backquant.lower.boundaries import fold_boundaries
+from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
+from backquant.lower.engine import EngineInfo
+from backquant.lower.kernels.boundary import saturate
+from backquant.lower.left import Left
+from backquant.lower.qdq import (
+    QParams,
+    dequantize_target,
+    is_channel_dequantize,
+    is_dequantize,
+    is_quantize,
+)
+from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
+from backquant.match.plan import Reason
+
+__all__ = ["Lowered", "lower"]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered model, with one record per kernel and the reason for each operator left in float."""
+
+    graph_module: GraphModule
+    kernels: tuple[KernelUse, ...]
+    left_in_float: tuple[Reason, ...]
+
+
+def lower(reference: GraphModule, rules: Sequence[LowerRule], engine: EngineInfo) -> Lowered:
+    """Lower ``reference`` (decomposed dialect, per-tensor literal qparams) with the table ``rules``.
+
+    Raises ``PassError`` when a rule breaks its contract: a defect of the table.
+
+    >>> import torch
+    >>> from backquant.lower import engine_info
+    >>> class Float(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.relu(x)
+    >>> lowered = lower(torch.fx.symbolic_trace(Float()), [], engine_info("x86"))
+    >>> [(reason.node, reason.rule) for reason in lowered.left_in_float]
+    [('relu', 'float-in-reference')]
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    result_value = graph.graph_copy(reference.graph, copies)
+    graph.output(result_value)
+    if any(old.name != new.name for old, new in copies.items()):
+        raise PassError("the copy of the reference graph has other node names", where="lower")
+    result = GraphModule(reference, graph)
+    result.train(reference.training)
+    return _Pass(result, index_rules(rules), engine).run()
+
+
+class _Pass:
+    """State of one run: the graph being edited and what was recorded."""
+
+    def __init__(self, graph_module: GraphModule, index: RuleIndex, engine: EngineInfo) -> None:
+        self.gm = graph_module
+        self.index = index
+        self.engine = engine
+        self.kernels: list[KernelUse] = []
+        self.left = Left(engine)
+        self.erased: set[Node] = set()
+        self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
+
+    def run(self) -> Lowered:
+        for node in list(self.gm.graph.nodes):
+            if node not in self.erased and node.op.startswith("call_"):
+                self._visit(node)
+        fold_boundaries(self.gm.graph)
+        left = self.left.reasons(self.gm)
+        self.gm.delete_all_unused_submodules()
+        self.gm.graph.lint()
+        self.gm.recompile()
+        return Lowered(self.gm, tuple(self.kernels), left)
+
+    def _visit(self, node: Node) -> None:
+        if is_quantize(node) or is_dequantize(node) or is_channel_dequantize(node):
+            return
+        steps = steps_of(self.gm, node)
+        if not steps:
+            return
+        refusals: list[Reason] = []
+        for rule in self.index.get(steps[0].key, ()):
+            site = site_of(self.gm, node, rule, self.engine)
+            if site is None:
+                continue
+            made = rule.build(site)
+            if isinstance(made, Emit):
+                self._insert(site, made, rule)
+                return
+            refusals.append(made)
+        self.left.note(node, refusals)
+
+    def _insert(self, site: Site, emit: Emit, rule: LowerRule) -> None:
+        names = tuple(node.name for node in site.nodes)
+        with self.gm.graph.inserting_before(site.last):
+            new = self._create(site, emit)
+            if emit.out is not None and not emit.in_range and not emit.out.is_full_range:
+                low, high = emit.out.quant_min, emit.out.quant_max
+                new = self.gm.graph.call_function(saturate, (new, low, high))
+        self.left.made(new)
+        self._connect(site, emit, new)
+        for node in reversed(site.nodes):
+            if node.users:
+                raise PassError(
+                    f"{node.name} is still used after its kernel was inserted",
+                    where=f"lowering rule {rule.name}",
+                )
+            self.gm.graph.erase_node(node)
+            self.erased.add(node)
+        if emit.kernel:
+            dtype = emit.out.dtype if emit.out is not None else emit.float_dtype
+            self.kernels.append(KernelUse(names, emit.kernel, dtype, self.engine.name))
+
+    def _create(self, site: Site, emit: Emit) -> Node:
+        graph, name = self.gm.graph, f"{site.last.name}_lowered"
+        if emit.target is IDENTITY:
+            source = emit.args[0]
+            assert isinstance(source, Node)
+            return source
+        if isinstance(emit.target, nn.Module):
+            path = self._place(site, emit.target)
+            return graph.create_node("call_module", path, emit.args, dict(emit.kwargs), name)
+        kind = "call_method" if isinstance(emit.target, str) else "call_function"
+        return graph.create_node(kind, emit.target, emit.args, dict(emit.kwargs), name)
+
+    def _place(self, site: Site, module: nn.Module) -> str:
+        """The path of a new kernel module: that of the module it replaces, if nothing else calls it."""
+        node = site.node
+        path = str(node.target)
+        if node.op != "call_module" or self.calls[node.target] > 1:
+            path = f"{node.name}_kernel"
+            while hasattr(self.gm, path):
+                path += "_"
+        module.train(self.gm.training)
+        self.gm.add_submodule(path, module)
+        return path
+
+    def _connect(self, site: Site, emit: Emit, new: Node) -> None:
+        if emit.out is None:
+            site.last.replace_all_uses_with(new)
+            return
+        if emit.each_item:
+            self._connect_items(site, emit.out, new)
+            return
+        if site.quantize is not None and emit.out == site.out:
+            site.quantize.replace_all_uses_with(new)
+            self.gm.graph.erase_node(site.quantize)
+            self.erased.add(site.quantize)
+            return
+        dequantized = self._dequantize_after(new, emit.out)
+        site.last.replace_all_uses_with(dequantized)
+
+    def _connect_items(self, site: Site, out: QParams, new: Node) -> None:
+        for item in list(site.last.users):
+            if item.target is not operator.getitem:
+                raise PassError(f"{item.name} reads a tuple whole", where="lower")
+            item.replace_input_with(site.last, new)
+            self.left.made(item)
+            readers = list(item.users)
+            dequantized = self._dequantize_after(item, out)
+            for reader in readers:
+                reader.replace_input_with(item, dequantized)
+
+    def _dequantize_after(self, node: Node, out: QParams) -> Node:
+        with self.gm.graph.inserting_after(node):
+            args: tuple[Any, ...] = (node, *out.literals)
+            return self.gm.graph.call_function(dequantize_target(), args)

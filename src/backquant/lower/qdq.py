@@ -1,0 +1,142 @@
+"""Reading the QDQ dialect: quantize and dequantize nodes with literal qparams.
+
+Source of the operators: ``torch.ops.quantized_decomposed`` (quantize_per_tensor.default,
+dequantize_per_tensor.default, dequantize_per_channel.default), registered by
+``backquant.graph.decomposed``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+__all__ = [
+    "QParams",
+    "dequantize_target",
+    "integer_source",
+    "is_channel_dequantize",
+    "is_dequantize",
+    "is_quantize",
+    "qparams_of",
+    "quantize_target",
+    "quantized_value",
+]
+
+_NAMESPACE = "quantized_decomposed"
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Per-tensor qparams of an integer tensor: ``value = (integer - zero_point) * scale``.
+
+    >>> q = QParams(0.5, 10, 0, 127, torch.uint8)
+    >>> q.is_full_range, q.bounds
+    (False, (-5.0, 58.5))
+    """
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+    dtype: torch.dtype
+
+    @property
+    def is_full_range(self) -> bool:
+        """Whether the integers may take every value of the dtype."""
+        info = torch.iinfo(self.dtype)
+        return self.quant_min <= info.min and self.quant_max >= info.max
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The floats that ``quant_min`` and ``quant_max`` stand for."""
+        return (
+            (self.quant_min - self.zero_point) * self.scale,
+            (self.quant_max - self.zero_point) * self.scale,
+        )
+
+    @property
+    def args(self) -> tuple[float, int]:
+        """Scale and zero point, as kernels take them."""
+        return self.scale, self.zero_point
+
+    @property
+    def literals(self) -> tuple[float, int, int, int, torch.dtype]:
+        """The arguments of a quantize or dequantize node after its tensor."""
+        return self.scale, self.zero_point, self.quant_min, self.quant_max, self.dtype
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{dtype} [{self.quant_min}, {self.quant_max}] scale {self.scale:.6g} "
+            f"zero point {self.zero_point}"
+        )
+
+
+def quantize_target() -> Any:
+    """The operator of a quantize node."""
+    return torch.ops.quantized_decomposed.quantize_per_tensor.default
+
+
+def dequantize_target() -> Any:
+    """The operator of a dequantize node."""
+    return torch.ops.quantized_decomposed.dequantize_per_tensor.default
+
+
+def _is_op(node: Node, name: str) -> bool:
+    target = node.target
+    return (
+        node.op == "call_function"
+        and isinstance(target, torch._ops.OpOverload)
+        and target.namespace == _NAMESPACE
+        and target._schema.name == f"{_NAMESPACE}::{name}"
+        and target._overloadname == "default"
+    )
+
+
+def is_quantize(node: Any) -> bool:
+    """Whether ``node`` quantizes a float tensor with literal per-tensor qparams."""
+    return isinstance(node, Node) and _is_op(node, "quantize_per_tensor") and _is_literal(node)
+
+
+def is_dequantize(node: Any) -> bool:
+    """Whether ``node`` dequantizes an integer tensor with literal per-tensor qparams."""
+    return isinstance(node, Node) and _is_op(node, "dequantize_per_tensor") and _is_literal(node)
+
+
+def is_channel_dequantize(node: Any) -> bool:
+    """Whether ``node`` dequantizes an integer tensor per channel (a functional weight)."""
+    return isinstance(node, Node) and _is_op(node, "dequantize_per_channel")
+
+
+def _is_literal(node: Node) -> bool:
+    return (
+        len(node.args) == 6
+        and not any(isinstance(a, Node) for a in node.args[1:])
+        and not any(value is not None for value in node.kwargs.values())
+    )
+
+
+def qparams_of(node: Node) -> QParams:
+    """The qparams of a quantize or dequantize node."""
+    scale, zero_point, low, high, dtype = node.args[1:]
+    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
+
+
+def integer_source(node: Node) -> Node:
+    """The integer tensor that a dequantize node reads."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def quantized_value(value: float, qparams: QParams) -> int:
+    """The integer that a float is quantized to, with the arithmetic of the quantize operator.
+
+    >>> quantized_value(float("inf"), QParams(0.5, 10, 0, 127, torch.uint8))
+    127
+    """
+    scaled = torch.round(torch.tensor(value, dtype=torch.float32) * (1.0 / qparams.scale))
+    return int(torch.clamp(scaled + qparams.zero_point, qparams.quant_min, qparams.quant_max))

@@ -1,0 +1,164 @@
+"""What a lowering table is made of.
+
+A ``LowerRule`` names a chain of float operators and a function that builds the kernel for one
+occurrence (a ``Site``). The build function decides and edits nothing: it returns an ``Emit``, which
+the pass inserts, or a ``Reason``, after which the next rule is tried.
+
+Invariants
+
+1. The operators of a site form a chain: each but the last is used by the next one only. Operators
+   inside one fused module count like operators of their own.
+2. ``Site.out`` is set only when the site's value is used by exactly one quantize node.
+3. An ``Emit`` with ``out`` yields integers with these qparams; the pass dequantizes them where
+   float is still read. Without ``out`` it yields what the site's last operator yielded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from backquant.lower.engine import EngineInfo
+from backquant.lower.qdq import QParams, integer_source, is_dequantize, qparams_of
+from backquant.match.plan import Reason
+
+__all__ = [
+    "IDENTITY",
+    "Emit",
+    "KernelUse",
+    "LowerRule",
+    "OpKey",
+    "Operand",
+    "Site",
+    "Step",
+    "operand",
+]
+
+OpKey = Any  # a module class, a callable, or a method's name
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One kernel of a lowered model: the nodes it replaced, in dataflow order, and what runs now."""
+
+    nodes: tuple[str, ...]
+    kernel: str
+    dtype: torch.dtype
+    engine: str
+
+    def __str__(self) -> str:
+        return f"{'+'.join(self.nodes)}: {self.kernel} ({str(self.dtype).removeprefix('torch.')})"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor argument: integers with their qparams, or (``qparams`` is None) a float value."""
+
+    node: Node
+    qparams: QParams | None
+
+    @property
+    def is_integer(self) -> bool:
+        return self.qparams is not None
+
+
+def operand(node: Node) -> Operand:
+    """How ``node`` can be read: below its dequantize node if it is one."""
+    if is_dequantize(node):
+        return Operand(integer_source(node), qparams_of(node))
+    return Operand(node, None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a chain. ``module`` is set when it is a module, inside a fused one or not."""
+
+    key: OpKey
+    node: Node
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """One occurrence of a rule's chain in the reference model."""
+
+    graph_module: GraphModule
+    steps: tuple[Step, ...]
+    quantize: Node | None
+    out: QParams | None
+    engine: EngineInfo
+
+    @property
+    def node(self) -> Node:
+        """The first operator's node: it holds the arguments."""
+        return self.steps[0].node
+
+    @property
+    def last(self) -> Node:
+        return self.steps[-1].node
+
+    @property
+    def module(self) -> nn.Module:
+        """The first operator's module; only for rules whose first operator is a module."""
+        module = self.steps[0].module
+        assert module is not None
+        return module
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The distinct nodes of the chain."""
+        return tuple(dict.fromkeys(step.node for step in self.steps))
+
+    def refuse(self, rule: str, asked: str, admitted: str, fix: str = "") -> Reason:
+        """The reason why this site is not lowered by a rule."""
+        return Reason(
+            self.node.name, rule, asked, admitted, fix, place=f"engine {self.engine.name}"
+        )
+
+
+# The target of an ``Emit`` whose value is its first argument: nothing is inserted.
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Emit:
+    """What to insert for a site: a kernel function or a kernel module, and its arguments.
+
+    ``in_range``: the kernel keeps ``quant_min`` and ``quant_max`` of ``out`` by itself; otherwise the
+    pass saturates after it when they are narrower than the dtype.
+    ``each_item``: the kernel gives a tuple of integer tensors, each with the qparams ``out``.
+    ``kernel``: the name for the record; empty for what only reads a shape.
+    """
+
+    target: Callable[..., Any] | nn.Module | str
+    args: tuple[Any, ...]
+    kernel: str
+    out: QParams | None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    in_range: bool = False
+    each_item: bool = False
+    float_dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class LowerRule:
+    """``pattern``: for each operator of the chain, the spellings it may have, in dataflow order.
+
+    >>> rule = LowerRule("relu", ((torch.relu, "relu", nn.ReLU),), lambda site: None)
+    >>> rule.anchors == (torch.relu, "relu", nn.ReLU)
+    True
+    """
+
+    name: str
+    pattern: tuple[tuple[OpKey, ...], ...]
+    build: Callable[[Site], Emit | Reason]
+
+    @property
+    def anchors(self) -> tuple[OpKey, ...]:
+        """The spellings of the first operator; tables are indexed by them."""
+        return self.pattern[0]

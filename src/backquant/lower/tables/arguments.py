@@ -1,0 +1,56 @@
+"""Reading the arguments of a call, whichever way they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from backquant.lower.rule import Emit, Operand, Site, operand
+from backquant.match.plan import Reason
+
+__all__ = ["bind", "first_operand", "numbers", "refuse_float_input"]
+
+
+def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of ``node`` by name; ``None`` if it has one that ``names`` does not list.
+
+    >>> import torch
+    >>> graph = torch.fx.Graph()
+    >>> call = graph.call_function(torch.flatten, (graph.placeholder("x"), 1), {"end_dim": 2})
+    >>> found = bind(call, ("input", "start_dim", "end_dim"), {"start_dim": 0, "end_dim": -1})
+    >>> found["start_dim"], found["end_dim"]
+    (1, 2)
+    """
+    if len(node.args) > len(names) or any(name not in names for name in node.kwargs):
+        return None
+    found = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return found if all(name in found for name in names) else None
+
+
+def numbers(value: int | Sequence[int], count: int) -> list[int]:
+    """One number per dimension.
+
+    >>> numbers(3, 2), numbers((1, 2), 2), numbers([4], 2)
+    ([3, 3], [1, 2], [4, 4])
+    """
+    if isinstance(value, int):
+        return [value] * count
+    found = [int(v) for v in value]
+    return found * count if len(found) == 1 else found
+
+
+def first_operand(site: Site) -> Operand | None:
+    """The tensor that the site's first operator reads first; ``None`` if it is no node."""
+    node = site.node.args[0] if site.node.args else site.node.kwargs.get("input")
+    return operand(node) if isinstance(node, Node) else None
+
+
+def refuse_float_input(site: Site) -> Emit | Reason:
+    """The reason for an operator whose input is not quantized."""
+    return site.refuse(
+        "float-input",
+        "an input that is computed in float",
+        "an input quantized per tensor with literal qparams",
+    )

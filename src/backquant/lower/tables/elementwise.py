@@ -1,0 +1,57 @@
+"""Addition and multiplication of two integer tensors, with a ReLU behind or without."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from backquant.lower.kernels import elementwise
+from backquant.lower.rule import Emit, LowerRule, Site, operand
+from backquant.lower.tables.arguments import bind
+from backquant.lower.tables.spellings import RELUS
+from backquant.match.plan import Reason
+
+__all__ = ["binary_rules"]
+
+ADDS: tuple[Any, ...] = (torch.add, operator.add, operator.iadd, "add", "add_")
+MULS: tuple[Any, ...] = (torch.mul, operator.mul, operator.imul, "mul", "mul_")
+
+
+def binary_rules() -> list[LowerRule]:
+    """Rules for ``x + y`` and ``x * y``.
+
+    >>> [rule.name for rule in binary_rules()]
+    ['add + relu', 'add', 'mul + relu', 'mul']
+    """
+    return [
+        LowerRule("add + relu", (ADDS, RELUS), _build(elementwise.add_relu)),
+        LowerRule("add", (ADDS,), _build(elementwise.add)),
+        LowerRule("mul + relu", (MULS, RELUS), _build(elementwise.mul_relu)),
+        LowerRule("mul", (MULS,), _build(elementwise.mul)),
+    ]
+
+
+def _build(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Emit | Reason]:
+    def build(site: Site) -> Emit | Reason:
+        found = bind(site.node, ("input", "other", "alpha"), {"alpha": 1})
+        if found is None or found["alpha"] != 1:
+            return site.refuse("arguments", "alpha or out", "x + y, without alpha")
+        pair = [found["input"], found["other"]]
+        if not all(isinstance(node, Node) for node in pair):
+            return site.refuse("one-tensor", "a tensor and a number", "two tensors")
+        x, y = (operand(node) for node in pair)
+        if x.qparams is None or y.qparams is None:
+            return site.refuse("float-input", "an input computed in float", "two integer inputs")
+        if site.out is None:
+            return site.refuse("float-output", "a float result", "a quantized result")
+        if not x.qparams.dtype == y.qparams.dtype == site.out.dtype:
+            asked = f"{x.qparams.dtype}, {y.qparams.dtype} to {site.out.dtype}"
+            return site.refuse("mixed-dtypes", asked, "one dtype for both inputs and the result")
+        args = (x.node, *x.qparams.args, y.node, *y.qparams.args, *site.out.args)
+        return Emit(kernel, args, f"quantized.{kernel.__name__}", site.out)
+
+    return build

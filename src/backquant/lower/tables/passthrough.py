@@ -1,0 +1,178 @@
+"""Operators that move or select values: they run on the integers as they are, under any qparams.
+
+1. Reshaping, slicing, repeating: the same operator on the integer tensor.
+2. Dropout in evaluation mode and identity: nothing runs.
+3. Concatenation of tensors with equal qparams.
+4. Splitting: each item keeps the qparams.
+5. Sizes: read from the integer tensor; nothing is dequantized for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.nn import functional as F
+
+from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
+from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
+from backquant.match.plan import Reason
+
+__all__ = ["passthrough_rules"]
+
+_MOVES: tuple[Any, ...] = (
+    torch.flatten, "flatten", torch.reshape, "reshape", "reshape_as", "view", "view_as",
+    torch.permute, "permute", torch.transpose, "transpose", "t", torch.t,
+    torch.squeeze, "squeeze", "squeeze_", torch.unsqueeze, "unsqueeze", "unsqueeze_",
+    torch.narrow, "narrow", "expand", "expand_as", "repeat", torch.repeat_interleave,
+    "repeat_interleave", "contiguous", torch.movedim, "movedim", torch.swapaxes, "swapaxes",
+    torch.unflatten, "unflatten", torch.select, "select", torch.flip, "flip", torch.roll, "roll",
+    F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle,
+    F.channel_shuffle, torch.channel_shuffle,
+    torch.detach, "detach", "clone", torch.clone,
+)  # fmt: skip
+_MODULES: tuple[Any, ...] = (
+    nn.Flatten,
+    nn.Unflatten,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+    nn.ChannelShuffle,
+)
+_NOTHING: tuple[Any, ...] = (nn.Identity,)
+_DROPOUTS: tuple[Any, ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_F_DROPOUTS: tuple[Any, ...] = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+_SPLITS: tuple[Any, ...] = (
+    torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind",
+    torch.tensor_split, "tensor_split",
+)  # fmt: skip
+_SIZES: tuple[Any, ...] = ("size", "dim", "numel", "ndimension", len)
+_ATTRIBUTES = ("shape", "ndim", "device")
+_CATS: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
+_STACKS: tuple[Any, ...] = (torch.stack,)
+
+
+def passthrough_rules() -> list[LowerRule]:
+    """Rules for everything that only moves values.
+
+    >>> {rule.name for rule in passthrough_rules()} >= {"move", "cat", "split", "size", "dropout"}
+    True
+    """
+    return [
+        LowerRule("move", (_MOVES,), _move),
+        LowerRule("move module", (_MODULES,), _move_module),
+        LowerRule("getitem", ((operator.getitem,),), _item),
+        LowerRule("identity", (_NOTHING,), _nothing),
+        LowerRule("dropout", (_DROPOUTS,), _dropout),
+        LowerRule("functional dropout", (_F_DROPOUTS,), _functional_dropout),
+        LowerRule("cat", (_CATS,), _join),
+        LowerRule("stack", (_STACKS,), _join),
+        LowerRule("split", (_SPLITS,), _split),
+        LowerRule("size", (_SIZES,), _size),
+        LowerRule("attribute", ((getattr,),), _attribute),
+    ]
+
+
+def _with_integer(site: Site, source: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The site's arguments, its first tensor replaced by the integers of ``source``."""
+    node = site.node
+    if node.args:
+        return (source, *node.args[1:]), dict(node.kwargs)
+    return (), {**node.kwargs, "input": source}
+
+
+def _move(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    args, kwargs = _with_integer(site, x.node)
+    target: Any = site.node.target
+    name = target if isinstance(target, str) else target.__name__
+    return Emit(target, args, f"aten.{name}", x.qparams, kwargs, in_range=True)
+
+
+def _move_module(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    name = type(site.module).__name__
+    return Emit(site.module, (x.node,), f"{name} on integers", x.qparams, in_range=True)
+
+
+def _item(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if any(operand(node).is_integer for node in site.node.all_input_nodes[1:]):
+        return site.refuse("index", "an index that is a quantized tensor", "a plain index")
+    args, kwargs = _with_integer(site, x.node)
+    return Emit(operator.getitem, args, "aten.slice", x.qparams, kwargs, in_range=True)
+
+
+def _nothing(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    return Emit(IDENTITY, (x.node,), "", x.qparams, in_range=True)
+
+
+def _dropout(site: Site) -> Emit | Reason:
+    if site.module.training:
+        return site.refuse("training", "dropout in training mode", "evaluation mode: model.eval()")
+    return _nothing(site)
+
+
+def _functional_dropout(site: Site) -> Emit | Reason:
+    found = bind(
+        site.node, ("input", "p", "training", "inplace"), {"p": 0.5, "training": True, "inplace": 0}
+    )
+    if found is None or found["training"] is not False:
+        return site.refuse("training", "dropout that may be training", "training=False")
+    return _nothing(site)
+
+
+def _join(site: Site) -> Emit | Reason:
+    found = bind(site.node, ("tensors", "dim"), {"dim": 0})
+    parts = found and found["tensors"]
+    if not found or not isinstance(parts, (list, tuple)):
+        return site.refuse("arguments", "a computed list of tensors", "a literal list")
+    operands = [operand(part) for part in parts if isinstance(part, Node)]
+    qparams = {part.qparams for part in operands}
+    if len(operands) != len(parts) or None in qparams:
+        return refuse_float_input(site)
+    if len(qparams) != 1:
+        return site.refuse("other-qparams", "inputs with different qparams", "equal qparams")
+    target: Any = site.node.target
+    args = ([part.node for part in operands], found["dim"])
+    return Emit(target, args, f"aten.{target.__name__}", qparams.pop(), in_range=True)
+
+
+def _split(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if any(user.target is not operator.getitem for user in site.node.users):
+        return site.refuse("whole-tuple", "a list of parts that is used whole", "items of the list")
+    args, kwargs = _with_integer(site, x.node)
+    target: Any = site.node.target
+    name = target if isinstance(target, str) else target.__name__
+    return Emit(target, args, f"aten.{name}", x.qparams, kwargs, in_range=True, each_item=True)
+
+
+def _size(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    args, kwargs = _with_integer(site, x.node)
+    return Emit(site.node.target, args, "", None, kwargs)
+
+
+def _attribute(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if site.node.args[1] not in _ATTRIBUTES:
+        return site.refuse("attribute", f".{site.node.args[1]}", f"one of {_ATTRIBUTES}")
+    return _size(site)

@@ -1,0 +1,212 @@
+"""Pooling. Maxima select values: they run on the integers under any qparams. Averages keep the qparams
+of the input, as the reference model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.lower.kernels import pooling
+from backquant.lower.rule import Emit, LowerRule, Operand, Site
+from backquant.lower.tables.arguments import bind, first_operand, numbers, refuse_float_input
+from backquant.match.plan import Reason
+
+__all__ = ["adaptive_rules", "average_rules", "max_rules", "mean_rules"]
+
+_MAX_NAMES = (
+    "input",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "ceil_mode",
+    "return_indices",
+)
+_MAX_DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+_AVG_NAMES = (
+    "input",
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
+_AVG_DEFAULTS = {
+    "stride": None,
+    "padding": 0,
+    "ceil_mode": False,
+    "count_include_pad": True,
+    "divisor_override": None,
+}
+_Build = Callable[[Site], Emit | Reason]
+
+
+def max_rules() -> list[LowerRule]:
+    """Max pooling in one and two dimensions.
+
+    >>> [rule.name for rule in max_rules()]
+    ['max_pool1d', 'max_pool2d']
+    """
+    one: tuple[Any, ...] = (nn.MaxPool1d, F.max_pool1d, torch.max_pool1d)
+    two: tuple[Any, ...] = (nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+    return [
+        LowerRule("max_pool1d", (one,), _max(pooling.max_pool1d, 1)),
+        LowerRule("max_pool2d", (two,), _max(pooling.max_pool2d, 2)),
+    ]
+
+
+def average_rules() -> list[LowerRule]:
+    """Average pooling in two and three dimensions.
+
+    >>> [rule.name for rule in average_rules()]
+    ['avg_pool2d', 'avg_pool3d']
+    """
+    two: tuple[Any, ...] = (nn.AvgPool2d, F.avg_pool2d)
+    three: tuple[Any, ...] = (nn.AvgPool3d, F.avg_pool3d)
+    return [
+        LowerRule("avg_pool2d", (two,), _average(pooling.avg_pool2d, 2)),
+        LowerRule("avg_pool3d", (three,), _average(pooling.avg_pool3d, 3)),
+    ]
+
+
+def adaptive_rules() -> list[LowerRule]:
+    """Adaptive average pooling in two and three dimensions.
+
+    >>> [rule.name for rule in adaptive_rules()]
+    ['adaptive_avg_pool2d', 'adaptive_avg_pool3d']
+    """
+    two: tuple[Any, ...] = (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
+    three: tuple[Any, ...] = (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d)
+    return [
+        LowerRule("adaptive_avg_pool2d", (two,), _adaptive(pooling.adaptive_avg_pool2d, 2)),
+        LowerRule("adaptive_avg_pool3d", (three,), _adaptive(pooling.adaptive_avg_pool3d, 3)),
+    ]
+
+
+def mean_rules() -> list[LowerRule]:
+    """The mean over given dimensions.
+
+    >>> [rule.name for rule in mean_rules()]
+    ['mean']
+    """
+    return [LowerRule("mean", ((torch.mean, "mean"),), _mean)]
+
+
+def settings(site: Site, names: tuple[str, ...], defaults: dict[str, Any]) -> dict[str, Any] | None:
+    """The literals of a pooling, from its module or its call; ``None`` if one is computed."""
+    module = site.steps[0].module
+    if module is not None:
+        return {name: getattr(module, name, defaults.get(name)) for name in names[1:]}
+    found = bind(site.node, names, {**defaults, "input": None})
+    if found is None:
+        return None
+    literals = {name: found[name] for name in names[1:]}
+    return None if _has_node(list(literals.values())) else literals
+
+
+def _has_node(values: Any) -> bool:
+    if isinstance(values, (list, tuple)):
+        return any(_has_node(value) for value in values)
+    return isinstance(values, torch.fx.Node)
+
+
+def _computed(site: Site) -> Reason:
+    return site.refuse("arguments", "sizes that are computed in the graph", "literal sizes")
+
+
+def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
+    def build(site: Site) -> Emit | Reason:
+        x = first_operand(site)
+        found = settings(site, _MAX_NAMES, {**_MAX_DEFAULTS, "return_indices": False})
+        if found is None:
+            return _computed(site)
+        if found["return_indices"]:
+            return site.refuse("return-indices", "return_indices=True", "values only")
+        if x is None or x.qparams is None:
+            return refuse_float_input(site)
+        size = numbers(found["kernel_size"], dims)
+        stride = found["stride"] if found["stride"] not in (None, [], ()) else size
+        args = (
+            x.node,
+            size,
+            numbers(stride, dims),
+            numbers(found["padding"], dims),
+            numbers(found["dilation"], dims),
+            bool(found["ceil_mode"]),
+        )
+        return Emit(kernel, args, f"quantized.{kernel.__name__}", x.qparams, in_range=True)
+
+    return build
+
+
+def _average(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
+    def build(site: Site) -> Emit | Reason:
+        x = first_operand(site)
+        found = settings(site, _AVG_NAMES, _AVG_DEFAULTS)
+        if found is None:
+            return _computed(site)
+        refused = _check_average(site, x)
+        if refused or x is None or x.qparams is None:
+            return refused or refuse_float_input(site)
+        size = numbers(found["kernel_size"], dims)
+        stride = found["stride"] if found["stride"] not in (None, [], ()) else size
+        args = (
+            x.node,
+            *x.qparams.args,
+            size,
+            numbers(stride, dims),
+            numbers(found["padding"], dims),
+            bool(found["ceil_mode"]),
+            bool(found["count_include_pad"]),
+            found["divisor_override"],
+        )
+        return Emit(kernel, args, f"aten.{kernel.__name__}(quantized)", x.qparams)
+
+    return build
+
+
+def _adaptive(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
+    def build(site: Site) -> Emit | Reason:
+        x = first_operand(site)
+        found = settings(site, ("input", "output_size"), {})
+        if found is None:
+            return _computed(site)
+        refused = _check_average(site, x)
+        if refused or x is None or x.qparams is None:
+            return refused or refuse_float_input(site)
+        size = found["output_size"]
+        sizes = [size] * dims if size is None or isinstance(size, int) else list(size)
+        args = (x.node, *x.qparams.args, sizes)
+        return Emit(kernel, args, f"aten.{kernel.__name__}(quantized)", x.qparams, in_range=True)
+
+    return build
+
+
+def _mean(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    found = settings(site, ("input", "dim", "keepdim"), {"dim": None, "keepdim": False})
+    if found is None or found["dim"] is None:
+        return site.refuse("arguments", "a mean over all or computed dimensions", "literal dim")
+    refused = _check_average(site, x)
+    if refused or x is None or x.qparams is None:
+        return refused or refuse_float_input(site)
+    dim = found["dim"]
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    args = (x.node, *x.qparams.args, dims, bool(found["keepdim"]))
+    return Emit(pooling.mean, args, "aten.mean(quantized)", x.qparams, in_range=True)
+
+
+def _check_average(site: Site, x: Operand | None) -> Reason | None:
+    """An average is rounded to the input's qparams; that is exact only if the output has them."""
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)  # type: ignore[return-value]
+    if site.out is None:
+        return site.refuse("float-output", "a float average", "a quantized result")
+    if site.out != x.qparams:
+        return site.refuse("other-qparams", str(site.out), f"the input's: {x.qparams}")
+    return None

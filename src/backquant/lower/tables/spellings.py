@@ -1,0 +1,98 @@
+"""The spellings under which activation functions appear in a reference model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.lower.kernels.postop import NONE, RELU, PostOp
+from backquant.lower.rule import Step
+from backquant.lower.tables.arguments import bind
+
+__all__ = ["CLAMPS", "HARDTANHS", "POST_OPS", "RELU6S", "RELUS", "post_op_of"]
+
+RELUS: tuple[Any, ...] = (nn.ReLU, F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
+RELU6S: tuple[Any, ...] = (nn.ReLU6, F.relu6)
+HARDTANHS: tuple[Any, ...] = (nn.Hardtanh, F.hardtanh, F.hardtanh_)
+CLAMPS: tuple[Any, ...] = (torch.clamp, torch.clip, "clamp", "clamp_", "clip")
+_HARDSWISHES: tuple[Any, ...] = (nn.Hardswish, F.hardswish)
+_SILUS: tuple[Any, ...] = (nn.SiLU, F.silu)
+_GELUS: tuple[Any, ...] = (nn.GELU, F.gelu)
+_TANHS: tuple[Any, ...] = (nn.Tanh, torch.tanh, F.tanh, "tanh", "tanh_")
+_LEAKY: tuple[Any, ...] = (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
+
+POST_OPS: tuple[Any, ...] = (
+    *RELUS,
+    *RELU6S,
+    *HARDTANHS,
+    *CLAMPS,
+    *_HARDSWISHES,
+    *_SILUS,
+    *_GELUS,
+    *_TANHS,
+    *_LEAKY,
+)
+_FIXED = {
+    **dict.fromkeys(RELUS, RELU),
+    **dict.fromkeys(RELU6S, PostOp("hardtanh", (0.0, 6.0))),
+    **dict.fromkeys(_HARDSWISHES, PostOp("hardswish")),
+    **dict.fromkeys(_SILUS, PostOp("swish")),
+    **dict.fromkeys(_TANHS, PostOp("tanh")),
+}
+
+
+def post_op_of(step: Step | None) -> PostOp | None:
+    """The post-op that ``step`` is; ``None`` if it is none or its numbers are not literals.
+
+    >>> graph = torch.fx.Graph()
+    >>> node = graph.call_function(F.hardtanh, (graph.placeholder("x"), -2.0), {"max_val": 2.0})
+    >>> post_op_of(Step(F.hardtanh, node))
+    PostOp(name='hardtanh', numbers=(-2.0, 2.0), algorithm='')
+    """
+    if step is None:
+        return NONE
+    if step.key in _FIXED:
+        return _FIXED[step.key]
+    if step.key in HARDTANHS:
+        return _clamped(_values(step, ("min_val", "max_val"), (-1.0, 1.0)))
+    if step.key in CLAMPS:
+        return _clamped(_values(step, ("min", "max"), (None, None)))
+    if step.key in _LEAKY:
+        slope = _values(step, ("negative_slope",), (0.01,))
+        return PostOp("leaky_relu", (float(slope[0]),)) if slope is not None else None
+    if step.key in _GELUS:
+        found = _values(step, ("approximate",), ("none",))
+        return PostOp("gelu", (), found[0]) if found is not None else None
+    return None
+
+
+def _values(step: Step, names: tuple[str, ...], defaults: tuple[Any, ...]) -> list[Any] | None:
+    """The literals ``names`` of a step, from its module or its call."""
+    if step.module is not None:
+        return [getattr(step.module, name) for name in names]
+    found = bind(
+        step.node,
+        ("input", *names, "inplace"),
+        {**dict(zip(names, defaults, strict=True)), "input": None, "inplace": False},
+    )
+    if found is None or any(isinstance(found[name], torch.fx.Node) for name in names):
+        return None
+    return [found[name] for name in names]
+
+
+def _clamped(bounds: list[Any] | None) -> PostOp | None:
+    if bounds is None:
+        return None
+    low, high = bounds
+    if not all(bound is None or isinstance(bound, (int, float)) for bound in bounds):
+        return None
+    return PostOp(
+        "hardtanh",
+        (
+            float("-inf") if low is None else float(low),
+            float("inf") if high is None else float(high),
+        ),
+    )

@@ -1,0 +1,112 @@
+"""Integer weights of a site, from a reference module or from constants of the graph, and whether an
+engine can multiply them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.qdq import QParams, is_channel_dequantize, is_dequantize
+from backquant.lower.rule import Site
+from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import ReferenceModule
+
+__all__ = ["check_weight", "functional_weight", "module_weight"]
+
+
+def module_weight(module: ReferenceModule) -> WeightTensors:
+    """The weight of a reference module, sharing its tensors.
+
+    >>> from backquant.nn.quantized.reference import Linear
+    >>> module_weight(Linear(2, 3)).weight.shape
+    torch.Size([3, 2])
+    """
+    bias = module.bias if isinstance(module.bias, torch.Tensor) else None
+    return WeightTensors(module.weight, module.weight_scale, module.weight_zero_point, bias)
+
+
+def functional_weight(
+    graph_module: GraphModule, weight: object, bias: object
+) -> WeightTensors | None:
+    """The weight and bias of a functional operator; ``None`` unless both are constants of the graph.
+
+    The weight is a dequantize node (per tensor, or per channel along axis 0) of an integer buffer.
+    """
+    if not isinstance(weight, Node):
+        return None
+    found_bias = _constant(graph_module, bias)
+    if bias is not None and found_bias is None:
+        return None
+    integers = _constant(graph_module, weight.args[0] if weight.args else None)
+    if integers is None:
+        return None
+    if is_channel_dequantize(weight):
+        scale, zero_point = (_constant(graph_module, a) for a in weight.args[1:3])
+        if scale is None or zero_point is None or weight.args[3] != 0:
+            return None
+        return WeightTensors(integers, scale, zero_point, found_bias)
+    if is_dequantize(weight):
+        return WeightTensors(
+            integers,
+            torch.tensor([weight.args[1]], dtype=torch.float32),
+            torch.tensor([weight.args[2]], dtype=torch.int64),
+            found_bias,
+        )
+    return None
+
+
+def _constant(graph_module: GraphModule, node: object) -> torch.Tensor | None:
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value: object = graph_module
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value.detach() if isinstance(value, (torch.Tensor, nn.Parameter)) else None
+
+
+def check_weight(site: Site, tensors: WeightTensors, x: QParams, axis: int) -> Reason | None:
+    """Why the engine cannot multiply this weight with this input; ``None`` if it can.
+
+    1. Dtypes are the engine's.
+    2. Zero points of the weight are 0 and its scales lie along ``axis`` 0.
+    3. Without wide accumulation two products fit into 16 bits.
+    """
+    engine = site.engine
+    if x.dtype not in engine.activation_dtypes:
+        return site.refuse("activation-dtype", str(x.dtype), _names(engine.activation_dtypes))
+    if tensors.weight.dtype not in engine.weight_dtypes:
+        return site.refuse("weight-dtype", str(tensors.weight.dtype), _names(engine.weight_dtypes))
+    if tensors.scale.numel() > 1 and axis != 0:
+        return site.refuse("weight-axis", f"scales along axis {axis}", "scales along axis 0")
+    if bool((tensors.zero_point != 0).any()):
+        return site.refuse(
+            "weight-zero-point",
+            "an affine weight (zero points other than 0)",
+            "a symmetric weight",
+            fix="PerChannelMinMaxObserver.with_args(dtype=torch.qint8, "
+            "qscheme=torch.per_channel_symmetric)",
+        )
+    return _check_saturation(site, tensors, x)
+
+
+def _check_saturation(site: Site, tensors: WeightTensors, x: QParams) -> Reason | None:
+    limit = site.engine.max_product
+    if limit is None or tensors.weight.numel() == 0:
+        return None
+    low, high = tensors.weight.aminmax()
+    largest = max(abs(int(low)), abs(int(high)))
+    reach = max(abs(x.quant_min), abs(x.quant_max))
+    if reach * largest <= limit:
+        return None
+    return site.refuse(
+        "saturation",
+        f"activations to {reach} times weights to {largest}, summed in pairs in 16 bits",
+        f"products to {limit} ({site.engine.isa} has no VNNI)",
+        fix="quantize activations to 7 bits: HistogramObserver.with_args(reduce_range=True)",
+    )
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype) for dtype in dtypes)
