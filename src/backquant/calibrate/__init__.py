@@ -1,0 +1,21 @@
+"""Calibration: running a prepared model on data so that its observers measure."""
+
+from __future__ import annotations
+
+from backquant.calibrate.feed import CalibrationReport, UnseenObserver, calibrate
+from backquant.calibrate.observers import saw_data, site_observers
+from backquant.calibrate.progress import Progress, ProgressBar
+from backquant.calibrate.resume import calibration_state, load_calibration_state, merge_state
+
+__all__ = [
+    "CalibrationReport",
+    "Progress",
+    "ProgressBar",
+    "UnseenObserver",
+    "calibrate",
+    "calibration_state",
+    "load_calibration_state",
+    "merge_state",
+    "saw_data",
+    "site_observers",
+]

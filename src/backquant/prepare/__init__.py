@@ -1,0 +1,36 @@
+"""Observers: where they stand, who shares one, and the copy of the graph that holds them."""
+
+from __future__ import annotations
+
+from backquant.prepare.insert import insert_observers
+from backquant.prepare.qat import swap_for_training
+from backquant.prepare.requests import ObserverSource, ObserverSpec
+from backquant.prepare.roles import Role
+from backquant.prepare.sites import Site, SiteTable, observation_sites
+from backquant.prepare.state import (
+    Origin,
+    PreparedModule,
+    PreparedState,
+    prepared_state,
+    rebuilt,
+    turned_to_float,
+    with_state,
+)
+
+__all__ = [
+    "ObserverSource",
+    "ObserverSpec",
+    "Origin",
+    "PreparedModule",
+    "PreparedState",
+    "Role",
+    "Site",
+    "SiteTable",
+    "insert_observers",
+    "observation_sites",
+    "prepared_state",
+    "rebuilt",
+    "swap_for_training",
+    "turned_to_float",
+    "with_state",
+]

@@ -1,0 +1,144 @@
+"""Feeding data to the observers of a prepared model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.calibrate.inputs import bound_arguments, check_values, described
+from backquant.calibrate.observers import saw_data, site_observers, unchanged_on_error
+from backquant.calibrate.progress import Progress
+from backquant.errors import BackquantError, CalibrationError, InputError
+from backquant.prepare import prepared_state
+
+__all__ = ["CalibrationReport", "UnseenObserver", "calibrate"]
+
+
+@dataclass(frozen=True)
+class UnseenObserver:
+    """An observer that no data reached; ``value`` is the node whose value it should have seen."""
+
+    site: str
+    value: str
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """How many batches were measured, and which observers saw none of them."""
+
+    batches: int
+    unseen: tuple[UnseenObserver, ...] = ()
+
+
+def calibrate(
+    prepared: fx.GraphModule, batches: Iterable[Any], *, progress: Progress | None = None
+) -> CalibrationReport:
+    """Run ``prepared`` on every batch, without gradients, so that its observers measure.
+
+    Args:
+        prepared: from ``insert_observers``; its observers are updated, its training flags are not
+            touched.
+        batches: any iterable. A batch is a tensor (the first argument), a tuple of positional
+            arguments, or a dict of keyword arguments.
+        progress: called with (batches done, batches in all or None) after each.
+
+    Raises:
+        CalibrationError: there is no batch, or one holds NaN, infinite values or no values.
+        InputError: a batch does not fit the model; names the batch, what it holds, what fitted.
+        UsageError: the model is not prepared.
+
+    A refused batch leaves the observers as the batches before it did.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.match.plan import Plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import QConfigMapping
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> calibrate(prepared, [torch.zeros(1, 2), {"input": torch.ones(3, 2)}])
+    CalibrationReport(batches=2, unseen=())
+    """
+    observers = site_observers(prepared)
+    _check_set(batches)
+    total = len(batches) if isinstance(batches, Sized) else None
+    done, fitted = 0, ""
+    for index, batch in enumerate(batches):
+        bound = bound_arguments(prepared, batch, index)
+        check_values(bound, index)
+        with torch.no_grad(), unchanged_on_error(observers.values()):
+            _run(prepared, bound, index, fitted)
+        done, fitted = done + 1, described(bound)
+        if progress is not None:
+            progress(done, total)
+    if done == 0:
+        raise CalibrationError(
+            "the calibration set is empty",
+            where=f"calibration: {type(batches).__name__} without batches",
+            fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
+        )
+    return CalibrationReport(done, _unseen(prepared, observers))
+
+
+def _check_set(batches: Any) -> None:
+    """A single batch in place of a set would be taken apart silently."""
+    if isinstance(batches, (torch.Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+        raise CalibrationError(
+            f"the calibration set is a {type(batches).__name__}, not an iterable of batches",
+            where="calibration",
+            fix="pass a list of batches: calibration=[batch]",
+        )
+
+
+def _run(prepared: fx.GraphModule, bound: inspect.BoundArguments, index: int, fitted: str) -> None:
+    try:
+        # The call of the base class: that of GraphModule prints its own traceback.
+        nn.Module.__call__(prepared, *bound.args, **bound.kwargs)
+    except BackquantError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        expected = f"like those before: {fitted}" if fitted else _expected(prepared)
+        raise InputError(
+            f"batch {index} does not fit the model: {reason}",
+            where=f"batch {index}: {described(bound)}",
+            fix=f"give batches {expected}",
+        ) from error
+
+
+def _expected(prepared: fx.GraphModule) -> str:
+    """What the first operators that read an input say about its shape."""
+    facts = []
+    for node in prepared.graph.nodes:
+        if node.op != "call_module" or not node.all_input_nodes:
+            continue
+        source = node.all_input_nodes[0]
+        while source.op == "call_module" and str(source.target) in prepared_state(prepared).sites:
+            source = source.all_input_nodes[0]
+        size = _input_size(prepared.get_submodule(str(node.target)))
+        if source.op == "placeholder" and size:
+            facts.append(f"whose {source.name!r} has {size} for {node.target!r}")
+    return "that fit: " + ", ".join(facts) if facts else "of the shapes that the model takes"
+
+
+def _input_size(module: nn.Module) -> str:
+    inner = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+    for name in ("in_features", "in_channels", "num_features"):
+        if isinstance(getattr(inner, name, None), int):
+            return f"{name}={getattr(inner, name)}"
+    return ""
+
+
+def _unseen(
+    prepared: fx.GraphModule, observers: Mapping[str, nn.Module]
+) -> tuple[UnseenObserver, ...]:
+    sites = prepared_state(prepared).sites
+    return tuple(
+        UnseenObserver(name, sites[name].value)
+        for name, observer in observers.items()
+        if not saw_data(observer)
+    )

@@ -1,0 +1,100 @@
+"""One batch as a call of the model: argument names, and the checks before it is run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.errors import CalibrationError, InputError
+from backquant.graph import as_arguments
+from backquant.graph.example import describe_value
+
+__all__ = ["bound_arguments", "check_values", "described"]
+
+
+def bound_arguments(model: fx.GraphModule, batch: Any, index: int) -> inspect.BoundArguments:
+    """The arguments of ``model.forward`` that a batch gives: a tensor is the first, a tuple (or list)
+    holds positional arguments, a dict keyword arguments.
+
+    Raises InputError, naming the batch, when they do not match the parameters.
+
+    >>> model = fx.symbolic_trace(lambda x, y: x + y)
+    >>> list(bound_arguments(model, {"x": 1, "y": 2}, 0).arguments)
+    ['x', 'y']
+    """
+    args, kwargs = as_arguments(batch)
+    signature = inspect.signature(model.forward)
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"batch {index} does not fit the model: {error}",
+            where=f"batch {index}: {_spelled(args, kwargs)}",
+            fix=f"forward takes ({', '.join(signature.parameters)}); a batch is a tensor, "
+            "a tuple of positional arguments, or a dict of keyword arguments,\n"
+            "for instance calibration=[(x,) for x, label in loader]",
+        ) from error
+
+
+def check_values(bound: inspect.BoundArguments, index: int) -> None:
+    """Refuse NaN, infinite values and empty tensors in the inputs of one batch.
+
+    Raises CalibrationError that names the batch and the input.
+
+    >>> bound = bound_arguments(fx.symbolic_trace(lambda x: x), torch.tensor([1.0, float("nan")]), 3)
+    >>> check_values(bound, 3)
+    Traceback (most recent call last):
+    ...
+    backquant.errors.CalibrationError: input 'x' of batch 3 holds 1 NaN and 0 infinite values
+      where  batch 3, input 'x': float32[2]
+      fix    leave this batch out, or clean it: torch.nan_to_num(x)
+    """
+    for name, tensor in _named_tensors(bound.arguments):
+        where = f"batch {index}, input {name!r}: {describe_value(tensor)}"
+        if tensor.numel() == 0:
+            raise CalibrationError(
+                f"input {name!r} of batch {index} holds no values",
+                where=where,
+                fix="leave empty batches out of the calibration set",
+            )
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        if not bool(torch.isfinite(tensor).all()):
+            missing = int(torch.isnan(tensor).sum())
+            endless = int(torch.isinf(tensor).sum())
+            raise CalibrationError(
+                f"input {name!r} of batch {index} holds {missing} NaN and {endless} infinite values",
+                where=where,
+                fix="leave this batch out, or clean it: torch.nan_to_num(x)",
+            )
+
+
+def described(bound: inspect.BoundArguments) -> str:
+    """Names, dtypes and shapes of the tensors of one call.
+
+    >>> described(bound_arguments(fx.symbolic_trace(lambda x: x), torch.zeros(2, 3), 0))
+    'x: float32[2, 3]'
+    """
+    parts = [f"{name}: {describe_value(t)}" for name, t in _named_tensors(bound.arguments)]
+    return ", ".join(parts) or "no tensors"
+
+
+def _named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _named_tensors(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for position, inner in enumerate(value):
+            yield from _named_tensors(inner, f"{name}[{position}]")
+
+
+def _spelled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    parts = [describe_value(value) for value in args]
+    parts += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]
+    return "(" + ", ".join(parts) + ")"

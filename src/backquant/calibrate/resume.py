@@ -1,0 +1,104 @@
+"""What the observers measured, as plain tensors: to save, to resume, to merge across processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import fx, nn
+
+from backquant.calibrate.observers import site_observers, unchanged_on_error
+from backquant.errors import BackquantError, CalibrationError, ConfigError
+
+__all__ = ["calibration_state", "load_calibration_state", "merge_state"]
+
+
+def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The state of all observers: ``"activation_post_process_0.min_val"`` → tensor. Copies.
+
+    An observer that several sites share appears once. Raises UsageError when not prepared.
+    """
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, observer in site_observers(prepared).items()
+        for key, value in observer.state_dict().items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def load_calibration_state(prepared: fx.GraphModule, state: Mapping[str, torch.Tensor]) -> None:
+    """Give the observers of ``prepared`` what ``calibration_state`` returned; calibration resumes.
+
+    Raises CalibrationError when the state is not that of a model prepared in the same way; then
+    nothing changes.
+    """
+    observers = site_observers(prepared)
+    parts = _parts(observers, state)
+    with unchanged_on_error(observers.values()):
+        for name, observer in observers.items():
+            _load(name, observer, parts[name])
+
+
+def merge_state(
+    prepared: fx.GraphModule, *others: fx.GraphModule | Mapping[str, torch.Tensor]
+) -> None:
+    """Add what other copies of the prepared model measured (models, or their states).
+
+    With order-free observers (min/max, per channel, histogram) the result is that of one process
+    that saw all batches, bit for bit, in whatever order it is merged.
+
+    Raises ConfigError naming the observer when one depends on order (moving averages), and
+    CalibrationError when the copies differ; then nothing changes.
+    """
+    observers = site_observers(prepared)
+    with unchanged_on_error(observers.values()):
+        for other in others:
+            state = other if isinstance(other, Mapping) else calibration_state(other)
+            parts = _parts(observers, state)
+            for name, observer in observers.items():
+                _merge(name, observer, parts[name])
+
+
+def _merge(name: str, observer: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    merge = getattr(observer, "merge", None)
+    if not callable(merge):
+        raise ConfigError(
+            f"{type(observer).__name__} cannot be merged: it has no merge(other)",
+            where=name,
+            fix="calibrate in one process, or define merge(self, other) in its class",
+        )
+    twin = copy.deepcopy(observer)
+    _load(name, twin, state)
+    try:
+        merge(twin)
+    except BackquantError as error:
+        where = f"{name}: {error.where}" if error.where else name
+        raise type(error)(error.what, where=where, fix=error.fix) from error
+
+
+def _parts(
+    observers: Mapping[str, nn.Module], state: Mapping[str, torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
+    parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in observers}
+    for key, value in state.items():
+        name, _, rest = key.partition(".")
+        if name not in parts:
+            raise _foreign(f"it has {name!r}, which is no observer of this model", key)
+        parts[name][rest] = value
+    return parts
+
+
+def _load(name: str, observer: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    try:
+        observer.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise _foreign(str(error).splitlines()[-1].strip(), name) from error
+
+
+def _foreign(why: str, where: str) -> CalibrationError:
+    return CalibrationError(
+        f"the calibration state does not fit the prepared model: {why}",
+        where=where,
+        fix="prepare the model with the same backend and QConfigMapping as the one that was saved",
+    )

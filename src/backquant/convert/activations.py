@@ -1,0 +1,85 @@
+"""Observers become quantize/dequantize nodes, or go where nothing around them is quantized.
+
+An observer stays when its producer is quantized (as an output) or one of its readers is (as their
+input). One quantize and one dequantize node serve all users of a site.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import fx
+
+from backquant.convert.dialects import DIALECTS, Writer
+from backquant.convert.state import Conversion
+from backquant.prepare import Site
+
+__all__ = ["convert_activations", "needed_sites"]
+
+
+def needed_sites(work: Conversion) -> set[str]:
+    """Names of the sites that the final plan still needs."""
+    return {
+        site.name
+        for site in work.prepared.sites.sites
+        if (site.producer and work.quantized(site.producer))
+        or any(work.quantized(reader) for reader in site.readers)
+    }
+
+
+def convert_activations(work: Conversion, skipped: set[str]) -> None:
+    """Replace the call of every observer, in graph order; those of ``skipped`` are already gone."""
+    needed = needed_sites(work)
+    sites = {site.name: site for site in work.prepared.sites.sites if site.name not in skipped}
+    for node in list(work.module.graph.nodes):
+        site = sites.get(node.name)
+        if site is None:
+            continue
+        value = node.all_input_nodes[0]
+        if site.name in needed:
+            _write(work, site, node, value)
+        else:
+            node.replace_all_uses_with(value)
+        work.editor.erase(node)
+
+
+def _write(work: Conversion, site: Site, node: fx.Node, value: fx.Node) -> None:
+    engine = work.prepared.backend_config
+    writer = Writer(
+        work.editor,
+        position=node,
+        buffer_prefix=_buffer_prefix(work, site, node),
+        engine=engine.engine or engine.name,
+    )
+    before = node.prev
+    dequantized = DIALECTS[work.dialect](writer, value, work.qparams[site.group])
+    made = before.next
+    while made is not node:
+        if made.op != "get_attr":
+            work.editor.provenance.record(made.name, (site.name,))
+        made = made.next
+    node.replace_all_uses_with(dequantized)
+
+
+def _buffer_prefix(work: Conversion, site: Site, node: fx.Node) -> str:
+    """PyTorch's names: ``<module path>[_input]``, so that a buffer tells what it belongs to.
+
+    The path is that of the observed node, or, where only the reader asked for the observer, that of
+    the first reader (the first functional linear, if there is one), marked ``_input``.
+    """
+    observed = site.value
+    if not _asked_by_reader(work, observed):
+        scope = work.prepared.scopes.get(observed)
+        return scope.path if scope is not None else ""
+    users = list(node.users)
+    linear = next((u for u in users if u.op == "call_function" and u.target is F.linear), None)
+    owner = linear if linear is not None else next(iter(users), None)
+    scope = work.prepared.scopes.get(owner.name) if owner is not None else None
+    return (scope.path if scope is not None else "") + "_input"
+
+
+def _asked_by_reader(work: Conversion, observed: str) -> bool:
+    node = work.nodes.get(observed)
+    if node is not None and node.op == "placeholder":
+        return True
+    decision = work.prepared.plan.decisions.get(observed)
+    return decision is not None and work.source.qconfig(decision.rule) is None

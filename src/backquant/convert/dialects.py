@@ -1,0 +1,146 @@
+"""The two spellings of "this value is quantized here" in a reference graph.
+
+``decomposed``: ``torch.ops.quantized_decomposed.*`` on plain integer tensors, qparams as literals.
+``quantized_tensor``: ``torch.quantize_per_tensor`` and ``.dequantize()``, qparams as buffers, as
+PyTorch's ``convert_to_reference_fx`` writes them.
+
+Each writer puts its nodes right before ``position`` and returns the dequantized value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.convert.measured import Measured
+from backquant.errors import ConfigError
+from backquant.graph import GraphEditor, register_quantized_decomposed
+
+__all__ = ["DIALECTS", "Writer", "is_dequantize", "write_decomposed", "write_quantized_tensor"]
+
+_DYNAMIC_STORAGE = (torch.uint8, torch.int8)
+# Engines whose dynamic kernels need one bit of headroom.
+_REDUCED_ENGINES = ("fbgemm", "x86")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What a dialect needs besides the qparams.
+
+    ``buffer_prefix`` is the start of the names of buffers; ``engine`` the backend's, whose kernels
+    decide about the range of dynamic quantization.
+    """
+
+    editor: GraphEditor
+    position: fx.Node
+    buffer_prefix: str = ""
+    engine: str = ""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        """A call of ``function`` before the position."""
+        with self.editor.graph.inserting_before(self.position):
+            return self.editor.graph.call_function(function, args)
+
+    def method(self, name: str, *args: Any) -> fx.Node:
+        """A call of a method before the position."""
+        with self.editor.graph.inserting_before(self.position):
+            return self.editor.graph.call_method(name, args)
+
+    def buffer(self, key: str, tensor: torch.Tensor) -> fx.Node:
+        """A new buffer, read before the position."""
+        path = self.editor.names.take(f"{self.buffer_prefix}{key}")
+        return self.editor.read_buffer(self.position, path, tensor)
+
+
+def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+    """``value`` quantized and dequantized on plain tensors; static, dynamic or float16."""
+    register_quantized_decomposed()
+    ops = torch.ops.quantized_decomposed
+    if found.is_dynamic:
+        return _decomposed_dynamic(writer, value, found)
+    if found.dtype == torch.float16:
+        half = writer.call(ops.convert_element_type.no_fuse, value, torch.float16)
+        return writer.call(ops.convert_element_type.no_fuse, half, torch.float32)
+    bounds = (found.quant_min, found.quant_max, found.storage)
+    if found.axis is None:
+        qparams: tuple[Any, ...] = (found.scalar_scale, found.scalar_zero_point, *bounds)
+        quantized = writer.call(ops.quantize_per_tensor.default, value, *qparams)
+        return writer.call(ops.dequantize_per_tensor.default, quantized, *qparams)
+    assert found.scale is not None and found.zero_point is not None
+    scale = writer.buffer("_scale_", found.scale)
+    zero_point = writer.buffer("_zero_point_", found.zero_point)
+    qparams = (scale, zero_point, found.axis, *bounds)
+    quantized = writer.call(ops.quantize_per_channel.default, value, *qparams)
+    return writer.call(ops.dequantize_per_channel.default, quantized, *qparams)
+
+
+def _decomposed_dynamic(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+    ops = torch.ops.quantized_decomposed
+    if found.storage not in _DYNAMIC_STORAGE:
+        raise ConfigError(
+            f"dynamic quantization to {found.dtype} has no operator in the decomposed dialect",
+            where=f"the observer of {value.name}",
+            fix='torch.quint8 or torch.qint8, or dialect="quantized_tensor"',
+        )
+    choose = {
+        torch.per_tensor_affine: ops.choose_qparams.tensor,
+        torch.per_tensor_symmetric: ops.choose_qparams_symmetric.tensor,
+    }[found.qscheme or torch.per_tensor_affine]
+    bounds = (found.quant_min, found.quant_max)
+    chosen = writer.call(choose, value, *bounds, found.eps, found.storage)
+    scale = writer.call(operator.getitem, chosen, 0)
+    zero_point = writer.call(operator.getitem, chosen, 1)
+    qparams = (scale, zero_point, *bounds, found.storage)
+    quantized = writer.call(ops.quantize_per_tensor.tensor, value, *qparams)
+    return writer.call(ops.dequantize_per_tensor.tensor, quantized, *qparams)
+
+
+def write_quantized_tensor(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+    """``value`` quantized to a quantized tensor and dequantized; static, dynamic or float16."""
+    if found.is_dynamic:
+        reduced = writer.engine in _REDUCED_ENGINES
+        quantized = writer.call(torch.quantize_per_tensor_dynamic, value, found.dtype, reduced)
+    elif found.dtype == torch.float16:
+        quantized = writer.method("to", value, torch.float16)
+    elif found.axis is None:
+        device = found.scale.device if found.scale is not None else None
+        scale = writer.buffer("_scale_", torch.tensor(found.scalar_scale, device=device))
+        zero_point = writer.buffer(
+            "_zero_point_", torch.tensor(found.scalar_zero_point, device=device)
+        )
+        quantized = writer.call(torch.quantize_per_tensor, value, scale, zero_point, found.dtype)
+    else:
+        assert found.scale is not None and found.zero_point is not None
+        scale = writer.buffer("_scale_", found.scale)
+        zero_point = writer.buffer("_zero_point_", found.zero_point)
+        quantized = writer.call(
+            torch.quantize_per_channel, value, scale, zero_point, found.axis, found.dtype
+        )
+    return writer.method("dequantize", quantized)
+
+
+def is_dequantize(node: Any) -> bool:
+    """Whether a node dequantizes, in either dialect.
+
+    >>> graph = fx.Graph()
+    >>> is_dequantize(graph.call_method("dequantize", (graph.placeholder("q"),)))
+    True
+    """
+    if not isinstance(node, fx.Node):
+        return False
+    if node.op == "call_method":
+        return node.target == "dequantize"
+    return node.op == "call_function" and str(node.target).startswith(
+        "quantized_decomposed.dequantize_per_"
+    )
+
+
+DIALECTS: dict[str, Callable[[Writer, fx.Node, Measured], fx.Node]] = {
+    "decomposed": write_decomposed,
+    "quantized_tensor": write_quantized_tensor,
+}

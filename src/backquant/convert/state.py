@@ -1,0 +1,76 @@
+"""What a reference model knows about itself, and the working copy of a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.convert.measured import Measured
+from backquant.errors import UsageError
+from backquant.graph import GraphEditor, Provenance, Scope
+from backquant.match.plan import Plan
+from backquant.prepare import ObserverSource, PreparedState, SiteTable
+
+__all__ = ["Conversion", "ReferenceState", "reference_state"]
+
+_KEY = "backquant"
+
+
+@dataclass(frozen=True)
+class ReferenceState:
+    """Kept in ``reference.meta["backquant"]``.
+
+    ``plan`` is the one after calibration: nodes that the measured scales turned back to float are
+    float in it, with the reason. ``qparams`` holds what each converted site became, by site.
+    """
+
+    plan: Plan
+    scopes: dict[str, Scope]
+    backend_config: BackendConfig
+    provenance: Provenance
+    sites: SiteTable
+    qparams: dict[str, Measured]
+    dialect: str
+
+
+def reference_state(module: nn.Module) -> ReferenceState:
+    """The state of a reference model. Raises UsageError for any other.
+
+    >>> reference_state(nn.ReLU())
+    Traceback (most recent call last):
+    ...
+    backquant.errors.UsageError: this is not a reference model of backquant
+      where  ReLU
+      fix    reference = backquant.convert_to_reference_fx(prepared)
+    """
+    meta = getattr(module, "meta", None)
+    state = meta.get(_KEY) if isinstance(meta, dict) else None
+    if not isinstance(state, ReferenceState):
+        raise UsageError(
+            "this is not a reference model of backquant",
+            where=type(module).__name__,
+            fix="reference = backquant.convert_to_reference_fx(prepared)",
+        )
+    return state
+
+
+@dataclass
+class Conversion:
+    """One conversion under way: ``module`` is the copy that is edited, ``plan`` is final."""
+
+    module: fx.GraphModule
+    editor: GraphEditor
+    prepared: PreparedState
+    plan: Plan
+    source: ObserverSource
+    dialect: str
+    qparams: Mapping[str, Measured]  # by head of a group
+    nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
+
+    def quantized(self, node: str) -> bool:
+        """Whether the node of this name is quantized by the final plan."""
+        decision = self.plan.decisions.get(node)
+        return decision is not None and decision.quantized

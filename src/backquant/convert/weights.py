@@ -1,0 +1,228 @@
+"""Weighted modules become reference modules with integer weights.
+
+1. The weight's observer comes from the QConfig of the module's rule and sees the weight once; a QAT
+   module's own fake-quantizer is used instead, and sees the trained weight once more (as PyTorch's).
+2. Of a fused module only its first part is replaced; the activation stays where it is.
+3. A module that is called several times is converted once. Calls that stay in float, or that ask for
+   another observer, keep or get a module of their own: the float calls the original.
+4. Weights that are tied in the float model share one integer tensor if their qparams are equal.
+5. QAT modules that are not quantized become float modules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from backquant.backend_config import get_root_module_to_quantized_reference_module
+from backquant.convert.state import Conversion
+from backquant.errors import ConfigError
+from backquant.graph import get_module, set_module
+from backquant.match.plan import Match, MatchKind
+from backquant.observe.qparams import qparam_dict
+from backquant.prepare import ObserverSpec
+
+__all__ = ["convert_weighted_modules"]
+
+_WEIGHT_DTYPES = frozenset(
+    {
+        torch.quint8,
+        torch.qint8,
+        torch.float16,
+        torch.quint4x2,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.float8_e5m2,
+        torch.float8_e4m3fn,
+    }
+)
+
+
+@dataclass
+class _Tied:
+    """Reference modules by the float weight that they were made from."""
+
+    made: dict[int, list[nn.Module]] = field(default_factory=dict)
+
+
+def convert_weighted_modules(work: Conversion) -> None:
+    """Replace the modules of all quantized matches in ``work.module``.
+
+    Raises ConfigError when a reference class has no ``from_float``.
+    """
+    references = get_root_module_to_quantized_reference_module(work.prepared.backend_config)
+    quantized = _quantized_calls(work)
+    calls: dict[str, list[fx.Node]] = {}
+    for node in work.module.graph.nodes:
+        if node.op == "call_module" and node.name in work.plan.decisions:
+            calls.setdefault(str(node.target), []).append(node)
+    tied = _Tied()
+    for path, nodes in calls.items():
+        variants: dict[Any, list[fx.Node]] = {}
+        for node in nodes:
+            variants.setdefault(_variant(work, quantized.get(node.name)), []).append(node)
+        _convert_module(work, path, variants, references, tied)
+
+
+def _quantized_calls(work: Conversion) -> dict[str, Match]:
+    return {
+        match.root: match
+        for match in work.plan.matches
+        if match.kind is MatchKind.PATTERN and work.quantized(match.anchor)
+    }
+
+
+def _variant(work: Conversion, match: Match | None) -> Any:
+    """Calls of equal variants share one module; None: the call stays in float."""
+    if match is None:
+        return None
+    spec = _weight_spec(work, match)
+    return spec if _asks_for_weight(work, spec) else None
+
+
+def _weight_spec(work: Conversion, match: Match) -> ObserverSpec:
+    return ObserverSpec(work.plan.decisions[match.root].rule, "weight")
+
+
+def _asks_for_weight(work: Conversion, spec: ObserverSpec) -> bool:
+    return work.source.probe(spec).dtype in _WEIGHT_DTYPES
+
+
+def _convert_module(
+    work: Conversion,
+    path: str,
+    variants: dict[Any, list[fx.Node]],
+    references: dict[type[nn.Module], type[nn.Module]],
+    tied: _Tied,
+) -> None:
+    trained = get_module(work.module, path)
+    plain = _without_training(trained)
+    if plain is not trained:
+        set_module(work.module, path, plain)
+    fused = isinstance(plain, nn.Sequential) and _is_fused(plain, references)
+    part: nn.Module = plain[0] if fused else plain  # type: ignore[index]
+    reference = references.get(type_before_parametrizations(part))
+    specs = [spec for spec in variants if spec is not None]
+    if reference is None or not specs:
+        return
+    for position, spec in enumerate(specs):
+        own = position == 0 and None not in variants
+        target = path if own else _fresh_path(work, path)
+        module = plain if own else copy.copy(plain)
+        if not own:
+            module._modules = dict(plain._modules)
+            set_module(work.module, target, module)
+            for node in variants[spec]:
+                node.target = target
+        swapped = _reference(path, part, reference, _observer_factory(work, trained, spec))
+        _tie(tied, part, swapped)
+        set_module(work.module, target if part is plain else f"{target}.0", swapped)
+
+
+def _observer_factory(
+    work: Conversion, trained: nn.Module, spec: ObserverSpec
+) -> Callable[[], nn.Module]:
+    """Rule 1."""
+    own = getattr(trained, "weight_fake_quant", None)
+    if own is not None:
+        return lambda: copy.deepcopy(own)
+    return lambda: work.source.make(spec)
+
+
+def _fresh_path(work: Conversion, path: str) -> str:
+    number, candidate = 1, f"{path}_quantized"
+    parent, _, _ = path.rpartition(".")
+    owner = get_module(work.module, parent)
+    while hasattr(owner, candidate.rpartition(".")[2]):
+        number += 1
+        candidate = f"{path}_quantized_{number}"
+    return candidate
+
+
+def _without_training(module: nn.Module) -> nn.Module:
+    """The float module of a QAT module; any other as it is."""
+    if not hasattr(module, "weight_fake_quant"):
+        return module
+    to_float = getattr(module, "to_float", None)
+    if not callable(to_float):
+        raise ConfigError(
+            f"{type(module).__name__} has a weight_fake_quant and no to_float()",
+            where=type(module).__name__,
+            fix="define to_float(self) -> the float module",
+        )
+    plain: nn.Module = to_float()
+    return plain
+
+
+def _is_fused(module: nn.Sequential, references: dict[type[nn.Module], type[nn.Module]]) -> bool:
+    """Whether a container holds a replaceable part and what follows it, called as one."""
+    if type(module) in references or not len(module):
+        return False
+    return type_before_parametrizations(module[0]) in references
+
+
+def _reference(
+    path: str,
+    module: nn.Module,
+    reference: type[nn.Module],
+    make_observer: Callable[[], nn.Module],
+) -> nn.Module:
+    from_float = getattr(reference, "from_float", None)
+    if not callable(from_float):
+        raise ConfigError(
+            f"the reference module {reference.__name__} has no from_float",
+            where=f"module {path!r}",
+            fix=f"class {reference.__name__}:\n    @classmethod\n"
+            "    def from_float(cls, module, weight_qparams): ...",
+        )
+    with torch.no_grad():
+        made: nn.Module = from_float(module, _weight_qparams(module, make_observer))
+    made.train(module.training)
+    return made
+
+
+def _weight_qparams(module: nn.Module, make_observer: Callable[[], nn.Module]) -> dict[str, Any]:
+    """The qparams of one weight; of each weight by its name for recurrent modules."""
+    if isinstance(module, nn.RNNCellBase):
+        names = ["weight_ih", "weight_hh"]
+        return {name: _observed(getattr(module, name), make_observer) for name in names}
+    if isinstance(module, nn.RNNBase):
+        names = [name for name in module._flat_weights_names if name.startswith("weight")]
+        return {name: _observed(getattr(module, name), make_observer) for name in names}
+    return _observed(module.weight, make_observer)
+
+
+def _observed(weight: Any, make_observer: Callable[[], nn.Module]) -> dict[str, Any]:
+    observer = make_observer().to(weight.device)
+    observer(weight.detach())
+    return qparam_dict(observer)
+
+
+def _tie(tied: _Tied, part: nn.Module, made: nn.Module) -> None:
+    source = getattr(part, "weight", None)
+    if not isinstance(source, torch.Tensor) or "weight" not in made._buffers:
+        return
+    twins = tied.made.setdefault(id(source), [])
+    for twin in twins:
+        if _same_integers(twin, made):
+            made._buffers["weight"] = twin._buffers["weight"]
+            return
+    twins.append(made)
+
+
+def _same_integers(one: nn.Module, two: nn.Module) -> bool:
+    return all(
+        one._buffers[name] is not None
+        and two._buffers[name] is not None
+        and one._buffers[name].dtype == two._buffers[name].dtype  # type: ignore[union-attr]
+        and torch.equal(one._buffers[name], two._buffers[name])  # type: ignore[arg-type]
+        for name in ("weight", "weight_scale", "weight_zero_point")
+    )

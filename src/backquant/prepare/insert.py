@@ -1,0 +1,119 @@
+"""Insertion of observers: applies a site table to a copy of the graph; decides nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import ConfigError
+from backquant.graph import GraphEditor, own_buffers, set_module, verify
+from backquant.match.plan import Plan
+from backquant.prepare.requests import ObserverSource
+from backquant.prepare.sites import Site, SiteTable, observation_sites
+from backquant.prepare.state import (
+    Origin,
+    PreparedModule,
+    PreparedState,
+    rebuilt,
+    turned_to_float,
+    with_state,
+)
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+
+__all__ = ["insert_observers"]
+
+
+def insert_observers(
+    module: fx.GraphModule,
+    plan: Plan,
+    backend_config: BackendConfig,
+    qconfig_mapping: QConfigMapping,
+    *,
+    origin: Origin | None = None,
+    custom: PrepareCustomConfig | None = None,
+) -> PreparedModule:
+    """A copy of ``module`` with the observers that ``plan`` needs, ready for calibration.
+
+    Parameters are shared with ``module``, buffers are not: running the result changes nothing
+    outside of it. Names, order and sharing of the observers are those of PyTorch's ``prepare_fx``
+    except as ``backquant.prepare.sites`` says. State: ``prepared_state(result)``.
+
+    Raises ConfigError for a QConfig that makes no observer, and for a model on several devices.
+
+    >>> from backquant.graph import capture
+    >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
+    >>> prepared = insert_observers(module, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> [node.name for node in prepared.graph.nodes]
+    ['input_1', '_0', 'output']
+    """
+    origin = Origin() if origin is None else origin
+    table = observation_sites(module, plan, backend_config, qconfig_mapping, custom)
+    prepared = rebuilt(module, own_buffers(module), PreparedModule)
+    assert isinstance(prepared, PreparedModule)
+    editor = GraphEditor(prepared, origin.provenance.copy())
+    _install(prepared, table, ObserverSource(backend_config, qconfig_mapping))
+    _connect(editor, table)
+    editor.finish()
+    verify(prepared, after="pass 'insert observers'")
+    state = PreparedState(
+        plan=_without_refused(plan, table),
+        scopes=dict(origin.scopes),
+        backend_config=backend_config,
+        qconfig_mapping=qconfig_mapping,
+        sites=table,
+        provenance=editor.provenance,
+        custom=custom,
+    )
+    with_state(prepared, state)
+    return prepared
+
+
+def _without_refused(plan: Plan, table: SiteTable) -> Plan:
+    refused = {reason.node: reason for reason in table.refused}
+    indexes = {i: refused[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in refused}
+    return turned_to_float(plan, indexes)
+
+
+def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource) -> None:
+    device = _only_device(prepared) if table.sites else None
+    made: dict[str, nn.Module] = {}
+    for site in table.sites:
+        if not site.shared:
+            observer = source.make(site.spec)
+            observer.train(prepared.training)
+            made[site.name] = observer.to(device) if device is not None else observer
+    for site in table.sites:
+        set_module(prepared, site.name, made[site.group])
+
+
+def _connect(editor: GraphEditor, table: SiteTable) -> None:
+    nodes = {node.name: node for node in editor.graph.nodes}
+    for site in table.sites:
+        value = nodes[site.value]
+        with editor.graph.inserting_after(value):
+            observed = editor.graph.create_node("call_module", site.name, (value,), {}, site.name)
+        nodes[site.name] = observed
+        editor.provenance.record(site.name, (site.value,))
+        for reader in _rewired(site, value, observed, nodes):
+            reader.replace_input_with(value, observed)
+
+
+def _rewired(
+    site: Site, value: fx.Node, observed: fx.Node, nodes: dict[str, fx.Node]
+) -> list[fx.Node]:
+    """Whose argument becomes the observed value: all users of an output, else the readers."""
+    if site.producer:
+        return [user for user in value.users if user is not observed]
+    return [nodes[name] for name in site.readers]
+
+
+def _only_device(module: nn.Module) -> torch.device | None:
+    devices = {t.device for t in (*module.parameters(), *module.buffers())}
+    if len(devices) > 1:
+        raise ConfigError(
+            "the model is on several devices, observers are placed on one",
+            where=", ".join(sorted(map(str, devices))),
+            fix="model.to('cpu')",
+        )
+    return next(iter(devices), None)

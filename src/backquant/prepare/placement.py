@@ -1,0 +1,309 @@
+"""The walk that finds observation sites; the rules and their numbers are those of ``sites``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from backquant.backend_config import BackendConfig
+from backquant.graph import GraphIndex, known_types
+from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
+from backquant.prepare.groups import Groups
+from backquant.prepare.requests import OBSERVED_DTYPES, ObserverSource, ObserverSpec, Probe
+from backquant.prepare.roles import Role, argument_nodes, argument_role, input_positions
+from backquant.prepare.sites import PREFIX, Site, SiteTable
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+
+__all__ = ["Placement"]
+
+_SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
+_NOT_OBSERVED = "INPUT_OUTPUT_NOT_OBSERVED"
+_UNSIGNED = (torch.quint8, torch.uint8)
+
+
+@dataclass
+class _Draft:
+    """A site in the making."""
+
+    name: str
+    value: str
+    role: Role
+    spec: ObserverSpec
+    producer: str = ""
+    readers: list[str] = field(default_factory=list)
+
+
+class Placement:
+    """One walk over the graph in its order: O(nodes + edges).
+
+    ``_dtype`` maps a node to the dtype of its value (None: no float tensor; absent: float32),
+    ``_current`` a node to the site that its users read instead, ``_read`` a pair (reader, node) to
+    the site that this reader's argument becomes.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        plan: Plan,
+        backend_config: BackendConfig,
+        qconfig_mapping: QConfigMapping,
+        custom: PrepareCustomConfig | None,
+    ) -> None:
+        self._module = module
+        self._plan = plan
+        self._entries = backend_config.configs
+        self._source = ObserverSource(backend_config, qconfig_mapping)
+        self._positions = input_positions(backend_config)
+        self._matches = [m for m in plan.matches if self._places(m)]
+        self._dtype: dict[str, torch.dtype | None] = self._known_dtypes(custom)
+        self._current: dict[str, str] = {}
+        self._read: dict[tuple[str, str], str] = {}
+        self._drafts: dict[str, _Draft] = {}
+        self._on_value: dict[str, list[_Draft]] = {}
+        self._groups = Groups()
+        self._refused: list[Reason] = []
+        self._names = self._free_names()
+
+    def run(self) -> SiteTable:
+        """Every site, in the order in which they are to be inserted."""
+        roots: dict[str, list[Match]] = {}
+        anchors: dict[str, Match] = {}
+        for match in self._matches:
+            roots.setdefault(match.root, []).append(match)
+            anchors[match.anchor] = match
+        for node in self._module.graph.nodes:
+            for match in roots.get(node.name, ()):
+                self._place_inputs(node, match)
+            if node.name in anchors:
+                self._place_output(node, anchors[node.name])
+        return SiteTable(tuple(self._finished()), tuple(self._refused))
+
+    def _finished(self) -> Iterator[Site]:
+        for draft in self._drafts.values():
+            head = self._groups.find(draft.name)
+            yield Site(
+                name=draft.name,
+                value=draft.value,
+                role=draft.role,
+                spec=draft.spec,
+                readers=tuple(draft.readers),
+                producer=draft.producer,
+                group=head,
+            )
+
+    # -- what is known before the walk -------------------------------------------------------------
+
+    def _places(self, match: Match) -> bool:
+        decision = self._plan.decisions[match.anchor]
+        return match.kind is MatchKind.PATTERN and decision.quantized
+
+    def _known_dtypes(self, custom: PrepareCustomConfig | None) -> dict[str, torch.dtype | None]:
+        graph = self._module.graph
+        known: dict[str, torch.dtype | None] = {}
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        for number in custom.input_quantized_indexes if custom is not None else ():
+            if number < len(inputs):
+                known[inputs[number].name] = torch.quint8
+        index = GraphIndex(self._module)
+        for node in graph.nodes:
+            if index.has_no_tensors(node):
+                known[node.name] = None
+        for node in known_types(graph, self._shares):
+            known[node.name] = None
+        return known
+
+    def _shares(self, node: fx.Node) -> bool:
+        decision = self._plan.decisions.get(node.name)
+        return decision is not None and decision.observation == _SHARES
+
+    def _free_names(self) -> Iterator[str]:
+        number = 0
+        while True:
+            name = f"{PREFIX}{number}"
+            if not hasattr(self._module, name):
+                yield name
+            number += 1
+
+    def _rule(self, match: Match) -> RuleRef | None:
+        return self._plan.decisions[match.anchor].rule
+
+    # -- inputs (rules 2 to 4) ---------------------------------------------------------------------
+
+    def _place_inputs(self, root: fx.Node, match: Match) -> None:
+        observation = self._plan.decisions[match.anchor].observation
+        if observation == _NOT_OBSERVED or self._is_no_float_tensor(root):
+            return
+        for argument in argument_nodes(root):
+            role = argument_role(root, argument, self._positions)
+            if role is not Role.NONE:
+                self._place_input(root, argument, role, match)
+
+    def _place_input(self, reader: fx.Node, argument: fx.Node, role: Role, match: Match) -> None:
+        value = self._current.get(argument.name, argument.name)
+        spec = self._input_spec(role, match)
+        probe = self._source.probe(spec)
+        zeroth = bool(reader.args) and reader.args[0] is argument
+        if not self._needs(value, probe, zeroth):
+            if value in self._drafts:
+                self._reads(reader, argument, self._drafts[value])
+            return
+        if role is Role.INPUT and probe.fixed:
+            spec = ObserverSpec(spec.rule, "input_of_fixed")
+            probe = self._source.probe(spec)
+        draft = self._existing(value, probe) or self._draft(value, role, spec)
+        self._reads(reader, argument, draft)
+
+    def _input_spec(self, role: Role, match: Match) -> ObserverSpec:
+        part = "activation" if role is Role.INPUT else role.value
+        return ObserverSpec(self._rule(match), part)
+
+    def _needs(self, value: str, wanted: Probe, zeroth: bool) -> bool:
+        have = self._value_dtype(value)
+        if have is None or not wanted.observable:
+            return False
+        if wanted.is_dynamic:
+            return zeroth
+        if wanted.reuses_input or have not in {*OBSERVED_DTYPES, torch.float32}:
+            return False
+        return have != wanted.dtype
+
+    def _existing(self, value: str, wanted: Probe) -> _Draft | None:
+        for draft in self._on_value.get(value, ()):
+            probe = self._probe_of(draft.name)
+            if probe.kind is wanted.kind and probe.dtype == wanted.dtype:
+                return draft
+        return None
+
+    def _reads(self, reader: fx.Node, argument: fx.Node, draft: _Draft) -> None:
+        self._read[reader.name, argument.name] = draft.name
+        if reader.name not in draft.readers:
+            draft.readers.append(reader.name)
+
+    # -- outputs (rules 5 to 8) --------------------------------------------------------------------
+
+    def _place_output(self, anchor: fx.Node, match: Match) -> None:
+        decision = self._plan.decisions[anchor.name]
+        if self._is_no_float_tensor(anchor) or decision.observation == _NOT_OBSERVED:
+            return
+        spec = self._output_spec(match)
+        probe = self._source.probe(spec)
+        if not probe.observable or probe.is_dynamic:
+            return
+        alone = decision.observation != _SHARES or self._reads_quantized_input(anchor, probe)
+        if alone and not probe.reuses_input:
+            self._observe_output(anchor, spec)
+        else:
+            self._share_output(anchor, match, spec)
+
+    def _output_spec(self, match: Match) -> ObserverSpec:
+        rule = self._rule(match)
+        if match.entry >= 0:
+            entry = self._entries[match.entry]
+            if entry._overwrite_output_observer or entry._overwrite_output_fake_quantize:
+                return ObserverSpec(rule, "output_overwrite", match.entry)
+        return ObserverSpec(rule, "activation")
+
+    def _reads_quantized_input(self, anchor: fx.Node, probe: Probe) -> bool:
+        """An input that arrives quantized has no observer here: the output then has its own."""
+        first = anchor.args[0] if anchor.args else None
+        if probe.dtype not in _UNSIGNED or not isinstance(first, fx.Node):
+            return False
+        return first.op == "placeholder" and (anchor.name, first.name) not in self._read
+
+    def _observe_output(self, anchor: fx.Node, spec: ObserverSpec) -> _Draft:
+        draft = self._draft(anchor.name, Role.OUTPUT, spec)
+        draft.producer = anchor.name
+        self._current[anchor.name] = draft.name
+        return draft
+
+    def _share_output(self, anchor: fx.Node, match: Match, spec: ObserverSpec) -> None:
+        partners = self._partners(anchor, match)
+        if partners is None:
+            next(self._names)  # PyTorch numbers the observer that it drops
+            self._refuse(match)
+            return
+        partners = self._apart_from_fixed(anchor, match, partners)
+        output = self._observe_output(anchor, spec)
+        for other in (*partners[1:], output.name):
+            self._groups.unite(partners[0], other)
+
+    def _partners(self, anchor: fx.Node, match: Match) -> list[str] | None:
+        """The sites that the first argument (each entry of a list) is read through; None: one has none."""
+        for argument in (*anchor.args, *anchor.kwargs.values()):
+            if isinstance(argument, fx.Node):
+                entries = [argument]
+            elif isinstance(argument, (list, tuple)):
+                entries = [entry for entry in argument if isinstance(entry, fx.Node)]
+            else:
+                continue
+            found = [self._partner(anchor, entry, match) for entry in entries]
+            sites = [site for site in found if site is not None]
+            return sites if sites and len(sites) == len(found) else None
+        return None
+
+    def _partner(self, reader: fx.Node, argument: fx.Node, match: Match) -> str | None:
+        """Through inner nodes of the same match, up to the site that the root reads."""
+        inner = set(match.nodes)
+        while argument.name in inner:
+            reader = argument
+            above = next(argument_nodes(reader), None)
+            if above is None:
+                return None
+            argument = above
+        site = self._read.get((reader.name, argument.name)) or self._current.get(argument.name)
+        if site is not None:
+            draft = self._drafts[site]
+            if match.root not in draft.readers:
+                draft.readers.append(match.root)
+        return site
+
+    def _apart_from_fixed(self, anchor: fx.Node, match: Match, partners: list[str]) -> list[str]:
+        heads = {self._groups.find(name) for name in partners}
+        fixed = {head for head in heads if self._source.probe(self._drafts[head].spec).fixed}
+        if not fixed or len(heads) == 1:
+            return partners
+        again = ObserverSpec(self._rule(match), "activation")
+        apart: dict[str, str] = {}
+        for name in partners:
+            if self._groups.find(name) in fixed and name not in apart:
+                draft = self._existing(name, self._source.probe(again))
+                draft = draft or self._draft(name, Role.INPUT, again)
+                draft.readers.append(anchor.name)
+                apart[name] = draft.name
+        return [apart.get(name, name) for name in partners]
+
+    def _refuse(self, match: Match) -> None:
+        decision = self._plan.decisions[match.anchor]
+        asked = decision.asked_activation
+        self._refused.append(
+            Reason(
+                node=match.anchor,
+                rule="nothing-to-share",
+                asked=f"output {asked.dtype}" if asked is not None else "a quantized output",
+                admitted="the output takes its qparams from the input, which is not quantized",
+                fix="quantize the operator that produces its input",
+                place=match.pattern,
+            )
+        )
+
+    # -- shared by both ----------------------------------------------------------------------------
+
+    def _draft(self, value: str, role: Role, spec: ObserverSpec) -> _Draft:
+        draft = _Draft(next(self._names), value, role, spec)
+        self._drafts[draft.name] = draft
+        self._on_value.setdefault(value, []).append(draft)
+        return draft
+
+    def _probe_of(self, site: str) -> Probe:
+        return self._source.probe(self._drafts[self._groups.find(site)].spec)
+
+    def _is_no_float_tensor(self, node: fx.Node) -> bool:
+        return self._dtype.get(node.name, torch.float32) is None
+
+    def _value_dtype(self, value: str) -> torch.dtype | None:
+        if value in self._drafts:
+            return self._probe_of(value).dtype
+        return self._dtype.get(value, torch.float32)

@@ -1,0 +1,92 @@
+"""Which part an argument plays for the operator that reads it: activation, weight or bias.
+
+Functional operators take weight and bias as arguments; the position comes from
+``BackendPatternConfig._set_input_type_to_index`` of the entry for the single operator, the keyword
+is ``weight`` or ``bias``. A value that is passed twice plays the first of weight, bias, activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import torch.nn.functional as F
+from torch import fx
+
+from backquant.backend_config import BackendConfig
+
+__all__ = ["Role", "argument_nodes", "argument_role", "input_positions"]
+
+# Their second argument is a shape or their weight is applied in float: no kernel quantizes it.
+_WEIGHT_STAYS_FLOAT = frozenset({F.layer_norm, F.group_norm, F.instance_norm})
+
+
+class Role(str, Enum):
+    """The part that an observed tensor plays."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    BIAS = "bias"
+    OUTPUT = "output"
+    NONE = "none"  # a weight that is never quantized
+
+
+def input_positions(backend_config: BackendConfig) -> dict[Any, dict[str, int]]:
+    """Positions of weight and bias per function: ``{F.linear: {"weight": 1, "bias": 2}, ...}``.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> entry = BackendPatternConfig(F.linear)._set_input_type_to_index({"weight": 1, "bias": 2})
+    >>> input_positions(BackendConfig("b").set_backend_pattern_config(entry))[F.linear]
+    {'weight': 1, 'bias': 2}
+    """
+    positions: dict[Any, dict[str, int]] = {}
+    for entry in backend_config.configs:
+        pattern = entry.normal_pattern
+        if pattern.size == 1 and entry._input_type_to_index:
+            positions[pattern.anchor.op] = dict(entry._input_type_to_index)
+    return positions
+
+
+def argument_role(
+    node: fx.Node, argument: fx.Node, positions: Mapping[Any, Mapping[str, int]]
+) -> Role:
+    """The part that ``argument`` plays for ``node``.
+
+    >>> graph = fx.Graph()
+    >>> x, w = graph.placeholder("x"), graph.placeholder("w")
+    >>> call = graph.call_function(F.linear, (x, w))
+    >>> argument_role(call, w, {F.linear: {"weight": 1}}).value
+    'weight'
+    """
+    places = positions.get(node.target, {}) if node.op == "call_function" else {}
+    for role in (Role.WEIGHT, Role.BIAS):
+        index = places.get(role.value)
+        by_position = index is not None and index < len(node.args) and node.args[index] is argument
+        if by_position or node.kwargs.get(role.value) is argument:
+            stays = role is Role.WEIGHT and node.target in _WEIGHT_STAYS_FLOAT
+            return Role.NONE if stays else role
+    return Role.INPUT
+
+
+def argument_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that ``node`` reads, in the order of its arguments, nested lists included.
+
+    Dicts and slices are not entered: no operator takes tensors in them.
+
+    >>> import torch
+    >>> graph = fx.Graph()
+    >>> x, y = graph.placeholder("x"), graph.placeholder("y")
+    >>> [n.name for n in argument_nodes(graph.call_function(torch.cat, ([x, y], 1)))]
+    ['x', 'y']
+    """
+    for argument in (*node.args, *node.kwargs.values()):
+        yield from _nodes_in(argument)
+
+
+def _nodes_in(argument: Any) -> Iterator[fx.Node]:
+    if isinstance(argument, fx.Node):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for inner in argument:
+            yield from _nodes_in(inner)

@@ -1,0 +1,112 @@
+"""Observation sites: which values are observed, by what, and who shares. Data; nothing is edited.
+
+Rules (PyTorch's, with the differences that are marked)
+
+1. Inputs of a quantized match are those of its root; its output is that of its anchor.
+2. An input is observed when the dtype of the value differs from the dtype asked. A value has the
+   dtype of its observer; without one it is float32.
+   *Different:* PyTorch gives a value the dtype that its producer's QConfig asks for even where no
+   observer stands (an output whose sharing failed, a dynamically quantized operator), and so leaves
+   the consumer's input unobserved: ``linear(x.reshape(...))`` loses its integer kernel.
+3. An observer of the same type and dtype on the same value is used again.
+4. Dynamic quantization observes the zeroth positional argument only, and no output.
+5. Outputs of operators that share the observer with their input join the group of their first
+   argument (and of the other entries, if that is a list). A group uses the observer of its head.
+   *Different:* groups are joined as a whole. PyTorch replaces the observer at single places, so that
+   a pool whose input is also an entry of a cat ends with two sets of qparams.
+6. If an argument has no observer to share, the output's is dropped and the match stays float.
+   *Different:* PyTorch then searches up the graph through any operator, and may adopt the observer of
+   an unrelated value (``conv -> sin -> reshape``: the sine would get the convolution's scale).
+7. Fixed qparams are never shared with a measured range. *Different:* in PyTorch the entries of
+   ``cat([sigmoid(x), y])`` all get the sigmoid's [0, 1). Here the fixed value is observed once more.
+8. Values that are no float tensors (shapes, indices, masks) are never observed; neither are inputs
+   and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from backquant.backend_config import BackendConfig
+from backquant.match.plan import Plan, Reason
+from backquant.prepare.requests import ObserverSpec
+from backquant.prepare.roles import Role
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+
+__all__ = ["PREFIX", "Site", "SiteTable", "observation_sites"]
+
+#: Observers are modules and nodes named ``activation_post_process_0``, ``_1``, … as in PyTorch.
+PREFIX = "activation_post_process_"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One observed value.
+
+    ``value`` is a node of the unobserved graph, or the name of another site (a value that is needed
+    in two dtypes). ``readers`` are the quantized root nodes that read it as an input; an output site
+    is also read by everything else that used the value. ``producer`` is the anchor whose output it
+    is, for outputs. ``group`` is the site whose observer it uses: its own name unless it shares.
+    """
+
+    name: str
+    value: str
+    role: Role
+    spec: ObserverSpec
+    readers: tuple[str, ...] = ()
+    producer: str = ""
+    group: str = ""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the observer is that of another site."""
+        return self.group != self.name
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """All sites in the order of insertion; ``refused`` has the matches of rule 6."""
+
+    sites: tuple[Site, ...] = ()
+    refused: tuple[Reason, ...] = ()
+    _by_name: dict[str, Site] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._by_name.update({site.name: site for site in self.sites})
+
+    def __getitem__(self, name: str) -> Site:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Members of each group by its head, in order."""
+        members: dict[str, list[str]] = {}
+        for site in self.sites:
+            members.setdefault(site.group, []).append(site.name)
+        return {head: tuple(names) for head, names in members.items()}
+
+
+def observation_sites(
+    module: fx.GraphModule,
+    plan: Plan,
+    backend_config: BackendConfig,
+    qconfig_mapping: QConfigMapping,
+    custom: PrepareCustomConfig | None = None,
+) -> SiteTable:
+    """Where ``plan`` needs observers in the unobserved (fused) graph of ``module``.
+
+    Raises ConfigError when a QConfig makes something that is no observer.
+
+    >>> from torch import nn
+    >>> from backquant.graph import capture
+    >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
+    >>> observation_sites(module, Plan("x86"), BackendConfig("x86"), QConfigMapping()).sites
+    ()
+    """
+    from backquant.prepare.placement import Placement  # it builds what is defined here
+
+    return Placement(module, plan, backend_config, qconfig_mapping, custom).run()

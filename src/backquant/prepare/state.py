@@ -1,0 +1,157 @@
+"""What a prepared model knows about itself, and the graph module that keeps it through pickling."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import UsageError
+from backquant.graph import Provenance, Scope
+from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.prepare.sites import SiteTable
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+
+__all__ = [
+    "Origin",
+    "PreparedModule",
+    "PreparedState",
+    "prepared_state",
+    "rebuilt",
+    "turned_to_float",
+]
+
+_KEY = "backquant"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the nodes of a graph come from: by name, their module and their captured nodes."""
+
+    scopes: Mapping[str, Scope] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+@dataclass(frozen=True)
+class PreparedState:
+    """Kept in ``prepared.meta["backquant"]``: plain data and the configs, no node and no module.
+
+    Invariant: every name in ``plan`` and ``sites`` is a node of the prepared graph (an unobserved
+    node or an observer's).
+    """
+
+    plan: Plan
+    scopes: dict[str, Scope]
+    backend_config: BackendConfig
+    qconfig_mapping: QConfigMapping
+    sites: SiteTable
+    provenance: Provenance
+    custom: PrepareCustomConfig | None = None
+
+
+class PreparedModule(fx.GraphModule):
+    """A graph module with observers. ``copy.deepcopy`` and ``pickle`` keep its state.
+
+    A plain ``GraphModule`` loses ``meta`` when pickled, and gives nodes new names when loaded.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        names = tuple(node.name for node in self.graph.nodes)
+        return _restore, (rebuild, arguments, names, dict(self.meta))
+
+
+def _restore(
+    rebuild: Callable[..., fx.GraphModule],
+    arguments: tuple[Any, ...],
+    names: tuple[str, ...],
+    meta: dict[str, Any],
+) -> PreparedModule:
+    loaded = rebuild(*arguments)
+    graph = fx.Graph(tracer_cls=loaded.graph._tracer_cls)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node, name in zip(loaded.graph.nodes, names, strict=True):
+        args = fx.map_arg(node.args, copies.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+        copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+    graph.set_codegen(loaded.graph._codegen)
+    restored = PreparedModule(loaded, graph)
+    restored.meta.update(meta)
+    _carry(loaded, restored)
+    return restored
+
+
+def rebuilt(
+    module: fx.GraphModule, root: nn.Module, kind: type[fx.GraphModule] = fx.GraphModule
+) -> fx.GraphModule:
+    """A graph module of its own graph (same names) over the modules of ``root``, a copy of ``module``.
+
+    Meta data, preserved attributes and training flags are kept.
+
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    >>> again = rebuilt(gm, gm)
+    >>> again.graph is gm.graph, again.code == gm.code
+    (False, True)
+    """
+    made = kind(root, copy.deepcopy(module.graph))
+    made.meta.update(module.meta)
+    _carry(module, made)
+    return made
+
+
+def _carry(source: fx.GraphModule, target: fx.GraphModule) -> None:
+    for name, value in target.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
+        setattr(target, name, value)
+    flags = {path: module.training for path, module in source.named_modules(remove_duplicate=False)}
+    for path, module in target.named_modules(remove_duplicate=False):
+        module.training = flags.get(path, source.training)
+
+
+def prepared_state(module: nn.Module) -> PreparedState:
+    """The state of a prepared model. Raises UsageError when ``module`` was not prepared here.
+
+    >>> prepared_state(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    backquant.errors.UsageError: this model is not prepared: it has no observers of backquant
+      where  Linear
+      fix    prepared = backquant.prepare_fx(model, qconfig_mapping, example_inputs)
+    """
+    meta = getattr(module, "meta", None)
+    state = meta.get(_KEY) if isinstance(meta, dict) else None
+    if not isinstance(state, PreparedState):
+        raise UsageError(
+            "this model is not prepared: it has no observers of backquant",
+            where=type(module).__name__,
+            fix="prepared = backquant.prepare_fx(model, qconfig_mapping, example_inputs)",
+        )
+    return state
+
+
+def with_state(module: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
+    """Attach ``state``; returns ``module``."""
+    module.meta[_KEY] = state
+    return module
+
+
+def turned_to_float(plan: Plan, reasons: Mapping[int, Reason]) -> Plan:
+    """``plan`` with the matches of these indexes in float, each with its reason.
+
+    >>> turned_to_float(Plan("x86"), {}) == Plan("x86")
+    True
+    """
+    decisions = dict(plan.decisions)
+    for index, reason in reasons.items():
+        for name in plan.matches[index].nodes:
+            decisions[name] = _in_float(decisions[name], reason)
+    return replace(plan, decisions=decisions)
+
+
+def _in_float(decision: Decision, reason: Reason) -> Decision:
+    own = replace(reason, node=decision.node)
+    return replace(decision, outcome=Outcome.FLOAT, reasons=(*decision.reasons, own))
