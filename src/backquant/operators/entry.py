@@ -61,10 +61,9 @@ def functional(
     >>> functional(torch.nn.functional.linear, weight=1, bias=2)._input_type_to_index
     {'weight': 1, 'bias': 2}
     """
-    places = {"bias": bias, "input": activation, "weight": weight}
-    order = ("bias", "input", "weight") if activation is not None else ("weight", "bias")
+    places = {"weight": weight, "bias": bias, "input": activation}
     return observed(pattern)._set_input_type_to_index(
-        {name: place for name in order if (place := places[name]) is not None}
+        {name: place for name, place in places.items() if place is not None}
     )
 
 

@@ -128,7 +128,7 @@ def addmm_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternCo
     """``torch.addmm(bias, input, weight)`` as a linear layer.
 
     >>> addmm_entries([DTypeConfig()])[0]._input_type_to_index
-    {'bias': 0, 'input': 1, 'weight': 2}
+    {'weight': 2, 'bias': 0, 'input': 1}
     """
     return admit([functional(torch.addmm, bias=0, activation=1, weight=2)], dtype_configs)
 

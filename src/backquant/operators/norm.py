@@ -31,7 +31,10 @@ INSTANCE_NORMS: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-_FUSED = ((nn.BatchNorm2d, intrinsic.BNReLU2d), (nn.BatchNorm3d, intrinsic.BNReLU3d))
+_FUSED: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
+    (nn.BatchNorm2d, intrinsic.BNReLU2d),
+    (nn.BatchNorm3d, intrinsic.BNReLU3d),
+)
 
 
 def batch_norm_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:

@@ -192,9 +192,7 @@ OPERATORS: tuple[Operator, ...] = (
         # of sizes: the arithmetic that shapes are computed with
         sample=Sample(call=(INPUT, 2)),
         functions=(operator.floordiv,),
-        methods=("floor_divide",),
-        aten=(_aten.floor_divide.default,),
-        qparams=QParamsRule.INPUT,
+        qparams=QParamsRule.NONE,
     ),
     Operator(
         name="size",

@@ -111,5 +111,5 @@ def take_parameters(qat: nn.Module, linear: nn.Module) -> None:
     for name in ("weight", "bias"):
         if is_parametrized(linear, name):
             transfer_parametrizations_and_params(linear, qat, name)
-        else:
+        elif hasattr(linear, name):  # embeddings have no bias
             setattr(qat, name, getattr(linear, name))
