@@ -1,0 +1,7 @@
+"""Fusion: several modules become one, as planned by ``match``."""
+
+from __future__ import annotations
+
+from backquant.fuse.apply import Fused, apply_fusion
+
+__all__ = ["Fused", "apply_fusion"]

@@ -40,8 +40,10 @@ def is_leaf(module: nn.Module) -> bool:
     >>> is_leaf(nn.Conv2d(1, 1, 1)), is_leaf(nn.Sequential(nn.ReLU()))
     (True, False)
     """
+    if any(base.__name__ in _FUSED_BASES for base in type(module).__mro__):
+        return True
     if isinstance(module, nn.Sequential):
-        return any(base.__name__ in _FUSED_BASES for base in type(module).__mro__)
+        return False
     if isinstance(module, torch.jit.ScriptModule):
         return True
     package = type(module).__module__

@@ -1,0 +1,42 @@
+"""May it, and why not? Patterns against graphs, requests against constraints. Edits nothing."""
+
+from __future__ import annotations
+
+from backquant.match.custom import CustomMatching
+from backquant.match.decide import plan
+from backquant.match.fusion import plan_fusion
+from backquant.match.plan import (
+    Decision,
+    Fusion,
+    Match,
+    MatchKind,
+    Outcome,
+    Plan,
+    Predicate,
+    Reason,
+    RuleKind,
+    RuleRef,
+    TensorAsk,
+    Verdict,
+)
+from backquant.match.recheck import MeasuredScales, recheck
+
+__all__ = [
+    "CustomMatching",
+    "Decision",
+    "Fusion",
+    "Match",
+    "MatchKind",
+    "MeasuredScales",
+    "Outcome",
+    "Plan",
+    "Predicate",
+    "Reason",
+    "RuleKind",
+    "RuleRef",
+    "TensorAsk",
+    "Verdict",
+    "plan",
+    "plan_fusion",
+    "recheck",
+]

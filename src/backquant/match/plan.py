@@ -4,8 +4,8 @@ Invariants
 
 1. A plan names nodes, modules and rules; it holds no node, tensor, module or callable.
 2. Every ``call_*`` node of the graph it was made for has exactly one ``Decision``.
-3. A decision whose outcome is ``FLOAT`` has at least one reason; ``QUANTIZED`` has a match and a
-   dtype config.
+3. A decision whose outcome is ``FLOAT`` has at least one reason; ``QUANTIZED`` has a match and, for
+   patterns, a dtype config.
 4. Nodes of one match share one verdict.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ __all__ = [
     "MatchKind",
     "Outcome",
     "Plan",
+    "Predicate",
     "Reason",
     "RuleKind",
     "RuleRef",
@@ -40,6 +42,8 @@ class Outcome(str, Enum):
 
 
 class MatchKind(str, Enum):
+    """What decides how the nodes of a match are quantized."""
+
     PATTERN = "pattern"
     STANDALONE = "standalone"
     CUSTOM_MODULE = "custom_module"
@@ -60,6 +64,9 @@ class RuleRef:
     """One rule of a QConfigMapping, by kind and position, with its key in readable form.
 
     ``index`` is the position among the rules of that kind, in the order of registration.
+
+    >>> str(RuleRef(RuleKind.MODULE_NAME, 0, '"encoder.fc"'))
+    'module_name "encoder.fc"'
     """
 
     kind: RuleKind
@@ -72,14 +79,29 @@ class RuleRef:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a request was refused (or what was unusual): rule, what was asked, what is admitted."""
+    """Why a request was refused (or what was unusual): rule, what was asked, what is admitted.
+
+    >>> print(Reason("fc2", "quant-range", "weight qint8 [-128, 127]", "weight qint8 [-127, 127]"))
+    asked     weight qint8 [-128, 127]
+    admitted  weight qint8 [-127, 127]
+    """
 
     node: str
-    rule: str  # short code, e.g. "weight-range", "dtype-token", "no-entry", "qconfig-none"
+    rule: str  # short code, e.g. "quant-range", "dtype-token", "no-entry", "qconfig-none"
     asked: str
     admitted: str
     fix: str = ""
     place: str = ""  # e.g. 'qnnpack, entry "Linear", dtype config 1 of 4'
+
+    def __str__(self) -> str:
+        lines = []
+        if self.asked:
+            lines.append(f"asked     {self.asked}")
+        if self.admitted or self.place:
+            lines.append(f"admitted  {self.admitted}" + (f"   {self.place}" if self.place else ""))
+        if self.fix:
+            lines.append("fix       " + self.fix.replace("\n", "\n          "))
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TensorAsk:
-    """What a QConfig asks for one tensor, as data (for reports; prepare builds from the rule)."""
+    """What a QConfig asks for one tensor, as data (for reports; prepare builds from the rule).
+
+    ``scale`` and ``zero_point`` are those of fixed qparams; ``spelled`` is the factory as code.
+    """
 
     dtype: torch.dtype
     observer: str
@@ -101,17 +126,49 @@ class TensorAsk:
     quant_max: int | None = None
     eps: float | None = None
     is_dynamic: bool = False
+    ch_axis: int | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    is_fake_quantize: bool = False
+    spelled: str = ""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the qparams are given instead of measured."""
+        return self.scale is not None
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether each channel gets qparams of its own."""
+        return self.qscheme.startswith("per_channel")
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is fixed in the middle of the range."""
+        return self.qscheme.endswith("_symmetric")
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Modules (and functional tails) that become one fused module. Names of the unfused graph."""
+    """Modules (and functional tails) that become one fused module. Names of the unfused graph.
+
+    ``bound`` holds, for each node of the entry's normal pattern, the name of the graph node bound
+    to it (``""`` for literals and for arguments that are no nodes); ``extra_inputs`` are appended
+    to the arguments of the root.
+    """
 
     entry: int
     pattern: str
     nodes: tuple[str, ...]  # dataflow order; the last is the anchor
     root: str
     fused_module: str  # import path of the class
+    bound: tuple[str, ...] = ()
+    extra_inputs: tuple[str, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """The last node: whose value the fused module computes."""
+        return self.nodes[-1]
 
 
 @dataclass(frozen=True)
@@ -126,7 +183,23 @@ class Match:
 
     @property
     def anchor(self) -> str:
+        """The last node: whose output is observed."""
         return self.nodes[-1]
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """A constraint that only measured scales can answer; see ``recheck``.
+
+    ``rule`` is ``"scale-max"`` (every scale is at most ``bound``) or ``"power-of-two-scale"``.
+    """
+
+    node: str  # anchor of the match
+    role: str  # "input", "output" or "weight"
+    rule: str
+    bound: float | None
+    admitted: str
+    place: str
 
 
 @dataclass(frozen=True)
@@ -147,12 +220,31 @@ class Decision:
 
     @property
     def quantized(self) -> bool:
+        """Whether the node's pattern was admitted."""
         return self.outcome is Outcome.QUANTIZED
+
+    def __str__(self) -> str:
+        what = {
+            Outcome.QUANTIZED: "is quantized",
+            Outcome.FLOAT: "stays float",
+            Outcome.NOT_TENSOR: "computes no tensor",
+        }[self.outcome]
+        name = self.module_path or self.node
+        lines = [f"{name}  {self.operator}  {what}"]
+        for position, reason in enumerate(self.reasons):
+            text = str(reason).split("\n") if str(reason) else []
+            if position == 0 and text and self.rule is not None and reason.asked:
+                text[0] += f"   QConfigMapping: {self.rule}"
+            lines += [f"  {line}" for line in text]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One decision per node, in graph order."""
+    """One decision per node, in graph order.
+
+    ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks).
+    """
 
     backend: str
     fusions: tuple[Fusion, ...] = ()
@@ -161,3 +253,26 @@ class Plan:
     unused_rules: tuple[RuleRef, ...] = ()
     notes: tuple[str, ...] = ()  # e.g. 'module_name "decodr.fc1" matches no module (did you mean …)'
     unreached_entries: tuple[int, ...] = ()
+    predicates: tuple[Predicate, ...] = ()
+    no_tensors: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-able values; the inverse of ``from_dict``.
+
+        >>> Plan("x86").to_dict()["backend"]
+        'x86'
+        """
+        from backquant.match.serialise import plan_to_dict
+
+        return plan_to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """Read back what ``to_dict`` wrote. Raises ``ConfigError`` for a missing or unknown field.
+
+        >>> Plan.from_dict(Plan("x86").to_dict()) == Plan("x86")
+        True
+        """
+        from backquant.match.serialise import plan_from_dict
+
+        return plan_from_dict(values)

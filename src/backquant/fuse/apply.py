@@ -1,0 +1,223 @@
+"""Applying planned fusions: the one place where fused modules come into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import BackquantError, ConfigError
+from backquant.fuse.modules import fuser_arguments
+from backquant.graph import GraphIndex, Provenance, Scope, set_module, verify
+from backquant.match.plan import Fusion
+
+__all__ = ["Fused", "apply_fusion"]
+
+
+class Fused(NamedTuple):
+    """A graph with fused modules.
+
+    ``scopes`` keeps the entries of nodes that were fused away, for rules that name their modules.
+    """
+
+    module: fx.GraphModule
+    scopes: dict[str, Scope]
+    provenance: Provenance
+
+
+def apply_fusion(
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
+    fusions: Iterable[Fusion],
+    backend_config: BackendConfig,
+    is_qat: bool,
+) -> Fused:
+    """A new graph module in which each fusion is one call of its fused module.
+
+    Invariants (PyTorch's)
+
+    1. The fused module has the path of the root's module, and its node the root's name and the
+       anchor's place in the order.
+    2. ``module`` and its submodules stay as they are; fusers get the submodules themselves and must
+       not change them.
+
+    *Different:* calls of one module that are not all fused alike get fused modules of their own (at
+    the root's path with a number), so that no call computes what another was fused with. In PyTorch
+    the last one wins.
+
+    Args:
+        module: a captured graph.
+        scopes: the scope of each of its nodes.
+        fusions: from ``plan_fusion`` on the same graph and backend.
+        backend_config: holds the fusers.
+        is_qat: passed on to the fusers, for training-time forms (which keep the batch norm).
+
+    Raises:
+        ConfigError: a fuser fails or returns no module; names the entry and the node.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> from backquant.match import plan_fusion
+    >>> entry = BackendPatternConfig((nn.Linear, nn.ReLU)).set_fuser_method(
+    ...     lambda is_qat, linear, relu: nn.Sequential(linear, relu))
+    >>> backend = BackendConfig("b").set_backend_pattern_config(entry)
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> fused = apply_fusion(gm, {}, plan_fusion(gm, backend), backend, is_qat=False)
+    >>> [node.name for node in fused.module.graph.nodes]
+    ['input_1', '_0', 'output']
+    """
+    planned = tuple(fusions)
+    graph = GraphIndex(module)
+    made = [_run_fuser(fusion, graph, backend_config, is_qat) for fusion in planned]
+    provenance = Provenance()
+    copied = _copy_graph(graph, planned, provenance)
+    targets = dict(zip((fusion.root for fusion in planned), _targets(planned, graph), strict=True))
+    values: dict[str, Any] = dict(zip(targets.values(), made, strict=True))
+    for node in copied.nodes:
+        if node.name in targets:
+            node.target = targets[node.name]
+        elif node.op == "call_module":
+            values[str(node.target)] = graph.modules[str(node.target)]
+    _keep_reads(copied, module, values)
+    result = _graph_module(module, values, copied)
+    verify(result, after="fusion")
+    return Fused(result, dict(scopes), provenance)
+
+
+def _run_fuser(
+    fusion: Fusion, graph: GraphIndex, backend: BackendConfig, is_qat: bool
+) -> nn.Module:
+    config = backend.configs[fusion.entry]
+    bound = tuple(graph.nodes.get(name) for name in fusion.bound)
+    root = graph.module_of(graph.nodes[fusion.root])
+    where = f"{backend.name}, entry {fusion.entry} ({fusion.pattern}), node {fusion.root!r}"
+    if root is None or config.fuser_method is None:
+        raise ConfigError("this fusion was planned for another graph or backend", where=where)
+    arguments = fuser_arguments(config, bound, graph.modules, root)
+    try:
+        fused = config.fuser_method(is_qat, *arguments)
+    except BackquantError as error:
+        raise type(error)(error.what, where=where, fix=error.fix) from error
+    except Exception as error:
+        raise ConfigError(
+            f"the fuser raised {type(error).__name__}: {error}",
+            where=where,
+            fix="set_fuser_method(f) with f(is_qat, *modules) that returns a module",
+        ) from error
+    if not isinstance(fused, nn.Module):
+        raise ConfigError(
+            f"the fuser returned {fused!r}, which is no module",
+            where=where,
+            fix="set_fuser_method(f) with f(is_qat, *modules) that returns a module",
+        )
+    return fused
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """What two calls of one module have to share to be served by one fused module."""
+
+    entry: int
+    modules: tuple[Any, ...]
+
+
+def _targets(fusions: tuple[Fusion, ...], graph: GraphIndex) -> list[str]:
+    """Where each fused module goes: the root's path, unless other calls of that path differ."""
+    variants: dict[str, dict[_Alike, int]] = {}
+    fused_calls: dict[str, int] = {}
+    keys = []
+    for fusion in fusions:
+        path = str(graph.nodes[fusion.root].target)
+        parts = (graph.nodes.get(name) for name in fusion.bound)
+        key = _Alike(fusion.entry, tuple(None if n is None else n.target for n in parts))
+        keys.append((path, key))
+        numbers = variants.setdefault(path, {})
+        numbers.setdefault(key, len(numbers))
+        fused_calls[path] = fused_calls.get(path, 0) + 1
+    taken = set(graph.modules)
+    names: dict[tuple[str, int], str] = {}
+    for path, numbers in variants.items():
+        alone = fused_calls[path] == len(graph.callers[path])
+        for number in numbers.values():
+            keep = number == 0 and alone
+            names[path, number] = path if keep else _unused(path, number + 1, taken)
+    return [names[path, variants[path][key]] for path, key in keys]
+
+
+def _unused(path: str, number: int, taken: set[str]) -> str:
+    while f"{path}_{number}" in taken:
+        number += 1
+    taken.add(f"{path}_{number}")
+    return f"{path}_{number}"
+
+
+def _copy_graph(
+    graph: GraphIndex, fusions: tuple[Fusion, ...], provenance: Provenance
+) -> fx.Graph:
+    """The graph with each fusion's root in the place of its anchor, and the other nodes gone."""
+    by_anchor = {fusion.anchor: fusion for fusion in fusions}
+    gone = {name for fusion in fusions for name in fusion.nodes}
+    copied = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes.values():
+        fusion = by_anchor.get(node.name)
+        if fusion is not None:
+            root = graph.nodes[fusion.root]
+            new = copied.node_copy(root, made.__getitem__)
+            extra = (made[graph.nodes[name]] for name in fusion.extra_inputs)
+            new.args = (*new.args, *extra)
+            made[node] = new
+            provenance.record(new.name, fusion.nodes)
+        elif node.name not in gone:
+            made[node] = copied.node_copy(node, made.__getitem__)
+    return copied
+
+
+def _keep_reads(graph: fx.Graph, module: nn.Module, values: dict[str, Any]) -> None:
+    """Reads of a tensor whose module was replaced find it, unfolded, at a path of its own."""
+    for node in graph.nodes:
+        if node.op != "get_attr":
+            continue
+        path = str(node.target)
+        tensor = _attribute(module, path)
+        owners = path.split(".")[:-1]
+        inside = (".".join(owners[: i + 1]) for i in range(len(owners)))
+        if any(owner in values for owner in inside):
+            path = path.replace(".", "_")
+            while values.get(path, tensor) is not tensor or hasattr(module, path):
+                path += "_"
+            node.target = path
+        values[path] = tensor
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _graph_module(
+    original: fx.GraphModule, values: dict[str, Any], graph: fx.Graph
+) -> fx.GraphModule:
+    """A graph module over modules and tensors, with flags and preserved attributes as before."""
+    result = fx.GraphModule(values, graph)
+    for path, submodule in result.named_modules():
+        if path not in values:
+            submodule.training = _flag(original, path)
+    result.meta.update(original.meta)
+    for name, value in original.meta.get(_PRESERVED, {}).items():
+        setattr(result, name, value)
+    return result
+
+
+def _flag(original: nn.Module, path: str) -> bool:
+    try:
+        return original.get_submodule(path).training
+    except AttributeError:
+        return original.training
+
+
+_PRESERVED = "_user_preserved_attributes"

@@ -1,0 +1,61 @@
+"""Which modules a fuser gets for the nodes of a pattern, and in which shape.
+
+The rules are PyTorch's: a called module is passed as it is; ``F.relu`` becomes an ``nn.ReLU`` in the
+mode of the root; another function or method is passed as it stands; an argument that is no
+operator becomes ``MatchAllNode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import fx, nn
+
+from backquant.backend_config import BackendPatternConfig, MatchAllNode
+from backquant.backend_config.pattern import NormalPattern
+
+__all__ = ["fuser_arguments"]
+
+
+def fuser_arguments(
+    config: BackendPatternConfig,
+    bound: tuple[fx.Node | None, ...],
+    modules: Mapping[str, nn.Module],
+    root: nn.Module,
+) -> list[Any]:
+    """The arguments of ``config.fuser_method`` after ``is_qat``.
+
+    For a forward pattern ``(conv, bn, relu)``: three modules in that order. For a reversed pattern
+    ``(relu, (bn, conv))``: a module and a tuple.
+
+    >>> entry = BackendPatternConfig((nn.Linear, nn.ReLU))
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    >>> nodes = tuple(node for node in gm.graph.nodes if node.op == "call_module")
+    >>> fuser_arguments(entry, nodes, dict(gm.named_modules()), gm.get_submodule("0"))
+    [Linear(in_features=1, out_features=1, bias=True), ReLU()]
+    """
+    values = [_module(node, modules, root) for node in bound]
+    if config._pattern_complex_format is None:
+        return values
+    pattern = config.normal_pattern
+    inputs = pattern.anchor.inputs or ()
+    return [values[-1], *(_nested(pattern, values, position) for position in inputs)]
+
+
+def _nested(pattern: NormalPattern, values: list[Any], position: int) -> Any:
+    inputs = pattern.nodes[position].inputs
+    if inputs is None:
+        return values[position]
+    return (values[position], *(_nested(pattern, values, item) for item in inputs))
+
+
+def _module(node: fx.Node | None, modules: Mapping[str, nn.Module], root: nn.Module) -> Any:
+    if node is None:
+        return MatchAllNode
+    if node.op == "call_module":
+        return modules[str(node.target)]
+    if node.op == "call_function" and node.target is F.relu:
+        return nn.ReLU().train(root.training)
+    return node.target if node.op in ("call_function", "call_method") else MatchAllNode

@@ -1,0 +1,81 @@
+"""Arguments of a call in the order of the callee's parameters, however they were spelled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.operator_schemas import get_signature_for_torch_op
+
+__all__ = ["ordered_arguments"]
+
+
+def ordered_arguments(node: fx.Node, module: nn.Module | None = None) -> tuple[Any, ...] | None:
+    """The arguments of a call that carry a value, in the callee's order.
+
+    Keyword arguments take their places; ``inplace`` and arguments equal to their defaults are left
+    out. ``None`` when the callee's parameters are not known (methods, some builtins) or when an
+    argument that is left out stands before one that is not.
+
+    Args:
+        node: a call.
+        module: the called module, for ``call_module`` nodes.
+
+    >>> import torch
+    >>> def f(x, y):
+    ...     return torch.relu(torch.add(input=x, other=y))
+    >>> [ordered_arguments(n) for n in fx.symbolic_trace(f).graph.nodes if n.name == "add"]
+    [(x, y)]
+    """
+    if node.op == "call_method":
+        return tuple(node.args) if not node.kwargs else None
+    callee = module.forward if module is not None else node.target
+    if not callable(callee):
+        return None
+    key = type(module).forward if module is not None else callee
+    for signature in _signatures(key):
+        found = _bind(signature, node, skip_self=module is not None)
+        if found is not None:
+            return found
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _signatures(callee: Callable[..., Any]) -> tuple[inspect.Signature, ...]:
+    try:
+        return (inspect.signature(callee),)
+    except (TypeError, ValueError):
+        return tuple(get_signature_for_torch_op(callee) or ())
+
+
+def _bind(
+    signature: inspect.Signature, node: fx.Node, *, skip_self: bool
+) -> tuple[Any, ...] | None:
+    args = (None, *node.args) if skip_self else node.args
+    try:
+        bound = signature.bind(*args, **node.kwargs)
+    except TypeError:
+        return None
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
+    values: list[Any] = []
+    complete = True
+    for name, parameter in list(signature.parameters.items())[1 if skip_self else 0 :]:
+        value = bound.arguments.get(name, parameter.default)
+        if name == "inplace" or _is_default(value, parameter.default):
+            complete = False
+        elif not complete:
+            return None
+        else:
+            values.append(value)
+    return tuple(values)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (
+        isinstance(value, (bool, int, float, str, type(None))) and value == default
+    )

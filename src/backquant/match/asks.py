@@ -1,0 +1,95 @@
+"""What a QConfig asks for, read off the observers that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from backquant.errors import ConfigError
+from backquant.match.plan import TensorAsk
+from backquant.observe.protocol import (
+    is_fake_quantize,
+    is_fixed_qparams,
+    is_observer_or_fake_quantize,
+)
+from backquant.qconfig import QConfig
+
+__all__ = ["AskReader"]
+
+
+class AskReader:
+    """Reads each factory once, however many nodes it applies to.
+
+    >>> from backquant.observe import MinMaxObserver
+    >>> asks = AskReader()
+    >>> narrow = MinMaxObserver.with_args(quant_min=0, quant_max=127)
+    >>> ask = asks.activation(QConfig(narrow, MinMaxObserver), "")
+    >>> ask.dtype, ask.quant_min, ask.quant_max
+    (torch.quint8, 0, 127)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, TensorAsk]] = {}
+
+    def activation(self, qconfig: QConfig | None, where: str) -> TensorAsk | None:
+        """What is asked for inputs and outputs; ``where`` names the rule for errors."""
+        return None if qconfig is None else self._read(qconfig.activation, f"{where}, activation")
+
+    def weight(self, qconfig: QConfig | None, where: str) -> TensorAsk | None:
+        """What is asked for the weight."""
+        return None if qconfig is None else self._read(qconfig.weight, f"{where}, weight")
+
+    def _read(self, factory: Callable[[], Any] | None, where: str) -> TensorAsk | None:
+        if factory is None:
+            return None
+        if id(factory) not in self._known:
+            # The factory is kept so that its id stays its own.
+            self._known[id(factory)] = (factory, _ask(factory, where))
+        return self._known[id(factory)][1]
+
+
+def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
+    made = factory()
+    if not is_observer_or_fake_quantize(made):
+        raise ConfigError(
+            f"a QConfig makes a {type(made).__name__}, which is neither an observer nor a "
+            "fake-quantizer",
+            where=where.strip(", "),
+            fix="its class needs an attribute dtype, forward(x) -> x, and "
+            "calculate_qparams() -> (scale, zero_point)",
+        )
+    measured = _measuring(made)
+    fixed = is_fixed_qparams(made) or is_fixed_qparams(measured)
+    return TensorAsk(
+        dtype=made.dtype,
+        observer=type(made).__name__,
+        qscheme=str(getattr(measured, "qscheme", None) or "").removeprefix("torch."),
+        quant_min=getattr(measured, "quant_min", None),
+        quant_max=getattr(measured, "quant_max", None),
+        eps=_number(getattr(measured, "eps", None)),
+        is_dynamic=bool(getattr(made, "is_dynamic", False)),
+        ch_axis=_axis(measured),
+        scale=_number(measured.scale) if fixed else None,
+        zero_point=int(measured.zero_point) if fixed else None,
+        is_fake_quantize=is_fake_quantize(made),
+        spelled=factory.__name__ if isinstance(factory, type) else repr(factory),
+    )
+
+
+def _measuring(made: nn.Module) -> nn.Module:
+    """The observer inside a fake-quantizer, or the observer itself."""
+    inner = getattr(made, "activation_post_process", None)
+    return inner if isinstance(inner, nn.Module) else made
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float, torch.Tensor)) else None
+
+
+def _axis(measured: nn.Module) -> int | None:
+    axis = getattr(measured, "ch_axis", None)
+    per_channel = "per_channel" in str(getattr(measured, "qscheme", ""))
+    return axis if isinstance(axis, int) and per_channel else None

@@ -1,0 +1,313 @@
+"""Constraints against requests: one function per rule, each pure.
+
+Every rule takes what is asked and what the backend demands of one tensor and returns a ``Refusal``,
+or ``None`` when there is nothing to refuse. A demand that is not set refuses nothing.
+
+PyTorch checks a range only when both of its bounds are set, never looks at the upper bound of the
+scale, and compares fixed qparams only when both are given; here each is enforced on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from backquant.backend_config import DTypeWithConstraints
+from backquant.match.names import dtype_name, number
+from backquant.match.plan import TensorAsk
+
+__all__ = ["Refusal", "RULES", "asked_text", "check_tensor", "demand_text", "measured_rules"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One rule that is broken."""
+
+    rule: str
+    asked: str
+    admitted: str
+
+
+Rule = Callable[[TensorAsk, DTypeWithConstraints], "Refusal | None"]
+
+# Tokens of one storage: they are compared literally, and a reason says when only they differ.
+_STORAGE = {
+    torch.quint8: torch.uint8,
+    torch.qint8: torch.int8,
+    torch.qint32: torch.int32,
+}
+
+
+def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """The dtype is the demanded token.
+
+    >>> refusal = dtype_matches(TensorAsk(torch.uint8, "MinMaxObserver"),
+    ...                         DTypeWithConstraints(torch.quint8))
+    >>> refusal.rule, refusal.admitted
+    ('dtype-token', 'the token quint8 (the same storage under another name)')
+    """
+    if demand.dtype is None or ask.dtype == demand.dtype:
+        return None
+    wanted = dtype_name(demand.dtype)
+    if _storage(ask.dtype) == _storage(demand.dtype):
+        text = f"the token {wanted} (the same storage under another name)"
+        return Refusal("dtype-token", dtype_name(ask.dtype), text)
+    return Refusal("dtype", dtype_name(ask.dtype), wanted)
+
+
+def _storage(dtype: torch.dtype) -> torch.dtype:
+    return _STORAGE.get(dtype, dtype)
+
+
+def range_within(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """The quantized range lies within the demanded one; each bound counts on its own.
+
+    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
+    >>> range_within(ask, DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127)).admitted
+    '[-127, …]'
+    """
+    low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
+    if low is None and high is None:
+        return None
+    admitted = _interval(low, high)
+    unknown = (low is not None and ask.quant_min is None) or (
+        high is not None and ask.quant_max is None
+    )
+    if unknown:
+        return Refusal("quant-range", f"{ask.observer} with no quant_min and quant_max", admitted)
+    below = low is not None and ask.quant_min is not None and ask.quant_min < low
+    above = high is not None and ask.quant_max is not None and ask.quant_max > high
+    if below or above:
+        return Refusal("quant-range", _interval(ask.quant_min, ask.quant_max), admitted)
+    return None
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    ends = ("…" if end is None else f"{end:g}" for end in (low, high))
+    return f"[{', '.join(ends)}]"
+
+
+def scale_at_least(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """The smallest scale that the observer gives (its ``eps``) is no less than demanded.
+
+    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", eps=2**-23)
+    >>> scale_at_least(ask, DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)).asked
+    'scale ≥ 2**-23 (eps)'
+    """
+    bound = demand.scale_min_lower_bound
+    if bound is None:
+        return None
+    smallest = ask.scale if ask.is_fixed else ask.eps
+    if smallest is not None and smallest >= bound:
+        return None
+    asked = (
+        f"{ask.observer} with no eps"
+        if smallest is None
+        else f"scale {number(smallest)}"
+        if ask.is_fixed
+        else f"scale ≥ {number(smallest)} (eps)"
+    )
+    return Refusal("scale-min", asked, f"scale ≥ {number(float(bound))}")
+
+
+def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """A fixed scale, or the smallest possible one, is no more than demanded.
+
+    Measured scales are checked after calibration.
+
+    >>> ask = TensorAsk(torch.quint8, "FixedQParamsObserver", scale=0.5, zero_point=0)
+    >>> scale_at_most(ask, DTypeWithConstraints(torch.quint8, scale_max_upper_bound=0.1)).rule
+    'scale-max'
+    """
+    bound = demand.scale_max_upper_bound
+    smallest = ask.scale if ask.is_fixed else ask.eps
+    if bound is None or smallest is None or smallest <= bound:
+        return None
+    return Refusal("scale-max", f"scale ≥ {number(smallest)}", f"scale ≤ {number(float(bound))}")
+
+
+def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """Scale and zero point are fixed to the demanded values. Float dtypes have none.
+
+    >>> demand = DTypeWithConstraints(torch.quint8, scale_exact_match=1/256, zero_point_exact_match=0)
+    >>> fixed_qparams(TensorAsk(torch.quint8, "HistogramObserver"), demand).admitted
+    'fixed scale 2**-8, zero point 0'
+    """
+    scale, zero_point = demand.scale_exact_match, demand.zero_point_exact_match
+    if (scale is None and zero_point is None) or ask.dtype.is_floating_point:
+        return None
+    wrong_scale = scale is not None and not _same_float(ask.scale, scale)
+    wrong_zero = zero_point is not None and ask.zero_point != zero_point
+    if ask.is_fixed and not wrong_scale and not wrong_zero:
+        return None
+    parts = [] if scale is None else [f"scale {number(scale)}"]
+    parts += [] if zero_point is None else [f"zero point {zero_point}"]
+    asked = (
+        f"fixed scale {number(ask.scale)}, zero point {ask.zero_point}"
+        if ask.scale is not None
+        else f"measured by {ask.observer}"
+    )
+    return Refusal("fixed-qparams", asked, "fixed " + ", ".join(parts))
+
+
+def _same_float(asked: float | None, demanded: float) -> bool:
+    """Observers keep scales in float32."""
+    return asked is not None and (
+        asked == demanded or asked == torch.tensor(demanded, dtype=torch.float32).item()
+    )
+
+
+def symmetry(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """The scheme is symmetric, or affine, as demanded.
+
+    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", qscheme="per_tensor_affine")
+    >>> symmetry(ask, DTypeWithConstraints(torch.qint8, symmetric=True)).admitted
+    'a symmetric scheme'
+    """
+    if demand.symmetric is None or ask.is_symmetric is demand.symmetric:
+        return None
+    wanted = "a symmetric scheme" if demand.symmetric else "an affine scheme"
+    return Refusal("symmetric", ask.qscheme or f"{ask.observer} with no scheme", wanted)
+
+
+def granularity(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """Qparams are per tensor, or per channel, as demanded.
+
+    >>> ask = TensorAsk(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
+    >>> granularity(ask, DTypeWithConstraints(torch.qint8, granularity="per_tensor")).asked
+    'per_channel_symmetric'
+    """
+    if demand.granularity is None:
+        return None
+    if ask.is_per_channel is (demand.granularity == "per_channel"):
+        return None
+    wanted = demand.granularity.replace("_", " ")
+    return Refusal("granularity", ask.qscheme or f"{ask.observer} with no scheme", wanted)
+
+
+def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """Per channel, the channels lie on the demanded axis.
+
+    >>> ask = TensorAsk(torch.qint8, "O", qscheme="per_channel_symmetric", ch_axis=0)
+    >>> channel_axis(ask, DTypeWithConstraints(torch.qint8, ch_axis=1)).admitted
+    'channels on axis 1'
+    """
+    if demand.ch_axis is None or not ask.is_per_channel or ask.ch_axis == demand.ch_axis:
+        return None
+    return Refusal("ch-axis", f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}")
+
+
+def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+    """A fixed scale is a power of two. Measured scales are checked after calibration.
+
+    >>> ask = TensorAsk(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
+    >>> power_of_two(ask, DTypeWithConstraints(torch.quint8, power_of_two_scale=True)).asked
+    'scale 0.3'
+    """
+    if not demand.power_of_two_scale or ask.scale is None or is_power_of_two(ask.scale):
+        return None
+    return Refusal("power-of-two-scale", f"scale {number(ask.scale)}", "scale that is a power of two")
+
+
+def is_power_of_two(scale: float) -> bool:
+    """Whether ``scale`` is a power of two, fractions included.
+
+    >>> is_power_of_two(2**-7), is_power_of_two(0.3)
+    (True, False)
+    """
+    return scale > 0 and math.frexp(scale)[0] == 0.5
+
+
+#: In the order in which they are reported. Rules after the first say nothing about another dtype.
+RULES: tuple[Rule, ...] = (
+    range_within,
+    scale_at_least,
+    scale_at_most,
+    fixed_qparams,
+    symmetry,
+    granularity,
+    channel_axis,
+    power_of_two,
+)
+
+
+def check_tensor(ask: TensorAsk, demand: DTypeWithConstraints) -> list[Refusal]:
+    """Every rule that a request breaks; a demand without a dtype demands nothing.
+
+    >>> check_tensor(TensorAsk(torch.qint8, "MinMaxObserver"), DTypeWithConstraints(torch.qint8))
+    []
+    """
+    if demand.dtype is None:
+        return []
+    wrong = dtype_matches(ask, demand)
+    if wrong is not None:
+        return [wrong]
+    found = (rule(ask, demand) for rule in RULES)
+    return [refusal for refusal in found if refusal is not None]
+
+
+def measured_rules(
+    ask: TensorAsk, demand: DTypeWithConstraints
+) -> list[tuple[str, float | None, str]]:
+    """What measured scales have to satisfy: rule, bound, and the demand in words.
+
+    >>> measured_rules(TensorAsk(torch.qint8, "MinMaxObserver"),
+    ...                DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5))
+    [('scale-max', 0.5, 'scale ≤ 0.5')]
+    """
+    if ask.is_fixed or ask.is_dynamic or ask.dtype.is_floating_point or demand.dtype is None:
+        return []
+    found: list[tuple[str, float | None, str]] = []
+    bound = demand.scale_max_upper_bound
+    if bound is not None:
+        found.append(("scale-max", float(bound), f"scale ≤ {number(float(bound))}"))
+    if demand.power_of_two_scale:
+        found.append(("power-of-two-scale", None, "scale that is a power of two"))
+    return found
+
+
+def demand_text(demand: DTypeWithConstraints) -> str:
+    """A demand in words.
+
+    >>> demand_text(DTypeWithConstraints(torch.qint8, -127, 127, scale_min_lower_bound=2**-12))
+    'qint8 [-127, 127], scale ≥ 2**-12'
+    """
+    text = dtype_name(demand.dtype)
+    low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
+    if low is not None or high is not None:
+        text += f" {_interval(low, high)}"
+    parts = []
+    if demand.scale_min_lower_bound is not None:
+        parts.append(f"scale ≥ {number(float(demand.scale_min_lower_bound))}")
+    if demand.scale_max_upper_bound is not None:
+        parts.append(f"scale ≤ {number(float(demand.scale_max_upper_bound))}")
+    if demand.scale_exact_match is not None:
+        parts.append(f"scale = {number(demand.scale_exact_match)}")
+    if demand.zero_point_exact_match is not None:
+        parts.append(f"zero point = {demand.zero_point_exact_match}")
+    if demand.symmetric is not None:
+        parts.append("symmetric" if demand.symmetric else "affine")
+    if demand.granularity is not None:
+        parts.append(demand.granularity.replace("_", " "))
+    if demand.ch_axis is not None:
+        parts.append(f"channels on axis {demand.ch_axis}")
+    if demand.power_of_two_scale:
+        parts.append("power-of-two scale")
+    return ", ".join([text, *parts])
+
+
+def asked_text(ask: TensorAsk) -> str:
+    """A request in words.
+
+    >>> asked_text(TensorAsk(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127))
+    'qint8 [-128, 127]'
+    """
+    text = dtype_name(ask.dtype)
+    if ask.quant_min is not None or ask.quant_max is not None:
+        text += f" {_interval(ask.quant_min, ask.quant_max)}"
+    if ask.is_dynamic:
+        text += ", dynamic"
+    return text

@@ -1,0 +1,191 @@
+"""The nearest request that would be admitted, as code.
+
+The code uses names of ``backquant`` and ``torch`` and the variable ``qconfig_mapping``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.naming import operator_name
+from backquant.match.constraints import check_tensor
+from backquant.match.names import number
+from backquant.match.plan import RuleKind, TensorAsk
+from backquant.match.rules import Hit
+from backquant.match.verdict import Asks, Roles
+
+__all__ = ["mapping_call", "qconfig_code"]
+
+# Observers that can be asked for with another dtype and range.
+_PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
+_PER_CHANNEL = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
+# Dtypes of embedding weights: their rows have float zero points.
+_ROW_WISE = (torch.quint8, torch.quint4x2)
+
+
+def mapping_call(node: fx.Node, path: str, hit: Hit, qconfig: str) -> str:
+    """The call on ``qconfig_mapping`` that gives a node a QConfig and no weaker rule overrides.
+
+    >>> gm = fx.symbolic_trace(lambda x: torch.add(x, 1))
+    >>> add = next(node for node in gm.graph.nodes if node.name == "add")
+    >>> mapping_call(add, "", Hit(None, None, ("", torch.add, 0)), "default_qconfig")
+    "qconfig_mapping.set_module_name_object_type_order('', torch.add, 0, default_qconfig)"
+    """
+    ordered = hit.rule is not None and hit.rule.kind is RuleKind.MODULE_NAME_OBJECT_TYPE_ORDER
+    if hit.use is not None and (ordered or node.op == "call_function"):
+        place, object_type, count = hit.use
+        return (
+            "qconfig_mapping.set_module_name_object_type_order("
+            f"{place!r}, {operator_name(object_type)}, {count}, {qconfig})"
+        )
+    weak = hit.rule is None or hit.rule.kind is RuleKind.GLOBAL
+    if node.op == "call_method" and (weak or not path):
+        return f"qconfig_mapping.set_object_type({node.target!r}, {qconfig})"
+    return f"qconfig_mapping.set_module_name({path!r}, {qconfig})"
+
+
+def qconfig_code(config: DTypeConfig, asks: Asks, roles: Roles) -> str:
+    """A QConfig that a dtype config admits; what is admitted of the request stays as it is.
+
+    >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
+    >>> ask = TensorAsk(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
+    >>> print(qconfig_code(config, Asks(ask, None), Roles(True, True, False)))
+    QConfig(
+        activation=MinMaxObserver,
+        weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
+    """
+    activation = _activation_code(config, asks.activation)
+    weight = _weight_code(config, asks.weight) if roles.weight else _spelled(asks.weight)
+    return f"QConfig(\n    activation={activation},\n    weight={weight})"
+
+
+def _spelled(ask: TensorAsk | None) -> str:
+    return "NoopObserver" if ask is None else ask.spelled
+
+
+def _activation_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
+    demand = config.input_dtype_with_constraints
+    if demand.dtype is None:
+        demand = config.output_dtype_with_constraints
+    dynamic = bool(config.is_dynamic)
+    fits = ask is not None and ask.is_dynamic == dynamic and not check_tensor(ask, demand)
+    if fits and (dynamic or not check_tensor(ask, config.output_dtype_with_constraints)):
+        return ask.spelled
+    if demand.dtype is None:
+        return _spelled(ask)
+    if dynamic:
+        values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, ask)}
+        return _call("PlaceholderObserver", values)
+    return _observer(_merged(demand, config.output_dtype_with_constraints), ask)
+
+
+def _weight_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
+    demand = config.weight_dtype_with_constraints
+    if demand.dtype is None or (ask is not None and not check_tensor(ask, demand)):
+        return _spelled(ask)
+    return _observer(demand, ask, weight=True)
+
+
+def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeWithConstraints:
+    """The demands on input and output at once, where both are for one dtype."""
+    if second.dtype != first.dtype:
+        return first
+    low = [b for b in (first.quant_min_lower_bound, second.quant_min_lower_bound) if b is not None]
+    high = [b for b in (first.quant_max_upper_bound, second.quant_max_upper_bound) if b is not None]
+    scale = [b for b in (first.scale_min_lower_bound, second.scale_min_lower_bound) if b is not None]
+    values = {**first.to_dict(), **second.to_dict()}
+    values["quant_min_lower_bound"] = max(low, default=None)
+    values["quant_max_upper_bound"] = min(high, default=None)
+    values["scale_min_lower_bound"] = max(scale, default=None)
+    return DTypeWithConstraints(**values)
+
+
+def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False) -> str:
+    assert demand.dtype is not None
+    if demand.dtype.is_floating_point:
+        return _call("PlaceholderObserver", {"dtype": demand.dtype})
+    if demand.scale_exact_match is not None or demand.zero_point_exact_match is not None:
+        return _fixed(demand, ask)
+    values: dict[str, Any] = {"dtype": demand.dtype}
+    per_channel = _wants_channels(demand, ask, weight=weight)
+    values["qscheme"] = _scheme(demand, per_channel=per_channel, weight=weight)
+    if demand.ch_axis is not None and per_channel:
+        values["ch_axis"] = demand.ch_axis
+    values.update(_range(demand, ask))
+    if values["qscheme"] == torch.per_tensor_affine:
+        del values["qscheme"]
+    names = _PER_CHANNEL if per_channel else _PER_TENSOR
+    asked = ask.observer if ask is not None else ""
+    if ask is not None and ask.is_fake_quantize:
+        inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
+        return _call("FakeQuantize", {"observer": _Code(inner), **values})
+    return _call(asked if asked in names else names[0], values)
+
+
+class _Code(str):
+    """Code that stands for itself."""
+
+
+def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> str:
+    info = torch.iinfo(demand.dtype)  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        "scale": demand.scale_exact_match or 1.0,
+        "zero_point": demand.zero_point_exact_match or 0,
+        "dtype": demand.dtype,
+        "quant_min": info.min,
+        "quant_max": info.max,
+        **_range(demand, None),
+    }
+    code = _call("FixedQParamsObserver", values)
+    if ask is not None and ask.is_fake_quantize:
+        return _call("FixedQParamsFakeQuantize", {"observer": _Code(code)})
+    return code
+
+
+def _wants_channels(
+    demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool
+) -> bool:
+    if demand.granularity is not None:
+        return demand.granularity == "per_channel"
+    if weight and demand.dtype in _ROW_WISE:
+        return True
+    return ask is not None and ask.is_per_channel
+
+
+def _scheme(demand: DTypeWithConstraints, *, per_channel: bool, weight: bool) -> torch.qscheme:
+    if weight and demand.dtype in _ROW_WISE and demand.symmetric is None:
+        return torch.per_channel_affine_float_qparams
+    symmetric = weight if demand.symmetric is None else demand.symmetric
+    if per_channel:
+        return torch.per_channel_symmetric if symmetric else torch.per_channel_affine
+    return torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
+
+
+def _range(demand: DTypeWithConstraints, ask: TensorAsk | None) -> dict[str, Any]:
+    """The demanded bounds, or narrower ones if those were asked for in the same dtype."""
+    values: dict[str, Any] = {}
+    low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
+    if low is not None or high is not None:
+        assert demand.dtype is not None
+        info = torch.iinfo(demand.dtype)
+        low = info.min if low is None else int(low)
+        high = info.max if high is None else int(high)
+        if ask is not None and ask.dtype == demand.dtype:
+            low = low if ask.quant_min is None else max(low, ask.quant_min)
+            high = high if ask.quant_max is None else min(high, ask.quant_max)
+        values.update(quant_min=low, quant_max=high)
+    if demand.scale_min_lower_bound is not None:
+        values["eps"] = _Code(number(float(demand.scale_min_lower_bound)))
+    return values
+
+
+def _call(name: str, values: dict[str, Any]) -> str:
+    inside = ", ".join(
+        f"{key}={value if isinstance(value, _Code) else repr(value)}"
+        for key, value in values.items()
+    )
+    return f"{name}.with_args({inside})"

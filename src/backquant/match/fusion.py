@@ -1,0 +1,100 @@
+"""Which modules become one fused module.
+
+Fusion patterns are the entries with a fuser. They are tried as in ``matcher``; the root, whose place
+the fused module takes, has to call a module. Nothing is fused that would change what is computed:
+operators that disappear may have no argument that the fused module does not know.
+*Different:* PyTorch drops such arguments (``torch.add(conv(x), y, alpha=2)`` loses its ``alpha``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import ConfigError
+from backquant.graph import GraphIndex
+from backquant.match.index import PatternIndex
+from backquant.match.matcher import Found, Matcher
+from backquant.match.names import pattern_text
+from backquant.match.plan import Fusion
+from backquant.match.structure import extra_inputs_of, nested, root_of
+
+__all__ = ["plan_fusion"]
+
+
+def plan_fusion(module: fx.GraphModule, backend_config: BackendConfig) -> tuple[Fusion, ...]:
+    """The fusions that a backend wants in a captured graph, in graph order. Edits nothing.
+
+    Args:
+        module: a captured graph.
+        backend_config: its entries with a ``fuser_method`` are the fusion patterns.
+
+    Raises:
+        ConfigError: a getter of an entry fails, or the root of a pattern calls no module.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> entry = BackendPatternConfig((nn.Linear, nn.ReLU)).set_fuser_method(
+    ...     lambda is_qat, linear, relu: nn.Sequential(linear, relu))
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    >>> plan_fusion(gm, BackendConfig("b").set_backend_pattern_config(entry))[0].nodes
+    ('_0', '_1')
+    """
+    graph = GraphIndex(module)
+    patterns = PatternIndex(backend_config, lambda config: config.fuser_method is not None)
+    matcher = Matcher(graph, patterns, lambda found: _keeps_meaning(found, graph))
+    return tuple(_fusion(found, graph, backend_config) for found in matcher.run())
+
+
+def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
+    candidate = found.candidate
+    root = root_of(found, backend, nested)
+    if root.op != "call_module":
+        raise ConfigError(
+            f"the root of a fusion has to be a module, and {root.name!r} is none",
+            where=f"{backend.name}, entry {candidate.entry} ({candidate.pattern})",
+            fix="_set_root_node_getter(...) with a getter that returns the convolution or linear",
+        )
+    extra = extra_inputs_of(found, backend)
+    members = sorted(found.members, key=graph.position.__getitem__)
+    for node in extra:
+        if node in members:
+            raise ConfigError(
+                f"the extra input {node.name!r} of a fusion lies inside of it",
+                where=f"{backend.name}, entry {candidate.entry} ({candidate.pattern})",
+                fix="_set_extra_inputs_getter(...) with a getter of nodes outside of the pattern",
+            )
+    fused = candidate.config.fused_module
+    return Fusion(
+        entry=candidate.entry,
+        pattern=pattern_text(candidate.pattern),
+        nodes=tuple(node.name for node in members),
+        root=root.name,
+        fused_module="" if fused is None else f"{fused.__module__}.{fused.__qualname__}",
+        bound=tuple(v.name if isinstance(v, fx.Node) else "" for v in found.bound),
+        extra_inputs=tuple(node.name for node in extra),
+    )
+
+
+def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
+    pattern = found.candidate.pattern
+    inside = set(found.members)
+    for part, value in zip(pattern.nodes, found.bound, strict=True):
+        if part.kind == "any" and value in inside:
+            return False  # an input of the fused module would be computed inside of it
+        if part.inputs is None or not isinstance(value, fx.Node):
+            continue
+        if not _drops_nothing(value, len(part.inputs), graph.module_of(value)):
+            return False
+    return True
+
+
+def _drops_nothing(node: fx.Node, count: int, module: nn.Module | None) -> bool:
+    """Whether a call has no arguments beyond the first ``count`` that change its result."""
+    from backquant.graph.arguments import ordered_arguments
+
+    if not node.kwargs and len(node.args) == count:
+        return True
+    ordered: tuple[Any, ...] | None = ordered_arguments(node, module)
+    return ordered is not None and len(ordered) == count

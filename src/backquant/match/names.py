@@ -1,0 +1,92 @@
+"""Short readable names of operators, patterns and dtypes, as they stand in verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from backquant.backend_config.naming import short_name
+from backquant.backend_config.pattern import NormalPattern
+
+__all__ = ["did_you_mean", "dtype_name", "number", "op_name", "pattern_text"]
+
+_MARKED = ("qat", "dynamic")
+
+
+@lru_cache(maxsize=4096)
+def op_name(op: Any) -> str:
+    """``Conv2d``, ``torch.add``, ``F.relu``, ``.view()``; QAT classes with their package.
+
+    >>> op_name(torch.nn.Conv2d), op_name(torch.add), op_name("view")
+    ('Conv2d', 'torch.add', '.view()')
+    """
+    name = short_name(op)
+    if isinstance(op, type):
+        name = op.__name__
+        parts = op.__module__.split(".")
+        if "qat" in parts and "nn" in parts:
+            return "qat." + name
+    return name
+
+
+def pattern_text(pattern: NormalPattern) -> str:
+    """A pattern in dataflow order: ``Conv2d, ReLU``; nested calls where it is no sequence.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config.pattern import MatchAllNode, from_reversed, normal_form
+    >>> pattern_text(normal_form((nn.Conv2d, nn.ReLU)))
+    'Conv2d, ReLU'
+    >>> pattern_text(from_reversed((torch.add, MatchAllNode, nn.Conv2d)))
+    'torch.add(*, Conv2d)'
+    """
+    if pattern.is_sequential:
+        return ", ".join(op_name(node.op) for node in pattern.nodes)
+
+    def build(position: int) -> str:
+        node = pattern.nodes[position]
+        if node.kind == "any":
+            return "*"
+        name = repr(node.op) if node.kind == "literal" else op_name(node.op)
+        if node.inputs is None:
+            return name
+        return f"{name.removesuffix('()')}({', '.join(map(build, node.inputs))})"
+
+    return build(len(pattern.nodes) - 1)
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """``quint8`` for ``torch.quint8``.
+
+    >>> dtype_name(torch.quint8)
+    'quint8'
+    """
+    return "any dtype" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def number(value: float) -> str:
+    """Small powers of two as such: ``2**-12``.
+
+    >>> number(2**-12), number(0.5), number(127)
+    ('2**-12', '0.5', '127')
+    """
+    if isinstance(value, float) and 0 < value < 2**-4:
+        mantissa, exponent = value.hex().split("p")
+        if mantissa == "0x1.0000000000000":
+            return f"2**{exponent}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean "fc1"?)``, or nothing.
+
+    >>> did_you_mean("fc", ["fc1", "conv"])
+    ' (did you mean "fc1"?)'
+    """
+    near = get_close_matches(name, list(known), n=2)
+    if not near:
+        return ""
+    return " (did you mean " + " or ".join(f'"{item}"' for item in near) + "?)"

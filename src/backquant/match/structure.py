@@ -1,0 +1,147 @@
+"""The shape in which root getters, input getters and fusers of a backend receive nodes.
+
+Such functions unpack nested tuples. During fusion the shape is that of the reversed pattern,
+``[relu, (bn, conv)]``. During quantization PyTorch flattens the arguments of an operator that has
+several: ``(add, x, (relu, conv))`` arrives as ``[add, x, relu, conv]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.backend_config.pattern import NormalPattern
+from backquant.errors import ConfigError
+from backquant.match.matcher import Found
+
+__all__ = ["flattened", "nested", "root_of"]
+
+
+def nested(pattern: NormalPattern, values: tuple[Any, ...]) -> list[Any]:
+    """Values in the shape of the reversed pattern; the outermost level is a list.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config.pattern import normal_form
+    >>> nested(normal_form((nn.Conv2d, nn.BatchNorm2d, nn.ReLU)), ("conv", "bn", "relu"))
+    ['relu', ('bn', 'conv')]
+    """
+
+    def build(position: int) -> Any:
+        inputs = pattern.nodes[position].inputs
+        if inputs is None:
+            return values[position]
+        return (values[position], *map(build, inputs))
+
+    inputs = pattern.anchor.inputs
+    return [values[-1], *(map(build, inputs) if inputs is not None else ())]
+
+
+def flattened(pattern: NormalPattern, values: tuple[Any, ...]) -> list[Any]:
+    """Values in the shape that PyTorch gives them when it matches for quantization.
+
+    >>> import torch
+    >>> from backquant.backend_config.pattern import MatchAllNode, from_reversed
+    >>> add = from_reversed((torch.add, MatchAllNode, (torch.relu, torch.nn.Conv2d)))
+    >>> flattened(add, ("x", "conv", "relu", "add"))
+    ['add', 'x', 'relu', 'conv']
+    """
+
+    def build(position: int) -> list[Any]:
+        inputs = pattern.nodes[position].inputs
+        if inputs is None:
+            return [values[position]]
+        below = [value for item in inputs for value in build(item)]
+        if len(inputs) == 1 and len(below) > 1:
+            return [values[position], tuple(below)]
+        return [values[position], *below]
+
+    return build(len(pattern.nodes) - 1)
+
+
+def root_of(
+    found: Found,
+    backend: BackendConfig,
+    shape: Callable[[NormalPattern, tuple[Any, ...]], list[Any]],
+) -> fx.Node:
+    """The node whose inputs are observed: the entry's own choice, or the first operator.
+
+    The first operator is found from the anchor along the last argument that is an operator.
+
+    Raises:
+        ConfigError: the entry's root getter fails or returns no node of the match.
+    """
+    candidate = found.candidate
+    getter = candidate.config._root_node_getter
+    if getter is None:
+        return _default_root(candidate.pattern, found.bound)
+    where = (
+        f"root_node_getter of {backend.name}, entry {candidate.entry} ({candidate.pattern}), "
+        f"at node {found.anchor.name!r}"
+    )
+    fix = "return one of the nodes that the pattern binds"
+    try:
+        root = getter(shape(candidate.pattern, found.bound))
+    except Exception as error:
+        raise ConfigError(
+            f"the root getter raised {type(error).__name__}: {error}", where=where, fix=fix
+        ) from error
+    if not isinstance(root, fx.Node) or root not in found.members:
+        raise ConfigError(
+            f"the root getter returned {root!r}, which is no operator of the match",
+            where=where,
+            fix=fix,
+        )
+    return root
+
+
+def extra_inputs_of(found: Found, backend: BackendConfig) -> tuple[fx.Node, ...]:
+    """Inputs that a fused module takes beyond those of its root, in order.
+
+    Raises:
+        ConfigError: the getter fails or returns something that is no node.
+    """
+    candidate = found.candidate
+    getter = candidate.config._extra_inputs_getter
+    if getter is None:
+        return ()
+    where = (
+        f"extra_inputs_getter of {backend.name}, entry {candidate.entry} ({candidate.pattern}), "
+        f"at node {found.anchor.name!r}"
+    )
+    try:
+        extra = list(getter(nested(candidate.pattern, found.bound)))
+    except Exception as error:
+        raise ConfigError(
+            f"the getter raised {type(error).__name__}: {error}", where=where
+        ) from error
+    for value in extra:
+        if not isinstance(value, fx.Node):
+            raise ConfigError(f"the getter returned {value!r}, which is no node", where=where)
+    return tuple(extra)
+
+
+def describe_entry(config: BackendPatternConfig) -> str:
+    """The entry's pattern in readable form, operators by their short names.
+
+    >>> from torch import nn
+    >>> describe_entry(BackendPatternConfig((nn.Conv2d, nn.ReLU)))
+    'Conv2d, ReLU'
+    """
+    from backquant.match.names import pattern_text
+
+    return pattern_text(config.normal_pattern)
+
+
+def _default_root(pattern: NormalPattern, values: tuple[Any, ...]) -> fx.Node:
+    position = len(pattern.nodes) - 1
+    while True:
+        inputs = pattern.nodes[position].inputs or ()
+        operators = [i for i in inputs if pattern.nodes[i].kind not in ("any", "literal")]
+        operators = [i for i in operators if isinstance(values[i], fx.Node)]
+        if not operators:
+            root: fx.Node = values[position]
+            return root
+        position = operators[-1]

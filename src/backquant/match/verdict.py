@@ -1,0 +1,183 @@
+"""May a match be quantized as asked? Every dtype config of its entry answers with its refusals.
+
+Equal to PyTorch's decision for functional operators and activations, and beyond it:
+
+1. Weight dtype and constraints count for modules, too (PyTorch looks at them for functional
+   operators only, and drops modules with another weight dtype in ``convert``, silently).
+2. Bounds count one by one, ``scale_max_upper_bound`` and the extended constraints count
+   (see ``constraints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from backquant.backend_config import BackendPatternConfig, DTypeConfig
+from backquant.match.constraints import (
+    Refusal,
+    asked_text,
+    check_tensor,
+    demand_text,
+    measured_rules,
+)
+from backquant.match.names import dtype_name
+from backquant.match.plan import TensorAsk
+
+__all__ = ["Asks", "Roles", "Ruling", "judge"]
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What the QConfig of a match asks for."""
+
+    activation: TensorAsk | None
+    weight: TensorAsk | None
+
+    @property
+    def bias_dtype(self) -> torch.dtype:
+        """float16 when activation and weight are statically float16, else float32."""
+        act, weight = self.activation, self.weight
+        halves = act is not None and weight is not None
+        if halves and act.dtype == weight.dtype == torch.float16 and not act.is_dynamic:
+            return torch.float16
+        return torch.float32
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which tensors of an occurrence have to be admitted.
+
+    ``input_known`` and ``output_known``: whether input and output may be float tensors at all.
+    """
+
+    activation: bool
+    weight: bool
+    bias: bool
+    input_known: bool = True
+    output_known: bool = True
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The first dtype config that admits the request, or the refusals of each.
+
+    ``refused[i]`` holds (role, refusal) pairs of dtype config ``i``; ``predicates`` (role, rule,
+    bound, demand) what measured scales have to satisfy.
+    """
+
+    dtype_config: int | None
+    refused: tuple[tuple[tuple[str, Refusal], ...], ...] = ()
+    predicates: tuple[tuple[str, str, float | None, str], ...] = ()
+
+    @property
+    def nearest(self) -> int | None:
+        """The dtype config with the fewest refusals that concern a constraint, not the dtype."""
+        if not self.refused:
+            return None
+        return min(range(len(self.refused)), key=lambda i: (_distance(self.refused[i]), i))
+
+
+def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
+    """The ruling of an entry on a request.
+
+    >>> entry = BackendPatternConfig(torch.nn.Linear).add_dtype_config(
+    ...     DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float))
+    >>> asks = Asks(TensorAsk(torch.quint8, "MinMaxObserver"), TensorAsk(torch.int8, "O"))
+    >>> ruling = judge(entry, asks, Roles(activation=True, weight=True, bias=False))
+    >>> [(role, refusal.rule) for role, refusal in ruling.refused[0]]
+    [('weight', 'dtype-token')]
+    """
+    refused = []
+    for position, dtype_config in enumerate(config.dtype_configs):
+        found = tuple(_refusals(dtype_config, asks, roles))
+        if not found:
+            return Ruling(position, (), tuple(_predicates(dtype_config, asks, roles)))
+        refused.append(found)
+    return Ruling(None, tuple(refused))
+
+
+def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
+    if roles.activation and config.input_dtype is not None:
+        yield from _input_refusals(config, asks, roles)
+    if roles.weight and config.weight_dtype is not None:
+        if asks.weight is None:
+            demand = demand_text(config.weight_dtype_with_constraints)
+            yield "weight", Refusal("no-observer", "no weight observer", demand)
+        else:
+            for refusal in check_tensor(asks.weight, config.weight_dtype_with_constraints):
+                yield "weight", refusal
+    if roles.bias and config.bias_dtype not in (None, asks.bias_dtype):
+        asked = dtype_name(asks.bias_dtype)
+        yield "bias", Refusal("dtype", asked, dtype_name(config.bias_dtype))
+    if config.output_dtype is not None:
+        yield from _output_refusals(config, asks, roles)
+
+
+def _input_refusals(
+    config: DTypeConfig, asks: Asks, roles: Roles
+) -> Iterator[tuple[str, Refusal]]:
+    ask = asks.activation
+    demand = demand_text(config.input_dtype_with_constraints)
+    if not roles.input_known:
+        yield "input", Refusal("no-tensor", "no float tensor", demand)
+    elif ask is None:
+        yield "input", Refusal("no-observer", "no activation observer", demand)
+    else:
+        if ask.is_dynamic != bool(config.is_dynamic):
+            names = {True: "dynamic quantization", False: "static quantization"}
+            wanted = names[bool(config.is_dynamic)]
+            yield "input", Refusal("dynamic", names[ask.is_dynamic], wanted)
+        for refusal in check_tensor(ask, config.input_dtype_with_constraints):
+            yield "input", refusal
+
+
+def _output_refusals(
+    config: DTypeConfig, asks: Asks, roles: Roles
+) -> Iterator[tuple[str, Refusal]]:
+    ask = asks.activation
+    demand = config.output_dtype_with_constraints
+    if not roles.output_known:
+        yield "output", Refusal("no-tensor", "no float tensor", demand_text(demand))
+    elif ask is None:
+        yield "output", Refusal("no-observer", "no activation observer", demand_text(demand))
+    elif ask.is_dynamic:
+        # A dynamically quantized operator computes its output in float32.
+        if config.output_dtype != torch.float32:
+            yield "output", Refusal("dtype", "float32 (dynamic)", demand_text(demand))
+    else:
+        for refusal in check_tensor(ask, demand):
+            yield "output", refusal
+
+
+def _predicates(
+    config: DTypeConfig, asks: Asks, roles: Roles
+) -> Iterator[tuple[str, str, float | None, str]]:
+    tensors = (
+        ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
+        ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
+        ("output", True, asks.activation, config.output_dtype_with_constraints),
+    )
+    for role, present, ask, demand in tensors:
+        if present and ask is not None:
+            for rule, bound, admitted in measured_rules(ask, demand):
+                yield role, rule, bound, admitted
+
+
+# How far a request is from being admitted: another kind of quantization, another dtype, a bound.
+_WEIGHTS = {"dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
+
+
+def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:
+    return sum(_WEIGHTS.get(refusal.rule, 1) for _, refusal in refusals)
+
+
+def tensor_text(role: str, ask: TensorAsk | None) -> str:
+    """A request for one tensor in words.
+
+    >>> tensor_text("weight", TensorAsk(torch.qint8, "O", quant_min=-128, quant_max=127))
+    'weight qint8 [-128, 127]'
+    """
+    return f"{role} {asked_text(ask)}" if ask is not None else f"{role} not observed"
