@@ -26,3 +26,14 @@ def test_file_round_trip_is_the_identity(name: str, suffix: str, tmp_path: Path)
 def test_dict_round_trip_is_the_identity(name: str) -> None:
     backend = get_backend_config(name)
     assert BackendConfig.from_dict(backend.to_dict()) == backend
+
+
+@pytest.mark.parametrize("name", list_backends())
+def test_validation_finds_nothing_but_notes(name: str) -> None:
+    """Notes: what PyTorch's entries have too, and what is legal though unusual."""
+    findings = get_backend_config(name).validate()
+    assert {finding.severity for finding in findings} <= {"note"}
+    assert {finding.rule for finding in findings} <= {
+        "root-without-reference",  # conv + batch norm + F.relu names a root; its conv's entry both
+        "fuser-without-fused",  # a transposed convolution absorbs the batch norm and stays itself
+    }
