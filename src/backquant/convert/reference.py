@@ -15,10 +15,12 @@ from backquant.convert.functional_weights import (
 )
 from backquant.convert.interface import quantize_interface
 from backquant.convert.measured import Measured, measure
+from backquant.convert.scales import measured_scales
 from backquant.convert.state import Conversion, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor, remove_unused_modules, shallow_copy, verify
+from backquant.match.recheck import recheck
 from backquant.prepare import ObserverSource, PreparedState, prepared_state, rebuilt
 
 __all__ = ["convert_to_reference"]
@@ -61,7 +63,7 @@ def convert_to_reference(
     state = prepared_state(prepared)
     work = _working_copy(prepared, state, dialect)
     work.qparams = _measured(prepared, work)
-    work.plan = _rechecked(work)
+    work.plan = recheck(work.plan, measured_scales(work))
     needed = needed_sites(work)
     skipped = convert_functional_weights(work)
     convert_activations(work, skipped)
@@ -91,10 +93,6 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
         if head not in found:
             found[head] = measure(prepared.get_submodule(head))
     return found
-
-
-def _rechecked(work: Conversion):  # filled in below
-    return work.plan
 
 
 def _finished(work: Conversion, needed: set[str]) -> fx.GraphModule:

@@ -28,7 +28,7 @@ from backquant.match.plan import Match, MatchKind
 from backquant.observe.qparams import qparam_dict
 from backquant.prepare import ObserverSpec
 
-__all__ = ["convert_weighted_modules"]
+__all__ = ["convert_weighted_modules", "weight_scales"]
 
 _WEIGHT_DTYPES = frozenset(
     {
@@ -70,6 +70,23 @@ def convert_weighted_modules(work: Conversion) -> None:
         for node in nodes:
             variants.setdefault(_variant(work, quantized.get(node.name)), []).append(node)
         _convert_module(work, path, variants, references, tied)
+
+
+def weight_scales(work: Conversion, match: Match) -> list[float]:
+    """The scales that the weight of a match's module would get; none if it has no module."""
+    root = work.nodes[match.root]
+    spec = _weight_spec(work, match)
+    if root.op != "call_module" or not _asks_for_weight(work, spec):
+        return []
+    trained = get_module(work.module, str(root.target))
+    plain = _without_training(trained)
+    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+    if not isinstance(getattr(part, "weight", None), torch.Tensor):
+        return []
+    with torch.no_grad():
+        qparams = _weight_qparams(part, _observer_factory(work, trained, spec))
+    scale = qparams.get("scale")
+    return [] if scale is None else [float(s) for s in torch.as_tensor(scale).flatten()]
 
 
 def _quantized_calls(work: Conversion) -> dict[str, Match]:

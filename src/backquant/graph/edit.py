@@ -47,8 +47,10 @@ def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
         parent = child
     if name in parent.__dict__:
         del parent.__dict__[name]
-    parent._modules.pop(name, None)
-    parent.add_module(name, module)
+    if name in parent._modules:
+        parent._modules[name] = module  # in its place: the order of children has a meaning
+    else:
+        parent.add_module(name, module)
 
 
 class NamePool:

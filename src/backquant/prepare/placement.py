@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig
-from backquant.graph import GraphIndex, known_types
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.prepare.groups import Groups
 from backquant.prepare.requests import OBSERVED_DTYPES, ObserverSource, ObserverSpec, Probe
@@ -101,23 +100,12 @@ class Placement:
         return match.kind is MatchKind.PATTERN and decision.quantized
 
     def _known_dtypes(self, custom: PrepareCustomConfig | None) -> dict[str, torch.dtype | None]:
-        graph = self._module.graph
         known: dict[str, torch.dtype | None] = {}
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         for number in custom.input_quantized_indexes if custom is not None else ():
             if number < len(inputs):
                 known[inputs[number].name] = torch.quint8
-        index = GraphIndex(self._module)
-        for node in graph.nodes:
-            if index.has_no_tensors(node):
-                known[node.name] = None
-        for node in known_types(graph, self._shares):
-            known[node.name] = None
-        return known
-
-    def _shares(self, node: fx.Node) -> bool:
-        decision = self._plan.decisions.get(node.name)
-        return decision is not None and decision.observation == _SHARES
+        return {**known, **dict.fromkeys(self._plan.no_tensors)}
 
     def _free_names(self) -> Iterator[str]:
         number = 0
