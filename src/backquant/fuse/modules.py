@@ -2,7 +2,8 @@
 
 The rules are PyTorch's: a called module is passed as it is; ``F.relu`` becomes an ``nn.ReLU`` in the
 mode of the root; another function or method is passed as it stands; an argument that is no
-operator becomes ``MatchAllNode``.
+operator becomes ``MatchAllNode``. *Different:* a ``SequentialFuser`` puts modules together and can
+do nothing with a function, so it gets ``F.leaky_relu(x, 0.2)`` as ``nn.LeakyReLU(0.2)``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from backquant.backend_config import BackendPatternConfig, MatchAllNode
+from backquant.backend_config import BackendPatternConfig, MatchAllNode, SequentialFuser
 from backquant.backend_config.pattern import NormalPattern
+from backquant.operators import module_for_call
 
 __all__ = ["fuser_arguments"]
 
@@ -37,6 +39,8 @@ def fuser_arguments(
     [Linear(in_features=1, out_features=1, bias=True), ReLU()]
     """
     values = [_module(node, modules, root) for node in bound]
+    if isinstance(config.fuser_method, SequentialFuser):
+        values = [_called_as_module(v, n, root) for v, n in zip(values, bound, strict=True)]
     if config._pattern_complex_format is None:
         return values
     pattern = config.normal_pattern
@@ -59,3 +63,12 @@ def _module(node: fx.Node | None, modules: Mapping[str, nn.Module], root: nn.Mod
     if node.op == "call_function" and node.target is F.relu:
         return nn.ReLU().train(root.training)
     return node.target if node.op in ("call_function", "call_method") else MatchAllNode
+
+
+def _called_as_module(value: Any, node: fx.Node | None, root: nn.Module) -> Any:
+    """The module with the settings of a call; ``value`` where there is none, or they are computed."""
+    if node is None or isinstance(value, nn.Module) or len(node.all_input_nodes) != 1:
+        return value
+    options = {name: option for name, option in node.kwargs.items() if name != "input"}
+    module = module_for_call(node.target, node.args[1:], options)
+    return value if module is None else module.train(root.training)
