@@ -1,0 +1,84 @@
+"""Capture, fusion, matches, rules and verdicts equal PyTorch's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.ao.quantization import get_default_qconfig_mapping as torch_mapping
+from torch.ao.quantization.backend_config import (
+    get_executorch_backend_config,
+    get_fbgemm_backend_config,
+    get_native_backend_config,
+    get_onednn_backend_config,
+    get_qnnpack_backend_config,
+    get_tensorrt_backend_config,
+)
+from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
+
+from backquant.backend_config import get_backend_config
+from backquant.backend_config.pattern import to_reversed
+from backquant.fuse import apply_fusion
+from backquant.graph import capture
+from backquant.match import Outcome, plan, plan_fusion
+from backquant.qconfig import get_default_qconfig_mapping
+
+BACKENDS: dict[str, Any] = {
+    "native": get_native_backend_config,
+    "fbgemm": get_fbgemm_backend_config,
+    "qnnpack": get_qnnpack_backend_config,
+    "x86": get_x86_backend_config,
+    "onednn": get_onednn_backend_config,
+    "tensorrt": get_tensorrt_backend_config,
+    "executorch": get_executorch_backend_config,
+}
+ENGINES = {"native": "x86", "tensorrt": "x86", "executorch": "qnnpack"}
+
+
+def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamespace:
+    backend = get_backend_config(backend_name)
+    captured = capture(model)
+    fusions = plan_fusion(captured.module, backend)
+    fused, scopes, provenance = apply_fusion(
+        captured.module, captured.scopes, fusions, backend, is_qat=False
+    )
+    decided = plan(
+        fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions
+    )
+    return SimpleNamespace(
+        captured=captured, fused=fused, plan=decided, backend=backend, provenance=provenance
+    )
+
+
+@pytest.mark.parametrize("backend_name", list(BACKENDS))
+def test_decisions_equal(
+    zoo_model: SimpleNamespace, backend_name: str, oracle: Any, key_of_pattern: Any
+) -> None:
+    engine = ENGINES.get(backend_name, backend_name)
+    expected = oracle(
+        zoo_model.model, zoo_model.inputs, torch_mapping(engine), BACKENDS[backend_name]()
+    )
+    found = ours(zoo_model.model, backend_name, engine)
+    assert [n.name for n in found.captured.module.graph.nodes] == expected.captured_names
+    assert {
+        name: (scope.path, scope.module_type) for name, scope in found.captured.scopes.items()
+    } == expected.scopes
+    assert [n.name for n in found.fused.graph.nodes] == expected.fused_names
+    modules = dict(found.fused.named_modules(remove_duplicate=False))
+    assert {
+        n.name: key_of_pattern(type(modules[n.target]))
+        for n in found.fused.graph.nodes
+        if n.op == "call_module"
+    } == expected.fused_types
+    entries = list(found.backend.entries)
+    assert {
+        name: (match.anchor, key_of_pattern(to_reversed(entries[match.entry])))
+        for match in found.plan.matches
+        for name in match.nodes
+    } == expected.matches
+    quantized = {
+        name for name, d in found.plan.decisions.items() if d.outcome is Outcome.QUANTIZED
+    }
+    assert quantized == expected.observed
