@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_info
 from backquant.lower.lowering import Lowered, lower
+from backquant.lower.quantized_model import QuantizedModel
 from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
 
 __all__ = [
+    "Audit",
     "Emit",
     "EngineInfo",
     "KernelUse",
     "LowerRule",
     "Lowered",
     "Operand",
+    "QuantizedModel",
     "Site",
+    "audit",
     "engine_info",
     "lower",
 ]

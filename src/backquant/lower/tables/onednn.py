@@ -6,9 +6,11 @@ from __future__ import annotations
 from backquant.lower.rule import LowerRule
 from backquant.lower.tables.activation import clamp_rules
 from backquant.lower.tables.conv import conv_rules
+from backquant.lower.tables.conv_add import conv_add_rules
 from backquant.lower.tables.elementwise import binary_rules
 from backquant.lower.tables.linear import linear_rules
 from backquant.lower.tables.passthrough import passthrough_rules
+from backquant.lower.tables.pointwise import pointwise_rules
 from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
 
 __all__ = ["rules"]
@@ -21,6 +23,7 @@ def rules() -> list[LowerRule]:
     True
     """
     return [
+        *conv_add_rules(),
         *conv_rules(),
         *linear_rules(),
         *binary_rules(),
@@ -30,4 +33,5 @@ def rules() -> list[LowerRule]:
         *mean_rules(),
         *clamp_rules(),
         *passthrough_rules(),
+        *pointwise_rules(),
     ]

@@ -1,0 +1,139 @@
+"""Counting what a lowered model computes with: integer kernels, and what is left in float.
+
+The count reads the graph only, so that it works on a model that was loaded from a file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+from backquant.lower.boundaries import is_boundary
+from backquant.lower.kernels.boundary import dequantize, quantize, requantize
+from backquant.lower.kernels.lookup import Lookup
+from backquant.lower.kernels.packed import PackedKernel
+from backquant.lower.qdq import is_dequantize, is_quantize
+
+__all__ = ["Audit", "audit"]
+
+_KERNEL_PACKAGE = "backquant.lower.kernels."
+_WEIGHTED: tuple[Any, ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+    nn.Bilinear,
+)
+_WEIGHTED_FUNCTIONS: frozenset[Any] = frozenset(
+    {
+        F.conv1d,
+        F.conv2d,
+        F.conv3d,
+        F.conv_transpose1d,
+        F.conv_transpose2d,
+        F.conv_transpose3d,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+        F.linear,
+        F.bilinear,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """``kernels``: how often each integer kernel runs. ``float_weighted``: the nodes that compute a
+    convolution or a linear layer in float. ``quantize``, ``dequantize``, ``requantize``: how many
+    boundaries there are. ``joined``: boundaries with nothing between them, which a lowering leaves
+    nowhere."""
+
+    kernels: dict[str, int]
+    float_weighted: tuple[str, ...]
+    quantize: int
+    dequantize: int
+    requantize: int
+    joined: tuple[str, ...]
+
+    @property
+    def integer_kernels(self) -> int:
+        """How many integer kernels run in one call of the model."""
+        return sum(self.kernels.values())
+
+
+def audit(graph_module: GraphModule) -> Audit:
+    """Count kernels and boundaries of a lowered (or reference) model.
+
+    >>> class Float(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.fc = nn.Linear(2, 2)
+    ...     def forward(self, x):
+    ...         return self.fc(x)
+    >>> audit(torch.fx.symbolic_trace(Float())).float_weighted
+    ('fc',)
+    """
+    kernels: Counter[str] = Counter()
+    boundaries: Counter[str] = Counter()
+    weighted: list[str] = []
+    joined: list[str] = []
+    for node in graph_module.graph.nodes:
+        if is_boundary(node):
+            boundaries[_boundary(node)] += 1
+            source = node.args[0]
+            if _boundary(node) == "quantize" and _is_dequantize(source):
+                joined.append(node.name)
+            continue
+        name = _kernel(graph_module, node)
+        if name is not None:
+            kernels[name] += 1
+        elif _is_float_weighted(graph_module, node):
+            weighted.append(node.name)
+    return Audit(
+        dict(kernels),
+        tuple(weighted),
+        boundaries["quantize"],
+        boundaries["dequantize"],
+        boundaries["requantize"],
+        tuple(joined),
+    )
+
+
+def _boundary(node: Node) -> str:
+    if is_quantize(node) or node.target is quantize:
+        return "quantize"
+    return "requantize" if node.target is requantize else "dequantize"
+
+
+def _is_dequantize(node: object) -> bool:
+    return isinstance(node, Node) and (is_dequantize(node) or node.target is dequantize)
+
+
+def _kernel(graph_module: GraphModule, node: Node) -> str | None:
+    if node.op == "call_module":
+        module = graph_module.get_submodule(str(node.target))
+        return module.name if isinstance(module, (PackedKernel, Lookup)) else None
+    if node.op != "call_function":
+        return None
+    home = getattr(node.target, "__module__", "") or ""
+    name = getattr(node.target, "__name__", "")
+    return name if home.startswith(_KERNEL_PACKAGE) else None
+
+
+def _is_float_weighted(graph_module: GraphModule, node: Node) -> bool:
+    if node.op == "call_module":
+        module = graph_module.get_submodule(str(node.target))
+        return any(isinstance(part, _WEIGHTED) for part in module.modules())
+    return node.op == "call_function" and node.target in _WEIGHTED_FUNCTIONS

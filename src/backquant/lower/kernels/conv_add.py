@@ -1,0 +1,108 @@
+"""A convolution that is added to another tensor before it rounds: one oneDNN kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+
+__all__ = ["ConvAddConfig", "OnednnConvAdd"]
+
+
+@dataclass(frozen=True)
+class ConvAddConfig:
+    """All numbers of one convolution with addition. ``other``: the tensor that is added.
+    ``overwrite``: its memory may be used for the result (nothing reads it afterwards)."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    x_scale: float
+    x_zero_point: int
+    other_scale: float
+    other_zero_point: int
+    out_scale: float
+    out_zero_point: int
+    relu: bool = False
+    overwrite: bool = False
+
+
+class OnednnConvAdd(PackedKernel):
+    """``onednn::qconv2d_pointwise.binary``: 2d convolution, bias, addition, and ReLU or nothing.
+
+    Takes uint8 ``[batch, in, height, width]`` and uint8 of the result's shape (or one that broadcasts
+    to it), and returns uint8, channels last. The kernel accumulates into its second argument, which
+    is copied unless ``overwrite`` is set.
+
+    >>> config = ConvAddConfig((1, 1), (0, 0), (1, 1), 1, 0.5, 10, 1.0, 0, 0.5, 0)
+    >>> one = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    >>> tensors = WeightTensors(one, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    >>> x, y = torch.full((1, 1, 1, 1), 14, dtype=torch.uint8), torch.ones(1, 1, 1, 1).byte()
+    >>> OnednnConvAdd(config, tensors)(x, y).item()  # (14 - 10) * 0.5 + 1 = 3.0
+    6
+    """
+
+    config_class = ConvAddConfig
+    kernel = "onednn.qconv2d_pointwise.binary"
+    config: ConvAddConfig
+
+    def __init__(self, config: ConvAddConfig, tensors: WeightTensors) -> None:
+        super().__init__(config, tensors)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}({'add, relu' if self.config.relu else 'add'})"
+
+    def _pack(self) -> Any:
+        c = self.config
+        geometry = (list(c.stride), list(c.padding), list(c.dilation), c.groups)
+        self._call = torch.ops.onednn.qconv2d_pointwise.binary
+        self._before = (c.x_scale, c.x_zero_point)
+        self._after: tuple[Any, ...] = (
+            *geometry,
+            c.out_scale,
+            c.out_zero_point,
+            torch.uint8,
+            c.other_scale,
+            c.other_zero_point,
+            "sum",
+            1.0,
+            "relu" if c.relu else "none",
+            [],
+            "",
+        )
+        return torch.ops.onednn.qconv_prepack(
+            self.weight, self.weight_scale, c.x_scale, c.x_zero_point, *geometry, None
+        )
+
+    def _accumulator(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """A tensor of the result's shape, channels last, that the kernel may write."""
+        c, kernel = self.config, self.weight.shape[2:]
+        sizes = zip(x.shape[2:], c.stride, c.padding, c.dilation, kernel, strict=True)
+        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, s, p, d, k in sizes]
+        shape = [x.shape[0], self.weight.shape[0], *spatial]
+        if list(other.shape) != shape:
+            other = other.expand(shape)
+        fresh = other.contiguous(memory_format=torch.channels_last)
+        if fresh is not other or c.overwrite:
+            return fresh
+        return other.clone(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
+        packed = self._packed if self._packed is not None else self._repack()
+        out: torch.Tensor = self._call(
+            x,
+            *self._before,
+            packed,
+            self.weight_scale,
+            self.weight_zero_point,
+            self._accumulator(x, other),
+            self.bias,
+            *self._after,
+        )
+        return out

@@ -1,0 +1,107 @@
+"""The fused modules ``ConvAdd2d`` and ``ConvAddReLU2d``: convolution and addition in one kernel.
+
+The kernel accumulates into the tensor that is added. It may use that tensor's memory when a kernel
+made it and everything else that reads it has run already (so that nothing aliases or reads it later).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
+from backquant.lower.kernels.lookup import Lookup
+from backquant.lower.kernels.packed import PackedKernel
+from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.lower.rule import Emit, LowerRule, Site, operand
+from backquant.lower.tables.arguments import numbers, refuse_float_input
+from backquant.lower.tables.conv import explicit_padding
+from backquant.lower.tables.spellings import RELUS
+from backquant.lower.tables.weights import check_weight, module_weight
+from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import Conv2d
+
+__all__ = ["conv_add_rules", "may_overwrite"]
+
+_ADDS: tuple[Any, ...] = (torch.add, operator.add)
+
+
+def conv_add_rules() -> list[LowerRule]:
+    """Rules for a convolution that is added to another tensor, with a ReLU behind or without.
+
+    >>> [rule.name for rule in conv_add_rules()]
+    ['conv + add + relu', 'conv + add']
+    """
+    return [
+        LowerRule("conv + add + relu", ((Conv2d,), _ADDS, RELUS), _build),
+        LowerRule("conv + add", ((Conv2d,), _ADDS), _build),
+    ]
+
+
+def _build(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    if len(site.nodes) != 1:
+        return site.refuse("nodes", "a convolution and an addition", "one fused module")
+    if module.padding_mode != "zeros":
+        return site.refuse("padding-mode", f"padding_mode={module.padding_mode!r}", "'zeros'")
+    if len(site.node.args) != 2 or not all(isinstance(a, Node) for a in site.node.args):
+        return refuse_float_input(site)
+    x, other = (operand(node) for node in site.node.args)  # type: ignore[arg-type]
+    if x.qparams is None or other.qparams is None:
+        return refuse_float_input(site)
+    if site.out is None:
+        return site.refuse("float-output", "a float result", "a quantized result")
+    dtypes = {other.qparams.dtype, site.out.dtype}
+    if dtypes != {torch.uint8}:
+        return site.refuse("dtype", ", ".join(map(str, dtypes)), "torch.uint8 throughout")
+    tensors = module_weight(module)
+    refused = check_weight(site, tensors, x.qparams, module.weight_axis)
+    if refused:
+        return refused
+    dilation = numbers(module.dilation, 2)
+    padding = explicit_padding(module.padding, tensors.weight, dilation)
+    if padding is None:
+        return site.refuse("padding", "padding='same' that is not symmetric", "symmetric padding")
+    config = ConvAddConfig(
+        stride=tuple(numbers(module.stride, 2)),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=module.groups,
+        x_scale=x.qparams.scale,
+        x_zero_point=x.qparams.zero_point,
+        other_scale=other.qparams.scale,
+        other_zero_point=other.qparams.zero_point,
+        out_scale=site.out.scale,
+        out_zero_point=site.out.zero_point,
+        relu=len(site.steps) == 3,
+        overwrite=x.node is not other.node and may_overwrite(site, other.node),
+    )
+    kernel = OnednnConvAdd(config, tensors)
+    return Emit(kernel, (x.node, other.node), kernel.name, site.out)
+
+
+def may_overwrite(site: Site, value: Node) -> bool:
+    """Whether nothing reads the memory of the integers ``value`` after the site."""
+    if not _makes_memory(site, value):
+        return False
+    reading = site.node
+    for user in value.users:
+        if is_dequantize(user):
+            if any(reader is not reading for reader in user.users):
+                return False
+        elif not (user < reading and _makes_memory(site, user)):
+            return False
+    return True
+
+
+def _makes_memory(site: Site, node: Node) -> bool:
+    """Whether ``node`` gives integers in memory of their own."""
+    if is_quantize(node):
+        return True
+    if node.op == "call_module":
+        return isinstance(site.graph_module.get_submodule(str(node.target)), (PackedKernel, Lookup))
+    home = getattr(node.target, "__module__", "") or ""
+    return node.op == "call_function" and home.startswith("backquant.lower.kernels.")

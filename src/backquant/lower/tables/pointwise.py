@@ -1,0 +1,121 @@
+"""Functions of one value, also with a number beside it, as tables of 256 results.
+
+The table is filled by the reference model's own operators, so that the result equals the reference
+model bit for bit, whatever the qparams of input and output.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.nn import functional as F
+
+from backquant.lower.kernels.lookup import Lookup, tabulate
+from backquant.lower.qdq import QParams, dequantize_target, quantize_target
+from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
+from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS
+from backquant.match.plan import Reason
+
+__all__ = ["pointwise_rules"]
+
+_MODULES: tuple[Any, ...] = (
+    nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU,
+    nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
+    nn.Hardshrink, nn.Softshrink, nn.Threshold,
+)  # fmt: skip
+_FUNCTIONS: tuple[Any, ...] = (
+    torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, F.hardswish, F.leaky_relu,
+    F.leaky_relu_, F.elu, F.elu_, F.celu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.softsign,
+    F.logsigmoid, F.tanhshrink, F.hardshrink, F.softshrink, F.threshold,
+    torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.abs, torch.neg, torch.square, torch.pow,
+    torch.reciprocal, torch.erf, torch.sin, torch.cos, torch.floor, torch.ceil, torch.round,
+    operator.neg, operator.abs, operator.pow,
+    torch.clamp_min, torch.clamp_max, torch.clamp, torch.clip,
+)  # fmt: skip
+_METHODS: tuple[Any, ...] = (
+    "sigmoid", "sigmoid_", "tanh", "tanh_", "exp", "log", "sqrt", "rsqrt", "abs", "neg", "square",
+    "pow", "reciprocal", "erf", "floor", "ceil", "round", "clamp_min", "clamp_max",
+)  # fmt: skip
+# With two tensors these are other operators; with one tensor and a number they are functions of it.
+_WITH_NUMBER: tuple[Any, ...] = (
+    torch.add, operator.add, operator.iadd, "add", "add_",
+    torch.sub, operator.sub, operator.isub, "sub", "sub_", torch.rsub,
+    torch.mul, operator.mul, operator.imul, "mul", "mul_",
+    torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_",
+    torch.maximum, torch.minimum,
+)  # fmt: skip
+_ALONE: tuple[Any, ...] = (
+    *_MODULES, *_FUNCTIONS, *_METHODS, *_WITH_NUMBER, *RELUS, *RELU6S, *HARDTANHS, *CLAMPS,
+)  # fmt: skip
+
+
+def pointwise_rules() -> list[LowerRule]:
+    """Rules for functions of one value, and for one with a number followed by a ReLU.
+
+    >>> [rule.name for rule in pointwise_rules()]
+    ['number + relu', 'pointwise']
+    """
+    return [
+        LowerRule("number + relu", (_WITH_NUMBER, RELUS), _build),
+        LowerRule("pointwise", (tuple(dict.fromkeys(_ALONE)),), _build),
+    ]
+
+
+def _build(site: Site) -> Emit | Reason:
+    sources = site.node.all_input_nodes
+    if len(sources) != 1:
+        return site.refuse("arguments", "an operator of several tensors", "one tensor and numbers")
+    x = operand(sources[0])
+    if x.qparams is None:
+        return site.refuse("float-input", "an input computed in float", "an integer input")
+    if site.out is None:
+        return site.refuse("float-output", "a float result", "a quantized result")
+    widths = {x.qparams.dtype.itemsize, site.out.dtype.itemsize}
+    if widths != {1}:
+        return site.refuse("dtype", f"{x.qparams.dtype} to {site.out.dtype}", "8-bit integers")
+    if any(step.module is not None and step.module.training for step in site.steps):
+        return site.refuse("training", "an operator in training mode", "evaluation mode")
+    table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))
+    kernel = Lookup("+".join(_name(step) for step in site.steps), table)
+    return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)
+
+
+def _function(site: Site, x: QParams, out: QParams) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(integers: torch.Tensor) -> torch.Tensor:
+        value = dequantize_target()(integers, *x.literals)
+        for step in site.steps:
+            value = _run(step, value)
+        quantized: torch.Tensor = quantize_target()(value, *out.literals)
+        return quantized
+
+    return function
+
+
+def _run(step: Step, value: torch.Tensor) -> torch.Tensor:
+    """One step on ``value``, which stands for the step's only tensor."""
+    node, target = step.node, step.node.target
+    args = map_arg(node.args, lambda _: value.clone())
+    kwargs = map_arg(node.kwargs, lambda _: value.clone())
+    with torch.no_grad():
+        if step.module is not None:
+            result = step.module(value.clone())
+        elif isinstance(target, str):
+            result = getattr(args[0], target)(*args[1:], **kwargs)
+        else:
+            result = target(*args, **kwargs)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def _name(step: Step) -> str:
+    if step.module is not None:
+        return type(step.module).__name__.lower()
+    target: Any = step.node.target
+    assert not isinstance(target, Node)
+    return target if isinstance(target, str) else str(target.__name__)
