@@ -27,7 +27,7 @@ class Tail(nn.Module):
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda x: F.leaky_relu(x), "LinearLeakyReLU"),
+        (F.leaky_relu, "LinearLeakyReLU"),
         (lambda x: F.leaky_relu(x, 0.01, inplace=True), "LinearLeakyReLU"),
         # the pattern lists one argument: a call with another slope does not match it
         (lambda x: F.leaky_relu(x, 0.3), "Linear"),

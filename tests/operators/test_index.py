@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
-from backquant.backend_config import MatchAllNode, get_backend_config, list_backends
+from backquant.backend_config import MatchAllNode, get_backend_config, list_backends, short_name
 from backquant.nn import intrinsic, qat
 from backquant.nn.intrinsic import qat as intrinsic_qat
 from backquant.nn.quantized import reference
@@ -137,3 +137,22 @@ def test_module_for_call(target: Any, args: Any, kwargs: Any, expected: str) -> 
 def test_no_module_for_a_call_of_another_kind() -> None:
     assert module_for_call(torch.add, (1,), {}) is None
     assert module_for_call(print, (), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "spelling"),
+    [
+        pytest.param(o, s, id=f"{o.name}-{short_name(s)}")
+        for o in all_operators()
+        if o.as_module is not None
+        for s in (*o.functions, *o.methods)
+    ],
+)
+def test_module_for_a_traced_call_computes_the_same(record: Any, spelling: Any) -> None:
+    """A trace writes out the defaults of some functions as keywords: the module takes them all."""
+    module, inputs = record.example_of(spelling)
+    [node] = [n for n in fx.symbolic_trace(module).graph.nodes if n.op.startswith("call_")]
+    made = module_for_call(node.target, node.args[1:], dict(node.kwargs))
+    assert made is not None
+    expected = module(*(x.clone() for x in inputs))
+    assert torch.equal(made(*(x.clone() for x in inputs)), expected)

@@ -120,7 +120,6 @@ OPERATORS: tuple[Operator, ...] = (
         aten=(_aten.softmax.int,),
         qparams=QParamsRule.FIXED,
         fixed=ZERO_TO_ONE,
-        as_module=nn.Softmax,
     ),
     Operator(
         name="tanh",

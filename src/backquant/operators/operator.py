@@ -51,11 +51,8 @@ class Operator:
     ``[in, out / groups, ...]``, so that with groups one scale serves a channel of every group)
     and for ``addmm`` and ``mm`` (whose weight is ``[in, out]``).
 
-    >>> from backquant.operators import find
-    >>> conv = find("conv2d")  # no method of that name exists
-    >>> conv is None
-    True
     >>> import torch
+    >>> from backquant.operators import find
     >>> find(torch.nn.Conv2d).name, find(torch.nn.functional.conv2d).weight_index
     ('conv2d', 1)
     """
