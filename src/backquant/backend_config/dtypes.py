@@ -20,6 +20,7 @@ from backquant.backend_config.checks import (
     renamed,
     within,
 )
+from backquant.backend_config.numbers import number_text
 from backquant.errors import SpecError
 
 __all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
@@ -104,7 +105,7 @@ scale_min_lower_bound=2**-12)
         return {name: value for name, value in values.items() if value is not None}
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={_number_text(v)}" for name, v in self.to_dict().items())
+        inside = ", ".join(f"{name}={number_text(v)}" for name, v in self.to_dict().items())
         return f"DTypeWithConstraints({inside})"
 
 
@@ -255,12 +256,3 @@ def _dtype_fix(value: Any) -> str:
     """``torch.quint8`` for the strings ``"quint8"`` and ``"torch.quint8"``."""
     name = value.removeprefix("torch.") if isinstance(value, str) else ""
     return f"torch.{name}" if isinstance(getattr(torch, name or "-", None), torch.dtype) else ""
-
-
-def _number_text(value: Any) -> str:
-    """``2**-12`` for scales that are small powers of two, else the usual ``repr``."""
-    if isinstance(value, float) and 0 < value < 1:
-        mantissa, exponent = value.hex().split("p")
-        if mantissa == "0x1.0000000000000" and int(exponent) < -4:
-            return f"2**{exponent}"
-    return repr(value)

@@ -9,10 +9,9 @@ import torch
 
 from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.problems import did_you_mean
+from backquant.backend_config.numbers import number_text
 
-__all__ = ["dtype_from", "dtype_text", "number_from", "number_text", "qscheme_from"]
-
-_SMALL = 2.0**-4  # powers of two below are written 2**-5, 2**-6, …
+__all__ = ["dtype_from", "dtype_text", "number_from", "number_data", "qscheme_from"]
 
 
 def dtype_text(dtype: torch.dtype) -> str:
@@ -56,25 +55,22 @@ def _constant(text: str, kind: Any, what: str) -> Any:
     raise SpellingError(f'unknown {what} "{text}"', did_you_mean(name, sorted(known)))
 
 
-def number_text(value: Any) -> Any:
+def number_data(value: Any) -> Any:
     """A number as it is, except that small powers of two become readable text.
 
     Raises SpellingError for what is no finite number: JSON cannot carry it.
 
-    >>> number_text(2.0**-12), number_text(0.0078), number_text(-127)
+    >>> number_data(2.0**-12), number_data(0.0078), number_data(-127)
     ('2**-12', 0.0078, -127)
     """
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise SpellingError(f"{value} is not a finite number", "leave the bound out (None)")
-        mantissa, exponent = math.frexp(value)
-        if mantissa == 0.5 and value < _SMALL:
-            return f"2**{exponent - 1}"
-    return value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpellingError(f"{value} is not a finite number", "leave the bound out (None)")
+    text = number_text(value)
+    return text if text.startswith("2**") else value
 
 
 def number_from(value: Any) -> Any:
-    """The number that ``number_text`` wrote.
+    """The number that ``number_data`` wrote.
 
     >>> number_from("2**-12") == 2.0**-12, number_from(3)
     (True, 3)

@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 from backquant.backend_config.files.names import Resolver, SpellingError, path_of
-from backquant.backend_config.files.scalars import number_text
+from backquant.backend_config.files.scalars import number_data
 from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
 from backquant.backend_config.pattern import MatchAllNode, NormalPattern, PatternNode
 from backquant.backend_config.pattern import from_reversed as normal_from_reversed
@@ -48,7 +48,7 @@ def operator_text(op: Any) -> Any:
 
 
 def _literal_float(value: float) -> float:
-    number_text(value)  # refuses what JSON cannot carry
+    number_data(value)  # refuses what JSON cannot carry
     return value
 
 

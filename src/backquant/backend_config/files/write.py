@@ -18,7 +18,7 @@ from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.models import SCHEMA_VERSION
 from backquant.backend_config.files.names import SpellingError
-from backquant.backend_config.files.scalars import dtype_text, number_text
+from backquant.backend_config.files.scalars import dtype_text, number_data
 from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
@@ -124,7 +124,7 @@ def _scalar(value: Any) -> Any:
         return dtype_text(value)
     if isinstance(value, torch.qscheme):
         return str(value).removeprefix("torch.")
-    return number_text(value)
+    return number_data(value)
 
 
 def _defaults(defaults: BackendDefaults | None) -> Any:

@@ -1,0 +1,180 @@
+"""Parts of a description in a few words: what diffs, tables and messages print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from backquant.backend_config.defaults import QuantDefault
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.naming import operator_name
+from backquant.backend_config.numbers import number_text
+from backquant.backend_config.pattern import NormalPattern
+
+__all__ = [
+    "describe_default",
+    "describe_dtype",
+    "describe_dtype_config",
+    "describe_pattern",
+    "mode_of",
+    "operator_label",
+]
+
+
+def operator_label(op: Any) -> str:
+    """A name that is short and still tells modules, functions, and sub-packages apart.
+
+    >>> operator_label(torch.nn.Conv2d), operator_label(torch.nn.functional.relu)
+    ('nn.Conv2d', 'F.relu')
+    >>> operator_label(torch.conv2d), operator_label("view"), operator_label(torch.ops.aten.mm.default)
+    ('torch.conv2d', '.view()', 'aten.mm.default')
+    """
+    name = operator_name(op)
+    for prefix, short in (
+        ("torch.nn.functional.", "F."),
+        ("torch.nn.", "nn."),
+        ("torch.ops.", ""),
+        ("backquant.nn.quantized.", ""),
+        ("backquant.nn.", ""),
+    ):
+        if name.startswith(prefix):
+            return short + name.removeprefix(prefix)
+    return name
+
+
+def describe_pattern(pattern: NormalPattern) -> str:
+    """A sequence with arrows, anything else as nested calls.
+
+    >>> from backquant.backend_config import MatchAllNode, from_reversed, normal_form
+    >>> describe_pattern(normal_form((torch.nn.Conv2d, torch.nn.ReLU)))
+    'nn.Conv2d → nn.ReLU'
+    >>> describe_pattern(from_reversed((torch.add, MatchAllNode, torch.nn.Conv2d)))
+    'torch.add(*, nn.Conv2d)'
+    """
+    if pattern.is_sequential:
+        return " → ".join(operator_label(node.op) for node in pattern.nodes)
+    return _call(pattern, len(pattern.nodes) - 1)
+
+
+def _call(pattern: NormalPattern, index: int) -> str:
+    node = pattern.nodes[index]
+    if node.kind == "literal":
+        return repr(node.op)
+    label = "*" if node.kind == "any" else operator_label(node.op)
+    if node.inputs is None:
+        return label
+    return f"{label.removesuffix('()')}({', '.join(_call(pattern, i) for i in node.inputs)})"
+
+
+def describe_dtype(given: DTypeWithConstraints) -> str:
+    """A dtype with its constraints; ``any`` without a dtype.
+
+    >>> describe_dtype(DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127,
+    ...                                     quant_max_upper_bound=127, scale_min_lower_bound=2**-12))
+    'qint8 [-127, 127], scale ≥ 2**-12'
+    """
+    words = [str(given.dtype).removeprefix("torch.") if given.dtype is not None else "any"]
+    low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
+    if low is not None or high is not None:
+        left = "" if low is None else number_text(low)
+        right = "" if high is None else number_text(high)
+        words[0] += f" [{left or '…'}, {right or '…'}]"
+    if given.scale_min_lower_bound is not None:
+        words.append(f"scale ≥ {number_text(given.scale_min_lower_bound)}")
+    if given.scale_max_upper_bound is not None:
+        words.append(f"scale ≤ {number_text(given.scale_max_upper_bound)}")
+    if given.scale_exact_match is not None:
+        words.append(f"scale = {number_text(given.scale_exact_match)}")
+    if given.zero_point_exact_match is not None:
+        words.append(f"zero point = {given.zero_point_exact_match}")
+    return ", ".join([*words, *_extended(given)])
+
+
+def _extended(given: DTypeWithConstraints) -> list[str]:
+    words = []
+    if given.symmetric is not None:
+        words.append("symmetric" if given.symmetric else "affine")
+    if given.granularity is not None:
+        words.append(given.granularity.replace("_", " ").replace("per ", "per-") + " only")
+    if given.ch_axis is not None:
+        words.append(f"channel axis {given.ch_axis}")
+    if given.power_of_two_scale is not None:
+        words.append("power-of-two scale" if given.power_of_two_scale else "any scale")
+    return words
+
+
+def describe_dtype_config(config: DTypeConfig) -> str:
+    """``input × weight → output``, then bias and what is dynamic.
+
+    >>> describe_dtype_config(DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float))
+    'quint8 × qint8 → quint8, bias float32'
+    >>> describe_dtype_config(DTypeConfig(torch.quint8, torch.float, torch.qint8, is_dynamic=True))
+    'quint8 × qint8 → float32, dynamic'
+    """
+    parts = {
+        role: describe_dtype(getattr(config, f"{role}_dtype_with_constraints"))
+        for role in ("input", "weight", "output")
+    }
+    several = any(", " in text for text in parts.values())
+    shown = {
+        role: f"({text})" if several and ", " in text else text for role, text in parts.items()
+    }
+    left = shown["input"] if shown["weight"] == "any" else f"{shown['input']} × {shown['weight']}"
+    words = [f"{left} → {shown['output']}"]
+    if config.bias_dtype is not None:
+        words.append(f"bias {str(config.bias_dtype).removeprefix('torch.')}")
+    if config.bias_scale is not None:
+        words.append("bias scale = input × weight")
+    if config.is_dynamic is not None:
+        words.append("dynamic" if config.is_dynamic else "not dynamic")
+    return ", ".join(words)
+
+
+def mode_of(config: DTypeConfig) -> str:
+    """How a dtype config quantizes: ``static``, ``dynamic``, ``weight-only``, or ``float``.
+
+    >>> mode_of(DTypeConfig(torch.quint8, torch.quint8)), mode_of(DTypeConfig(is_dynamic=True))
+    ('static', 'dynamic')
+    >>> mode_of(DTypeConfig(torch.float, torch.float, torch.quint8)), mode_of(DTypeConfig(torch.float16))
+    ('weight-only', 'float')
+    """
+    if config.is_dynamic:
+        return "dynamic"
+    if not _is_float(config.input_dtype):
+        return "static"
+    if config.weight_dtype is not None and not _is_float(config.weight_dtype):
+        return "weight-only"
+    return "static" if not _is_float(config.output_dtype) else "float"
+
+
+def _is_float(dtype: torch.dtype | None) -> bool:
+    return dtype is None or dtype.is_floating_point
+
+
+def describe_default(default: QuantDefault) -> str:
+    """One role of tensor by default.
+
+    >>> describe_default(QuantDefault("histogram", dtype=torch.quint8, reduce_range=True))
+    'histogram, quint8, reduced range'
+    """
+    words = [default.observer.replace("_", " ")]
+    if default.dtype is not None:
+        words.append(str(default.dtype).removeprefix("torch."))
+    if default.qscheme is not None:
+        words.append(str(default.qscheme).removeprefix("torch.").replace("_", " "))
+    if default.quant_min is not None:
+        words.append(f"[{default.quant_min}, {default.quant_max}]")
+    if default.reduce_range is not None:
+        words.append("reduced range" if default.reduce_range else "full range")
+    if default.eps is not None:
+        words.append(f"scale ≥ {number_text(default.eps)}")
+    if default.ch_axis is not None:
+        words.append(f"channel axis {default.ch_axis}")
+    if default.averaging_constant is not None:
+        words.append(f"averaging constant {default.averaging_constant}")
+    if default.is_dynamic is not None:
+        words.append("dynamic" if default.is_dynamic else "not dynamic")
+    if default.fake_quantize is not None:
+        words.append(default.fake_quantize.replace("_", " "))
+    return ", ".join(words)

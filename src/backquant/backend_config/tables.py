@@ -1,0 +1,285 @@
+"""Support tables of a backend as text, Markdown and HTML, made from its description.
+
+Dtype configs stand in a legend and have letters; a row names the letters that it admits, first choice
+first. A row is a run of entries that differ in their operators only. Columns:
+
+* ``operators``: patterns in the order in which they are registered;
+* ``modes``: static, dynamic, weight-only, float (see ``describe.mode_of``);
+* ``dtypes``: letters of the legend;
+* ``per_channel``: whether the weight may have one scale per channel;
+* ``fused_as``, ``qat``, ``reference``: the modules that it becomes;
+* ``observation``: where observers stand.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.describe import (
+    describe_default,
+    describe_dtype_config,
+    describe_pattern,
+    mode_of,
+    operator_label,
+)
+from backquant.backend_config.observation import ObservationType
+from backquant.backend_config.pattern_config import BackendPatternConfig
+
+__all__ = [
+    "COLUMNS",
+    "SupportRow",
+    "SupportTable",
+    "default_lines",
+    "html_table",
+    "markdown_table",
+    "support_table",
+    "text_table",
+]
+
+#: Field of ``SupportRow`` → heading.
+COLUMNS = {
+    "operators": "operators",
+    "modes": "quantization",
+    "dtypes": "dtypes",
+    "per_channel": "per channel",
+    "fused_as": "fused as",
+    "qat": "QAT",
+    "reference": "reference",
+    "observation": "output qparams",
+}
+_OBSERVATIONS = {
+    ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT: "own",
+    ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "the input's",
+    ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "not observed",
+}
+_TEXT_COLUMNS = (
+    "operators",
+    "quantization",
+    "dtypes",
+    "per\nchannel",
+    "becomes",
+    "output\nqparams",
+)
+_ROLES = ("activation", "weight", "qat_activation", "qat_weight")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class SupportRow:
+    """One row; every cell is a tuple of lines, empty where nothing applies."""
+
+    operators: tuple[str, ...]
+    modes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    per_channel: tuple[str, ...]
+    fused_as: tuple[str, ...]
+    qat: tuple[str, ...]
+    reference: tuple[str, ...]
+    observation: tuple[str, ...]
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """The cells in the order of ``COLUMNS``; modes and letters on one line each."""
+        for name in COLUMNS:
+            cell = getattr(self, name)
+            yield (", ".join(cell),) if name in ("modes", "dtypes") else cell
+
+
+@dataclass(frozen=True)
+class SupportTable:
+    """``legend``: letter → what it stands for (mode, then ``input × weight → output``)."""
+
+    title: str
+    legend: dict[str, str]
+    rows: tuple[SupportRow, ...]
+
+
+def support_table(config: BackendConfig) -> SupportTable:
+    """The support table as data, rows in the order of the entries.
+
+    >>> import torch
+    >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
+    >>> int8 = DTypeConfig(torch.quint8, torch.quint8)
+    >>> entries = [BackendPatternConfig(op).add_dtype_config(int8) for op in (torch.add, torch.mul)]
+    >>> table = support_table(BackendConfig("mine").set_backend_pattern_configs(entries))
+    >>> table.legend, table.rows[0].operators, table.rows[0].dtypes
+    ({'A': 'static: quint8 → quint8'}, ('torch.add', 'torch.mul'), ('A',))
+    """
+    letters: dict[str, str] = {}
+    rows: list[SupportRow] = []
+    for entry in config.configs:
+        row = _row(entry, letters)
+        if rows and replace(rows[-1], operators=()) == replace(row, operators=()):
+            rows[-1] = replace(row, operators=rows[-1].operators + row.operators)
+        else:
+            rows.append(row)
+    engine = f", engine {config.engine}" if config.engine else ""
+    title = f"{config.name}: {len(config.configs)} patterns{engine}"
+    return SupportTable(title, {letter: text for text, letter in letters.items()}, tuple(rows))
+
+
+def _row(entry: BackendPatternConfig, letters: dict[str, str]) -> SupportRow:
+    """``letters``: text of a dtype config → its letter; extended here."""
+    names = []
+    for config in entry.dtype_configs:
+        text = f"{mode_of(config)}: {describe_dtype_config(config)}"
+        names.append(letters.setdefault(text, _letter(len(letters))))
+    return SupportRow(
+        operators=(describe_pattern(entry.normal_pattern),),
+        modes=tuple(dict.fromkeys(map(mode_of, entry.dtype_configs))),
+        dtypes=tuple(names),
+        per_channel=_per_channel(entry),
+        fused_as=_name(entry.fused_module),
+        qat=_name(entry.qat_module),
+        reference=_name(entry.reference_quantized_module),
+        observation=_observation(entry),
+    )
+
+
+def _letter(index: int) -> str:
+    """A … Z, then A2 … Z2, and so on."""
+    turn, position = divmod(index, len(_LETTERS))
+    return _LETTERS[position] + (str(turn + 1) if turn else "")
+
+
+def _name(module: Any) -> tuple[str, ...]:
+    return () if module is None else (operator_label(module),)
+
+
+def _per_channel(entry: BackendPatternConfig) -> tuple[str, ...]:
+    """What the weight constraints say; unconstrained weights may be quantized per channel."""
+    words: dict[str, None] = {}
+    for config in entry.dtype_configs:
+        weight = config.weight_dtype_with_constraints
+        if weight.dtype is None or weight.dtype.is_floating_point:
+            continue
+        word = {None: "yes", "per_tensor": "no", "per_channel": "only"}[weight.granularity]
+        axis = "" if weight.ch_axis is None else f", axis {weight.ch_axis}"
+        words[word + axis] = None
+    return tuple(words)
+
+
+def _observation(entry: BackendPatternConfig) -> tuple[str, ...]:
+    counts = entry._num_tensor_args_to_observation_type
+    if not counts:
+        return (_OBSERVATIONS[entry.observation_type],)
+    return tuple(
+        f"{count} tensor{'' if count == 1 else 's'}: {_OBSERVATIONS[kind]}"
+        for count, kind in sorted(counts.items())
+    )
+
+
+def default_lines(config: BackendConfig) -> list[str]:
+    """What the backend observes and quantizes with by default; one line per role and override.
+
+    >>> default_lines(BackendConfig("mine"))
+    []
+    """
+    defaults = config.defaults
+    if defaults is None:
+        return []
+    lines = [
+        f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
+        for role in _ROLES
+        if (value := getattr(defaults, role)) is not None
+    ]
+    for override in defaults.overrides:
+        names = ", ".join(operator_label(operator) for operator in override.operators)
+        values = [
+            f"{role.replace('qat_', 'training, ')}: {describe_default(value)}"
+            for role in _ROLES
+            if (value := getattr(override, role)) is not None
+        ]
+        lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
+    return lines
+
+
+def text_table(config: BackendConfig) -> Group:
+    """The table for a terminal, with its legend: something ``rich.print`` shows.
+
+    The modules share one column, ``becomes``, so that it fits into 100 characters.
+
+    >>> from rich.console import Console
+    >>> Console(width=80).print(text_table(BackendConfig("mine")).renderables[0])
+    mine: 0 patterns
+    """
+    support = support_table(config)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in _TEXT_COLUMNS:
+        table.add_column(Text(heading), overflow="fold")
+    for row in support.rows:
+        table.add_row(*(Text("\n".join(cell)) for cell in _text_cells(row)))
+    legend = [Text(f"{letter}  {text}") for letter, text in support.legend.items()]
+    return Group(Text(support.title), *legend, table)
+
+
+def _text_cells(row: SupportRow) -> Iterator[tuple[str, ...]]:
+    modules = (("fused", row.fused_as), ("QAT", row.qat), ("ref.", row.reference))
+    yield row.operators
+    yield row.modes
+    yield (" ".join(row.dtypes),)
+    yield row.per_channel
+    yield tuple(f"{label} {name}" for label, names in modules for name in names)
+    yield row.observation
+
+
+def markdown_table(config: BackendConfig) -> str:
+    """Legend and table in Markdown (GitHub's form), without a heading.
+
+    >>> print(markdown_table(BackendConfig("mine")).splitlines()[0])
+    | operators | quantization | dtypes | per channel | fused as | QAT | reference | output qparams |
+    """
+    support = support_table(config)
+    lines = [f"- **{letter}** {_escape(text)}" for letter, text in support.legend.items()]
+    lines += [""] if lines else []
+    lines += [_markdown_row(COLUMNS.values()), _markdown_row("---" for _ in COLUMNS)]
+    for row in support.rows:
+        lines.append(_markdown_row("<br>".join(map(_escape, cell)) for cell in row.cells()))
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    """Text in which Markdown and HTML find no markup."""
+    escaped = html.escape(text, quote=False)
+    for mark in "\\`*_[]|":
+        escaped = escaped.replace(mark, f"\\{mark}")
+    return " ".join(escaped.split())
+
+
+def html_table(config: BackendConfig) -> str:
+    """Legend and table as an HTML fragment (``<div class="backquant-support">``), texts escaped.
+
+    >>> "&lt;b&gt;" in html_table(BackendConfig("<b>"))
+    True
+    """
+    support = support_table(config)
+    legend = "".join(
+        f"<dt>{html.escape(letter)}</dt><dd>{html.escape(text)}</dd>"
+        for letter, text in support.legend.items()
+    )
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in COLUMNS.values())
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in row.cells()) + "</tr>"
+        for row in support.rows
+    )
+    return (
+        f'<div class="backquant-support">\n<dl>{legend}</dl>\n<table>\n'
+        f"<caption>{html.escape(support.title)}</caption>\n"
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
+    )
+
+
+def _html_cell(lines: tuple[str, ...]) -> str:
+    return "<br>".join(html.escape(line) for line in lines)

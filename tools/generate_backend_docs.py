@@ -1,0 +1,125 @@
+"""Write the files that are made from the package: docs/backends.md and the schema of spec files.
+
+With ``--check`` nothing is written: the exit status is 1 when a file is stale, and the first line that
+differs is shown.
+
+Usage: python tools/generate_backend_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from backquant.backend_config import get_backend_config, list_backends  # noqa: E402
+from backquant.backend_config.files import json_schema  # noqa: E402
+from backquant.backend_config.tables import (  # noqa: E402
+    default_lines,
+    markdown_table,
+    support_table,
+)
+
+COMMAND = "python tools/generate_backend_docs.py"
+INTRODUCTION = f"""\
+# Backends
+
+<!-- Written by `{COMMAND}`; edit the descriptions in src/backquant/backends instead. -->
+
+What each backend quantizes, made from its description. The same in a terminal:
+`backquant show BACKEND`; the differences of two: `backquant diff A B`.
+
+- **operators**: patterns; `a → b` is a sequence, `*` stands for any argument, `.name()` for a method.
+  Longer patterns are tried first, then earlier ones.
+- **dtypes**: letters of the list above the table, `input × weight → output`; the first one that the
+  QConfig satisfies is used. Dynamic: the input is quantized at run time, the result is float.
+- **per channel**: whether the weight may have one scale per channel.
+- **fused as**, **QAT**, **reference**: the modules that the pattern becomes when it is fused, trained
+  quantization-aware, and converted to the reference model.
+- **output qparams**: the output has scale and zero point of its own, or shares the input's.
+"""
+
+
+def files() -> dict[Path, str]:
+    """Every generated file with its content."""
+    schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    package = ROOT / "src" / "backquant" / "backend_config" / "files"
+    return {
+        ROOT / "docs" / "backends.md": backends_page(),
+        package / "schema_v1.json": schema,
+    }
+
+
+def backends_page() -> str:
+    """The page: an overview, then a section per backend of this package."""
+    names = [name for name in list_backends() if _module_file(name) is not None]
+    overview = ["| backend | patterns | modes | engine |", "| --- | --- | --- | --- |"]
+    sections = []
+    for name in names:
+        config = get_backend_config(name)
+        modes = dict.fromkeys(mode for row in support_table(config).rows for mode in row.modes)
+        engine = config.engine or "none: the reference model"
+        count = len(config.configs)
+        overview.append(f"| [{name}](#{name}) | {count} | {', '.join(modes)} | {engine} |")
+        sections.append(section(name))
+    return "\n".join([INTRODUCTION, *overview, "", *sections])
+
+
+def section(name: str) -> str:
+    """One backend: what its module says, its defaults, its table."""
+    config = get_backend_config(name)
+    about = inspect.cleandoc(import_module(f"backquant.backends.{name}").__doc__ or "")
+    parts = [f"## {name}", "", about.split("\n\n")[0], ""]
+    defaults = default_lines(config)
+    if defaults:
+        parts += ["Observed by default with:", ""]
+        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in defaults]
+        parts.append("")
+    return "\n".join([*parts, markdown_table(config)])
+
+
+def _module_file(name: str) -> Path | None:
+    path = ROOT / "src" / "backquant" / "backends" / f"{name}.py"
+    return path if path.exists() else None
+
+
+def difference(path: Path, wanted: str) -> str:
+    """Why ``path`` is stale; empty when it is current."""
+    shown = path.relative_to(ROOT)
+    if not path.exists():
+        return f"{shown} is missing"
+    have = path.read_text(encoding="utf-8").splitlines()
+    want = wanted.splitlines()
+    for number, (old, new) in enumerate(zip(have, want, strict=False), start=1):
+        if old != new:
+            return f"{shown}:{number} is stale:\n  - {old}\n  + {new}"
+    return "" if have == want else f"{shown} has {len(have)} lines, not {len(want)}"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or compare them with what they should be."""
+    unknown = [word for word in arguments if word != "--check"]
+    if unknown:
+        print(__doc__, file=sys.stderr)
+        return 2
+    stale = {path: text for path, text in files().items() if difference(path, text)}
+    if "--check" in arguments:
+        for path, text in stale.items():
+            print(difference(path, text))
+        if stale:
+            print(f"run: {COMMAND}")
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
