@@ -72,7 +72,6 @@ class OnednnConv(PackedKernel):
             c.groups,
             None,
         )
-        self._call = torch.ops.onednn.qconv_pointwise.default
         self._before = (c.x_scale, c.x_zero_point)
         self._after = (
             list(c.stride),
@@ -91,7 +90,7 @@ class OnednnConv(PackedKernel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``."""
         packed = self._packed if self._packed is not None else self._repack()
-        out: torch.Tensor = self._call(
+        out: torch.Tensor = torch.ops.onednn.qconv_pointwise.default(
             x,
             *self._before,
             packed,

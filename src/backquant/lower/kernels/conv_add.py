@@ -60,7 +60,6 @@ class OnednnConvAdd(PackedKernel):
     def _pack(self) -> Any:
         c = self.config
         geometry = (list(c.stride), list(c.padding), list(c.dilation), c.groups)
-        self._call = torch.ops.onednn.qconv2d_pointwise.binary
         self._before = (c.x_scale, c.x_zero_point)
         self._after: tuple[Any, ...] = (
             *geometry,
@@ -95,7 +94,7 @@ class OnednnConvAdd(PackedKernel):
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
         packed = self._packed if self._packed is not None else self._repack()
-        out: torch.Tensor = self._call(
+        out: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(
             x,
             *self._before,
             packed,

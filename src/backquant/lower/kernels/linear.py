@@ -54,7 +54,6 @@ class OnednnLinear(PackedKernel):
 
     def _pack(self) -> Any:
         c = self.config
-        self._call = torch.ops.onednn.qlinear_pointwise.default
         self._before = (c.x_scale, c.x_zero_point)
         self._after = (
             c.out_scale,
@@ -69,7 +68,7 @@ class OnednnLinear(PackedKernel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[..., in]`` to ``[..., out]``."""
         packed = self._packed if self._packed is not None else self._repack()
-        out: torch.Tensor = self._call(
+        out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
             *self._before,
             packed,

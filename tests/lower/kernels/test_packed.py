@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+
+from backquant.errors import ArtifactError
+from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
+from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
+from backquant.lower.kernels.packed import WeightTensors
+
+
+def _tensors(*shape: int) -> WeightTensors:
+    return WeightTensors(
+        torch.randint(-127, 128, shape, dtype=torch.int8),
+        torch.rand(shape[0]) * 0.01 + 0.001,
+        torch.zeros(shape[0], dtype=torch.int64),
+        torch.randn(shape[0]),
+    )
+
+
+def _conv():
+    config = ConvConfig((1, 1), (1, 1), (1, 1), 1, 0.05, 100, 0.3, 120, torch.uint8, "relu")
+    return OnednnConv(config, _tensors(8, 4, 3, 3)), (_input(2, 4, 6, 6),)
+
+
+def _conv_add():
+    config = ConvAddConfig((1, 1), (1, 1), (1, 1), 1, 0.05, 100, 0.2, 9, 0.3, 120, relu=True)
+    return OnednnConvAdd(config, _tensors(8, 4, 3, 3)), (_input(2, 4, 6, 6), _input(2, 8, 6, 6))
+
+
+def _linear():
+    config = LinearConfig(0.05, 100, 0.3, 120, torch.uint8, "hardtanh", (0.0, 3.0))
+    return OnednnLinear(config, _tensors(8, 4)), (_input(5, 4),)
+
+
+def _input(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+@pytest.fixture(params=[_conv, _conv_add, _linear])
+def case(request):
+    kernel, inputs = request.param()
+    return kernel, inputs, kernel(*inputs)
+
+
+def test_nothing_packed_is_stored(case):
+    kernel, _, _ = case
+    assert set(kernel.state_dict()) == {"weight", "weight_scale", "weight_zero_point", "bias"}
+    assert kernel.state_dict()["weight"].dtype is torch.int8
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))])
+def test_a_copy_computes_the_same_and_shares_nothing(case, way):
+    kernel, inputs, expected = case
+    other = way(kernel)
+    assert torch.equal(other(*inputs), expected)
+    other.bias.add_(100)
+    assert torch.equal(kernel(*inputs), expected)
+    assert other.training == kernel.training
+
+
+def test_a_loaded_weight_is_used(case):
+    kernel, inputs, expected = case
+    other = copy.deepcopy(kernel)
+    changed = {key: value.clone() for key, value in kernel.state_dict().items()}
+    changed["weight"] = -changed["weight"]
+    other.load_state_dict(changed)
+    assert not torch.equal(other(*inputs), expected)
+    other.load_state_dict(kernel.state_dict())
+    assert torch.equal(other(*inputs), expected)
+
+
+def test_casting_a_model_leaves_the_kernel_as_it_is(case):
+    kernel, inputs, expected = case
+    other = copy.deepcopy(kernel)
+    assert torch.equal(other.double()(*inputs), expected)
+    assert torch.equal(other.to("cpu")(*inputs), expected)
+
+
+def test_it_is_rebuilt_from_json_and_tensors(case):
+    kernel, inputs, expected = case
+    config = json.loads(json.dumps(kernel.artifact_config()))
+    other = type(kernel).from_artifact(config, dict(kernel.named_buffers()))
+    assert other.config == kernel.config
+    assert torch.equal(other(*inputs), expected)
+
+
+def test_a_missing_tensor_is_named(case):
+    kernel, _, _ = case
+    with pytest.raises(ArtifactError, match="weight_scale"):
+        type(kernel).from_artifact(kernel.artifact_config(), {"weight": kernel.weight})
+
+
+def test_a_kernel_without_bias(case):
+    kernel, inputs, _ = case
+    tensors = WeightTensors(kernel.weight, kernel.weight_scale, kernel.weight_zero_point, None)
+    bare = type(kernel)(kernel.config, tensors)
+    kernel.bias.zero_()
+    assert torch.equal(bare(*inputs), kernel(*inputs))
+    assert torch.equal(copy.deepcopy(bare)(*inputs), bare(*inputs))
