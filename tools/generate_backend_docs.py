@@ -41,7 +41,7 @@ What each backend quantizes, made from its description. The same in a terminal:
 - **per channel**: whether the weight may have one scale per channel.
 - **fused as**, **QAT**, **reference**: the modules that the pattern becomes when it is fused, trained
   quantization-aware, and converted to the reference model.
-- **output qparams**: the output has scale and zero point of its own, or shares the input's.
+- **output qparams**: the output has scale and zero point of its own, shares the input's, or none.
 """
 
 

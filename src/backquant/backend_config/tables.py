@@ -58,17 +58,18 @@ COLUMNS = {
 }
 _OBSERVATIONS = {
     ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT: "own",
-    ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "the input's",
-    ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "not observed",
+    ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "shared",
+    ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "none",
 }
-_TEXT_COLUMNS = (
-    "operators",
-    "quantization",
-    "dtypes",
-    "per\nchannel",
-    "becomes",
-    "output\nqparams",
-)
+#: Heading → least width, for terminals.
+_TEXT_COLUMNS = {
+    "operators": 30,
+    "quantization": 11,
+    "dtypes": 6,
+    "per\nchannel": 7,
+    "becomes": 26,
+    "output\nqparams": 9,
+}
 _ROLES = ("activation", "weight", "qat_activation", "qat_weight")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -213,8 +214,8 @@ def text_table(config: BackendConfig) -> Group:
     """
     support = support_table(config)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in _TEXT_COLUMNS:
-        table.add_column(Text(heading), overflow="fold")
+    for heading, width in _TEXT_COLUMNS.items():
+        table.add_column(Text(heading), overflow="fold", min_width=width)
     for row in support.rows:
         table.add_row(*(Text("\n".join(cell)) for cell in _text_cells(row)))
     legend = [Text(f"{letter}  {text}") for letter, text in support.legend.items()]

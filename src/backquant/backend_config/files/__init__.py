@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+from backquant.backend_config.files.findings import check_file
 from backquant.backend_config.files.problems import Problem, SpecFileError
 from backquant.backend_config.files.schema import json_schema
 from backquant.backend_config.files.store import (
@@ -20,6 +21,7 @@ from backquant.backend_config.files.store import (
 __all__ = [
     "Problem",
     "SpecFileError",
+    "check_file",
     "dumps",
     "json_schema",
     "load_file",
