@@ -80,7 +80,7 @@ def _open(
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist", where=str(path), fix="check the path")
     try:
-        with safe_open(str(path), framework="pt") as stream:  # type: ignore[no-untyped-call]
+        with safe_open(str(path), framework="pt") as stream:
             document = _check_metadata(path, stream.metadata())
             keys = stream.keys() if names is None else names
             return document, {key: stream.get_tensor(key) for key in keys}

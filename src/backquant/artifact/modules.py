@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -21,6 +21,19 @@ from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 
 __all__ = ["decode_module", "encode_module"]
+
+
+@runtime_checkable
+class _Storable(Protocol):
+    """A module that says itself what it needs."""
+
+    def artifact_config(self) -> dict[str, Any]:
+        """JSON-able configuration."""
+
+    @classmethod
+    def from_artifact(cls, config: dict[str, Any], tensors: dict[str, Any]) -> nn.Module:
+        """The module again, from its configuration and its parameters and buffers by name."""
+
 
 _INTERNAL = frozenset(nn.Module().__dict__)
 _HOOKS = tuple(name for name in _INTERNAL if name.endswith("_hooks"))
@@ -44,7 +57,7 @@ def encode_module(module: nn.Module, encoder: Encoder, path: str) -> dict[str, A
     else:
         entry["class"] = cls
     entry["tensors"] = _encode_tensors(module, encoder, path)
-    if hasattr(module, "artifact_config"):
+    if isinstance(module, _Storable):
         entry["config"] = encoder.encode(module.artifact_config(), path)
         return entry
     if "class" in entry:
@@ -97,7 +110,7 @@ def decode_module(entry: dict[str, Any], decoder: Decoder, allow: Sequence[str] 
             for kind in ("parameters", "buffers")
             for name, value in entry["tensors"].get(kind, {}).items()
         }
-        module: nn.Module = cls.from_artifact(decoder.decode(entry["config"]), tensors)  # type: ignore[attr-defined]
+        module: nn.Module = cls.from_artifact(decoder.decode(entry["config"]), tensors)
         return module.train(entry["training"])
     cls = nn.Module if "graph" in entry else _module_class(entry["class"], allow)
     module = cls.__new__(cls)
@@ -108,7 +121,7 @@ def decode_module(entry: dict[str, Any], decoder: Decoder, allow: Sequence[str] 
     for name, child in entry.get("children", {}).items():
         module._modules[name] = decode_module(child, decoder, allow)
     if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()  # type: ignore[no-untyped-call]
+        module._init_flat_weights()
     module.training = entry["training"]
     if "graph" not in entry:
         return module

@@ -1,0 +1,50 @@
+"""backquant: quantization for PyTorch, driven by a declarative description of the backend.
+
+    quantized = backquant.quantize(model, example_inputs, backend="x86", calibration=loader)
+    report = backquant.explain(model, example_inputs, backend="qnnpack")
+    backquant.save(quantized, "model.bq")
+
+Every public name of the rooms below is importable from here; a room is imported when one of its
+names is first asked for, so that ``import backquant`` itself costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backquant.api import *
+    from backquant.artifact import *
+    from backquant.backend_config import *
+    from backquant.errors import *
+    from backquant.observe import *
+    from backquant.qconfig import *
+
+__version__ = "0.1.0"
+
+_ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "api")
+
+
+def __getattr__(name: str) -> Any:
+    """The public name ``name`` of the first room that has it."""
+    if not name.startswith("_") and name not in _ROOMS:
+        for room in _ROOMS:
+            module = importlib.import_module(f"backquant.{room}")
+            if name in module.__all__:
+                value = getattr(module, name)
+                globals()[name] = value
+                return value
+    try:
+        return importlib.import_module(f"backquant.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"backquant.{name}":
+            raise
+    raise AttributeError(f"module 'backquant' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names = {"__version__", *_ROOMS}
+    for room in _ROOMS:
+        names.update(importlib.import_module(f"backquant.{room}").__all__)
+    return sorted(names)

@@ -1,0 +1,15 @@
+"""The calls that compose the steps: one call from a model to a quantized one, and the steps by name."""
+
+from __future__ import annotations
+
+from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from backquant.api.one_call import explain, quantize
+
+__all__ = [
+    "convert_fx",
+    "convert_to_reference_fx",
+    "explain",
+    "fuse_fx",
+    "prepare_fx",
+    "quantize",
+]

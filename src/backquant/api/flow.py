@@ -1,0 +1,148 @@
+"""The steps under the names and signatures that they have in ``torch.ao.quantization``."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.api.lowering import quantized_model
+from backquant.api.steps import fused_graph, planned
+from backquant.backend_config import BackendConfig, get_native_backend_config
+from backquant.convert import convert_to_reference, reference_state
+from backquant.errors import UsageError
+from backquant.graph import check_inputs
+from backquant.lower import QuantizedModel, engine_info
+from backquant.match import Plan
+from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
+from backquant.qconfig import FuseCustomConfig, PrepareCustomConfig, QConfigMapping
+
+__all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
+
+_SHOWN = 10
+
+
+def _backend(config: BackendConfig | dict[str, Any] | None) -> BackendConfig:
+    if config is None:
+        return get_native_backend_config()
+    return BackendConfig.from_dict(config) if isinstance(config, dict) else config
+
+
+def fuse_fx(
+    model: nn.Module,
+    fuse_custom_config: FuseCustomConfig | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+) -> fx.GraphModule:
+    """Capture ``model`` and fuse what the backend fuses (convolution with batch norm and ReLU, …).
+
+    The model must be in evaluation mode, and is not changed. Default backend: native.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()).eval()
+    >>> [type(module).__name__ for module in fuse_fx(model).children()]
+    ['ConvReLU2d']
+    """
+    custom = PrepareCustomConfig()
+    if fuse_custom_config is not None:
+        custom.set_preserved_attributes(fuse_custom_config.preserved_attributes)
+    return fused_graph(model, _backend(backend_config), custom)[0].module
+
+
+def prepare_fx(  # size: PyTorch's signature
+    model: nn.Module,
+    qconfig_mapping: QConfigMapping | dict[str, Any],
+    example_inputs: Any,
+    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
+    _equalization_config: Any = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+) -> PreparedModule:
+    """Fuse ``model`` and insert observers, ready for calibration: call the result on data.
+
+    As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons.
+    The model is not changed. Default backend: native.
+
+    Raises:
+        CaptureError, InputError: as in ``quantize``.
+        UsageError: an equalization config, which is not supported.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> model = nn.Sequential(nn.Linear(4, 4)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
+    >>> _ = prepared(torch.randn(16, 4))
+    >>> convert_fx(prepared)(torch.zeros(2, 4)).shape
+    torch.Size([2, 4])
+    """
+    if _equalization_config is not None:
+        raise UsageError("_equalization_config is not supported", where="prepare_fx")
+    if isinstance(qconfig_mapping, dict):
+        qconfig_mapping = QConfigMapping.from_dict(qconfig_mapping)
+    if isinstance(prepare_custom_config, dict):
+        prepare_custom_config = PrepareCustomConfig.from_dict(prepare_custom_config)
+    backend = _backend(backend_config)
+    check_inputs(model, example_inputs)
+    step = planned(model, backend, qconfig_mapping, prepare_custom_config)
+    prepared = insert_observers(
+        step.module,
+        step.plan,
+        backend,
+        qconfig_mapping,
+        origin=Origin(step.fused.scopes, step.fused.provenance),
+        custom=prepare_custom_config,
+    )
+    _warn_of_skipped(prepared_state(prepared).plan)
+    return prepared
+
+
+def _warn_of_skipped(plan: Plan) -> None:
+    """One warning for all operators that a QConfig asked for and the backend refused."""
+    refused = [
+        decision
+        for decision in plan.decisions.values()
+        if decision.rule is not None
+        and decision.reasons
+        and decision.match is not None
+        and not decision.quantized
+        and decision.asked_activation is not None
+    ]
+    if not refused:
+        return
+    lines = [str(decision) for decision in refused[:_SHOWN]]
+    if len(refused) > _SHOWN:
+        lines.append(f"… and {len(refused) - _SHOWN} more")
+    warnings.warn(
+        f"{len(refused)} operators stay float on {plan.backend}:\n" + "\n".join(lines), stacklevel=3
+    )
+
+
+def convert_to_reference_fx(
+    graph_module: fx.GraphModule, *, dialect: str = "quantized_tensor"
+) -> fx.GraphModule:
+    """The reference model: float operators between quantize and dequantize, integer weights.
+
+    Args:
+        graph_module: from ``prepare_fx``, calibrated; it is not changed.
+        dialect: ``"quantized_tensor"`` keeps PyTorch's quantize and dequantize calls;
+            ``"decomposed"`` has plain integer tensors.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> model = nn.Sequential(nn.Linear(4, 4)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
+    >>> _ = prepared(torch.randn(16, 4))
+    >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
+    torch.int8
+    """
+    return convert_to_reference(graph_module, dialect=dialect)
+
+
+def convert_fx(graph_module: fx.GraphModule) -> QuantizedModel:
+    """The quantized model of a calibrated one, on the integer kernels of its backend's engine.
+
+    ``graph_module`` comes from ``prepare_fx`` and is not changed. A backend without an engine gives
+    the reference model.
+    """
+    reference = convert_to_reference(graph_module)
+    engine = reference_state(reference).backend_config.engine
+    return quantized_model(reference, None if engine is None else engine_info(engine))

@@ -1,0 +1,183 @@
+"""``save``, ``load`` and ``describe``: what a quantized model's file holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+import backquant
+from backquant.artifact.file import read_document, read_file, write_file
+from backquant.artifact.modules import decode_module, encode_module
+from backquant.artifact.tensors import TensorReader, TensorWriter
+from backquant.artifact.values import Decoder, Encoder
+from backquant.backend_config import BackendConfig, files
+from backquant.errors import ArtifactError, UsageError
+from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_info
+from backquant.match.plan import Plan, Reason
+from backquant.report.model import Report
+from backquant.report.text import renderable
+
+__all__ = ["Description", "describe", "load", "save"]
+
+
+def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> None:
+    """Write a quantized model to one file: tensors, graph, spec, plan, qparams, engine, report.
+
+    The file is a safetensors file with a JSON document in its metadata; it holds no pickle, and is
+    written under a temporary name first.
+
+    Args:
+        model: from ``quantize`` or ``convert_fx``.
+        path: the file; its folder must exist.
+        allow: packages besides torch and backquant whose classes and functions may be named in it;
+            ``load`` must then allow them too.
+
+    Raises:
+        ArtifactError: the model holds something that cannot be stored (named), or no such folder.
+
+    >>> import tempfile
+    >>> model = backquant.quantize(torch.nn.Linear(4, 4), calibration=[torch.randn(8, 4)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(model, f"{folder}/model.bq")
+    ...     loaded = load(f"{folder}/model.bq")
+    >>> x = torch.randn(2, 4)
+    >>> torch.equal(loaded(x), model(x))
+    True
+    """
+    if not isinstance(model, QuantizedModel):
+        raise UsageError(
+            f"{type(model).__name__} is not a quantized model",
+            where="backquant.save",
+            fix="backquant.save(backquant.quantize(model, ...), path)",
+        )
+    writer = TensorWriter()
+    encoder = Encoder(writer.add, allow)
+    document = {
+        "versions": {"backquant": backquant.__version__, "torch": torch.__version__},
+        "engine": None if model.engine is None else model.engine.to_dict(),
+        "kernels": [{**asdict(use), "dtype": str(use.dtype)[6:]} for use in model.kernels],
+        "left_in_float": [asdict(reason) for reason in model.left_in_float],
+        "backend": _spec(model.backend_config),
+        "plan": model.plan.to_dict(),
+        "report": None if model.report is None else model.report.to_dict(),
+        "model": encode_module(model.graph_module, encoder, ""),
+        "formats": writer.formats,
+    }
+    write_file(path, document, writer.tensors)
+
+
+def _spec(config: BackendConfig) -> dict[str, str]:
+    """The description as JSON text; one that names callables without an import path, by name only."""
+    try:
+        return {"name": config.name, "spec": files.dumps(config, "json")}
+    except ValueError as error:
+        return {"name": config.name, "unstored": str(error)}
+
+
+def load(path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> QuantizedModel:
+    """Read back what ``save`` wrote. The model's own code is not needed.
+
+    Args:
+        path: the file.
+        allow: packages besides torch and backquant that the file may name classes from.
+
+    Raises:
+        ArtifactError: no such file, not one of ours, truncated, or written by a newer version.
+        EngineError: this build or CPU lacks the engine that the model was lowered to.
+    """
+    document, tensors = read_file(path)
+    engine = _engine(document)
+    decoder = Decoder(TensorReader(tensors, document["formats"]).get, allow=allow)
+    graph_module = decode_module(document["model"], decoder, allow)
+    assert isinstance(graph_module, torch.fx.GraphModule)
+    model = QuantizedModel(
+        graph_module,
+        plan=Plan.from_dict(document["plan"]),
+        backend_config=_config(document["backend"], allow),
+        engine=engine,
+        kernels=[_kernel(use) for use in document["kernels"]],
+        left_in_float=[Reason(**reason) for reason in document["left_in_float"]],
+    )
+    model.report = None if document["report"] is None else Report.from_dict(document["report"])
+    return model
+
+
+def _engine(document: dict[str, Any]) -> EngineInfo | None:
+    """The engine on this machine, checked against the one that the file was made for."""
+    if document["engine"] is None:
+        return None
+    made_for = EngineInfo.from_dict(document["engine"])
+    here = engine_info(made_for.name)
+    if made_for.wide_accumulation and not here.wide_accumulation:
+        raise ArtifactError(
+            f"the model was made for {made_for.describe()}, where 8-bit products are summed in 32 "
+            f"bits; on {here.describe()} they would saturate silently",
+            where="engine",
+            fix="quantize again on this machine",
+        )
+    return here
+
+
+def _config(stored: dict[str, str], allow: Sequence[str]) -> BackendConfig:
+    if "spec" not in stored:
+        return BackendConfig(stored["name"])
+    return files.loads(stored["spec"], "json", allow=tuple(allow))
+
+
+def _kernel(stored: dict[str, Any]) -> KernelUse:
+    dtype = getattr(torch, stored["dtype"])
+    return KernelUse(tuple(stored["nodes"]), stored["kernel"], dtype, stored["engine"])
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file says about itself; made without reading a tensor."""
+
+    path: str
+    versions: dict[str, str]
+    engine: EngineInfo | None
+    backend: str
+    kernels: dict[str, int]
+    report: Report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-able data."""
+        return {
+            "path": self.path,
+            "versions": self.versions,
+            "engine": None if self.engine is None else self.engine.to_dict(),
+            "backend": self.backend,
+            "kernels": self.kernels,
+            "report": self.report.to_dict(),
+        }
+
+    def renderable(self) -> RenderableType:
+        """What a person reads on a terminal."""
+        engine = "reference model" if self.engine is None else self.engine.describe()
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        lines = [f"{self.path}: {self.backend} on {engine}, written by {versions}"]
+        lines += [f"  {count:4d} × {kernel}" for kernel, count in self.kernels.items()]
+        return Group(Text("\n".join(lines)), Text(""), renderable(self.report))
+
+
+def describe(path: str | os.PathLike[str]) -> Description:
+    """What the file at ``path`` holds. Raises ``ArtifactError`` as ``load`` does."""
+    document = read_document(path)
+    kernels: dict[str, int] = {}
+    for use in document["kernels"]:
+        kernels[use["kernel"]] = kernels.get(use["kernel"], 0) + 1
+    stored = document["report"]
+    return Description(
+        path=str(path),
+        versions=document["versions"],
+        engine=None if document["engine"] is None else EngineInfo.from_dict(document["engine"]),
+        backend=document["backend"]["name"],
+        kernels=dict(sorted(kernels.items(), key=lambda item: -item[1])),
+        report=Report(document["backend"]["name"]) if stored is None else Report.from_dict(stored),
+    )
