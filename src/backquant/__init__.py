@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from backquant.version import __version__
+
 if TYPE_CHECKING:
     from backquant.api import *
     from backquant.artifact import *
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from backquant.observe import *
     from backquant.qconfig import *
 
-__version__ = "0.1.0"
+__all__ = ["__version__"]  # and what the rooms have: see __dir__
 
 _ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "api")
 

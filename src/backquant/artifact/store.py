@@ -11,7 +11,6 @@ import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-import backquant
 from backquant.artifact.file import read_document, read_file, write_file
 from backquant.artifact.modules import decode_module, encode_module
 from backquant.artifact.tensors import TensorReader, TensorWriter
@@ -22,6 +21,7 @@ from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_info
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
 from backquant.report.text import renderable
+from backquant.version import __version__
 
 __all__ = ["Description", "describe", "load", "save"]
 
@@ -42,6 +42,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         ArtifactError: the model holds something that cannot be stored (named), or no such folder.
 
     >>> import tempfile
+    >>> import backquant
     >>> model = backquant.quantize(torch.nn.Linear(4, 4), calibration=[torch.randn(8, 4)])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(model, f"{folder}/model.bq")
@@ -59,7 +60,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
     writer = TensorWriter()
     encoder = Encoder(writer.add, allow)
     document = {
-        "versions": {"backquant": backquant.__version__, "torch": torch.__version__},
+        "versions": {"backquant": __version__, "torch": torch.__version__},
         "engine": None if model.engine is None else model.engine.to_dict(),
         "kernels": [{**asdict(use), "dtype": str(use.dtype)[6:]} for use in model.kernels],
         "left_in_float": [asdict(reason) for reason in model.left_in_float],
