@@ -118,7 +118,7 @@ class SqueezeExciteCNN(nn.Module):
         x = self.stem(x)
         x = x * self.gate(self.excite(self.squeeze(self.pool(x))))
         x = self.fc(torch.flatten(self.pool(x), 1))
-        return torch.tanh(x), torch.sigmoid(x) * 0.5
+        return torch.tanh(x), torch.sigmoid(x).unsqueeze(1)
 
 
 class MLP(nn.Module):

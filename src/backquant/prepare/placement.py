@@ -215,6 +215,8 @@ class Placement:
             return
         partners = self._apart_from_fixed(anchor, match, partners)
         output = self._observe_output(anchor, spec)
+        if self._probe_of(partners[0]).fixed and self._is_arithmetic(match):
+            return
         for other in (*partners[1:], output.name):
             self._groups.unite(partners[0], other)
 
@@ -262,6 +264,12 @@ class Placement:
                 draft.readers.append(anchor.name)
                 apart[name] = draft.name
         return [apart.get(name, name) for name in partners]
+
+    def _is_arithmetic(self, match: Match) -> bool:
+        """An operator whose observation depends on how many of its arguments are tensors."""
+        return match.entry >= 0 and bool(
+            self._entries[match.entry]._num_tensor_args_to_observation_type
+        )
 
     def _refuse(self, match: Match) -> None:
         decision = self._plan.decisions[match.anchor]

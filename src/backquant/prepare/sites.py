@@ -17,8 +17,11 @@ Rules (PyTorch's, with the differences that are marked)
 6. If an argument has no observer to share, the output's is dropped and the match stays float.
    *Different:* PyTorch then searches up the graph through any operator, and may adopt the observer of
    an unrelated value (``conv -> sin -> reshape``: the sine would get the convolution's scale).
-7. Fixed qparams are never shared with a measured range. *Different:* in PyTorch the entries of
-   ``cat([sigmoid(x), y])`` all get the sigmoid's [0, 1). Here the fixed value is observed once more.
+7. Fixed qparams hold for the operator's output and for what only rearranges it.
+   *Different, three times:* in PyTorch the entries of ``cat([sigmoid(x), y])`` all get the sigmoid's
+   [0, 1); here the fixed value is observed once more. ``sigmoid(x) * 2`` is clipped to [0, 1), too;
+   here arithmetic on a fixed range observes its result. And an input of ``sigmoid`` that needs an
+   observer gets one of [0, 1); here it is measured.
 8. Values that are no float tensors (shapes, indices, masks) are never observed; neither are inputs
    and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
 """
