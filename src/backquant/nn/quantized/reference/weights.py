@@ -133,6 +133,12 @@ def _read_scale(
     zero_dtype = torch.float32 if qscheme == torch.per_channel_affine_float_qparams else torch.int64
     scale = torch.as_tensor(_required(qparams, "scale"), dtype=torch.float32, device=device)
     zero_point = torch.as_tensor(_required(qparams, "zero_point"), dtype=zero_dtype, device=device)
+    if not scale.is_meta and not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ConfigError(
+            "scales must be positive and finite",
+            where=f"weight_qparams['scale'], smallest {scale.min().item()}",
+            fix="observe a weight without NaN or infinity, with an observer whose eps is above 0",
+        )
     if qscheme in _PER_TENSOR:
         if scale.numel() != 1 or zero_point.numel() != 1:
             raise ConfigError(
