@@ -44,9 +44,7 @@ class InvertedResidual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expand = nn.Sequential(
-            nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()
-        )
+        self.expand = nn.Sequential(nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
         self.depthwise = nn.Sequential(
             nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.ReLU6()
         )
@@ -68,7 +66,7 @@ class Dense(nn.Module):
 
     def forward(self, x):
         features = [x]
-        for norm, conv in zip(self.norms, self.convs):
+        for norm, conv in zip(self.norms, self.convs, strict=True):
             features.append(conv(F.relu(norm(torch.cat(features, 1)))))
         return self.pool(torch.cat(features, dim=1))
 
@@ -95,8 +93,17 @@ class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 8), nn.GELU(), nn.Tanh(),
-            nn.Linear(8, 8), nn.LeakyReLU(), nn.LayerNorm(8), nn.Linear(8, 2), nn.Sigmoid(),
+            nn.Linear(6, 8),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(8, 8),
+            nn.GELU(),
+            nn.Tanh(),
+            nn.Linear(8, 8),
+            nn.LeakyReLU(),
+            nn.LayerNorm(8),
+            nn.Linear(8, 2),
+            nn.Sigmoid(),
         )
 
     def forward(self, x):

@@ -44,9 +44,7 @@ def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamesp
     fused, scopes, provenance = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    decided = plan(
-        fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions
-    )
+    decided = plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
     return SimpleNamespace(
         captured=captured, fused=fused, plan=decided, backend=backend, provenance=provenance
     )
@@ -78,7 +76,5 @@ def test_decisions_equal(
         for match in found.plan.matches
         for name in match.nodes
     } == expected.matches
-    quantized = {
-        name for name, d in found.plan.decisions.items() if d.outcome is Outcome.QUANTIZED
-    }
+    quantized = {name for name, d in found.plan.decisions.items() if d.outcome is Outcome.QUANTIZED}
     assert quantized == expected.observed

@@ -11,7 +11,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
 from backquant.fuse.modules import fuser_arguments
-from backquant.graph import GraphIndex, Provenance, Scope, set_module, verify
+from backquant.graph import GraphIndex, Provenance, Scope, verify
 from backquant.match.plan import Fusion
 
 __all__ = ["Fused", "apply_fusion"]
@@ -153,9 +153,7 @@ def _unused(path: str, number: int, taken: set[str]) -> str:
     return f"{path}_{number}"
 
 
-def _copy_graph(
-    graph: GraphIndex, fusions: tuple[Fusion, ...], provenance: Provenance
-) -> fx.Graph:
+def _copy_graph(graph: GraphIndex, fusions: tuple[Fusion, ...], provenance: Provenance) -> fx.Graph:
     """The graph with each fusion's root in the place of its anchor, and the other nodes gone."""
     by_anchor = {fusion.anchor: fusion for fusion in fusions}
     gone = {name for fusion in fusions for name in fusion.nodes}

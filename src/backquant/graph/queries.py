@@ -146,10 +146,7 @@ _KNOWN_ARGUMENTS: dict[str, dict[Any, Callable[[fx.Node], range]]] = {
     "size": {int: lambda node: range(1, min(2, len(node.args)))},
     "unsqueeze": {int: lambda node: range(1, min(2, len(node.args)))},
     "unsqueeze_": {int: lambda node: range(1, min(2, len(node.args)))},
-    **{
-        name: {int: _after_first}
-        for name in ("permute", "repeat", "reshape", "transpose", "view")
-    },
+    **{name: {int: _after_first} for name in ("permute", "repeat", "reshape", "transpose", "view")},
 }
 
 

@@ -81,9 +81,7 @@ class ModuleTracer(fx.Tracer):
         return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return (
-            module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
-        )
+        return module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
 
     def call_module(
         self,

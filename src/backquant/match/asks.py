@@ -73,7 +73,7 @@ def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
         is_dynamic=bool(getattr(made, "is_dynamic", False)),
         ch_axis=_axis(measured),
         scale=_number(measured.scale) if fixed else None,
-        zero_point=int(measured.zero_point) if fixed else None,
+        zero_point=_whole(measured.zero_point) if fixed else None,
         is_fake_quantize=is_fake_quantize(made),
         spelled=factory.__name__ if isinstance(factory, type) else repr(factory),
     )
@@ -87,6 +87,11 @@ def _measuring(made: nn.Module) -> nn.Module:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float, torch.Tensor)) else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def _axis(measured: nn.Module) -> int | None:

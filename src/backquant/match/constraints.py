@@ -47,15 +47,12 @@ def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     >>> refusal = dtype_matches(TensorAsk(torch.uint8, "MinMaxObserver"),
     ...                         DTypeWithConstraints(torch.quint8))
     >>> refusal.rule, refusal.admitted
-    ('dtype-token', 'the token quint8 (the same storage under another name)')
+    ('dtype-token', 'quint8')
     """
     if demand.dtype is None or ask.dtype == demand.dtype:
         return None
-    wanted = dtype_name(demand.dtype)
-    if _storage(ask.dtype) == _storage(demand.dtype):
-        text = f"the token {wanted} (the same storage under another name)"
-        return Refusal("dtype-token", dtype_name(ask.dtype), text)
-    return Refusal("dtype", dtype_name(ask.dtype), wanted)
+    rule = "dtype-token" if _storage(ask.dtype) == _storage(demand.dtype) else "dtype"
+    return Refusal(rule, dtype_name(ask.dtype), dtype_name(demand.dtype))
 
 
 def _storage(dtype: torch.dtype) -> torch.dtype:
@@ -197,7 +194,9 @@ def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     """
     if demand.ch_axis is None or not ask.is_per_channel or ask.ch_axis == demand.ch_axis:
         return None
-    return Refusal("ch-axis", f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}")
+    return Refusal(
+        "ch-axis", f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}"
+    )
 
 
 def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -209,7 +208,9 @@ def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     """
     if not demand.power_of_two_scale or ask.scale is None or is_power_of_two(ask.scale):
         return None
-    return Refusal("power-of-two-scale", f"scale {number(ask.scale)}", "scale that is a power of two")
+    return Refusal(
+        "power-of-two-scale", f"scale {number(ask.scale)}", "scale that is a power of two"
+    )
 
 
 def is_power_of_two(scale: float) -> bool:
@@ -308,6 +309,4 @@ def asked_text(ask: TensorAsk) -> str:
     text = dtype_name(ask.dtype)
     if ask.quant_min is not None or ask.quant_max is not None:
         text += f" {_interval(ask.quant_min, ask.quant_max)}"
-    if ask.is_dynamic:
-        text += ", dynamic"
     return text

@@ -72,9 +72,10 @@ def _activation_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
     if demand.dtype is None:
         demand = config.output_dtype_with_constraints
     dynamic = bool(config.is_dynamic)
-    fits = ask is not None and ask.is_dynamic == dynamic and not check_tensor(ask, demand)
-    if fits and (dynamic or not check_tensor(ask, config.output_dtype_with_constraints)):
-        return ask.spelled
+    if ask is not None and ask.is_dynamic == dynamic and not check_tensor(ask, demand):
+        output = DTypeWithConstraints() if dynamic else config.output_dtype_with_constraints
+        if not check_tensor(ask, output):
+            return ask.spelled
     if demand.dtype is None:
         return _spelled(ask)
     if dynamic:
@@ -96,7 +97,9 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
         return first
     low = [b for b in (first.quant_min_lower_bound, second.quant_min_lower_bound) if b is not None]
     high = [b for b in (first.quant_max_upper_bound, second.quant_max_upper_bound) if b is not None]
-    scale = [b for b in (first.scale_min_lower_bound, second.scale_min_lower_bound) if b is not None]
+    scale = [
+        b for b in (first.scale_min_lower_bound, second.scale_min_lower_bound) if b is not None
+    ]
     values = {**first.to_dict(), **second.to_dict()}
     values["quant_min_lower_bound"] = max(low, default=None)
     values["quant_max_upper_bound"] = min(high, default=None)
@@ -146,9 +149,7 @@ def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> str:
     return code
 
 
-def _wants_channels(
-    demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool
-) -> bool:
+def _wants_channels(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool) -> bool:
     if demand.granularity is not None:
         return demand.granularity == "per_channel"
     if weight and demand.dtype in _ROW_WISE:

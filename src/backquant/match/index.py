@@ -30,7 +30,7 @@ def key_of(node: PatternNode) -> OperatorKey | None:
     >>> key_of(normal_form(torch.add).anchor) == OperatorKey("function", torch.add)
     True
     """
-    if node.kind in ("any", "literal"):
+    if node.kind == "any" or node.kind == "literal":  # noqa: PLR1714  (narrows the type)
         return None
     return OperatorKey(node.kind, node.op)
 
@@ -52,7 +52,7 @@ class PatternIndex:
     def __init__(
         self,
         backend_config: BackendConfig,
-        accepts: Callable[[BackendPatternConfig], bool] = lambda config: True,
+        accepts: Callable[[BackendPatternConfig], bool] = lambda _: True,
     ) -> None:
         entries = [
             (entry, config, pattern)

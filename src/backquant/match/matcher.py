@@ -63,7 +63,7 @@ class Matcher:
         self,
         graph: GraphIndex,
         patterns: PatternIndex,
-        accepts: Callable[[Found], bool] = lambda found: True,
+        accepts: Callable[[Found], bool] = lambda _: True,
     ) -> None:
         self._graph = graph
         self._patterns = patterns

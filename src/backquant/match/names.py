@@ -14,23 +14,21 @@ from backquant.backend_config.pattern import NormalPattern
 
 __all__ = ["did_you_mean", "dtype_name", "number", "op_name", "pattern_text"]
 
-_MARKED = ("qat", "dynamic")
-
-
-@lru_cache(maxsize=4096)
 def op_name(op: Any) -> str:
     """``Conv2d``, ``torch.add``, ``F.relu``, ``.view()``; QAT classes with their package.
 
     >>> op_name(torch.nn.Conv2d), op_name(torch.add), op_name("view")
     ('Conv2d', 'torch.add', '.view()')
     """
-    name = short_name(op)
-    if isinstance(op, type):
-        name = op.__name__
-        parts = op.__module__.split(".")
-        if "qat" in parts and "nn" in parts:
-            return "qat." + name
-    return name
+    return _cached_name(op)
+
+
+@lru_cache(maxsize=4096)
+def _cached_name(op: Any) -> str:
+    if not isinstance(op, type):
+        return short_name(op)
+    parts = op.__module__.split(".")
+    return f"qat.{op.__name__}" if "qat" in parts and "nn" in parts else op.__name__
 
 
 def pattern_text(pattern: NormalPattern) -> str:

@@ -54,9 +54,7 @@ def _fused_into(scopes: Mapping[str, Scope], fusions: Iterable[Fusion]) -> dict[
     return into
 
 
-def _note(
-    rule: RuleRef, table: RuleTable, paths: dict[str, None], fused: dict[str, str]
-) -> str:
+def _note(rule: RuleRef, table: RuleTable, paths: dict[str, None], fused: dict[str, str]) -> str:
     target = table.targets[rule]
     if rule.kind is RuleKind.MODULE_NAME_REGEX:
         return f'module_name_regex "{target}" applies to no module'

@@ -65,7 +65,7 @@ class RuleRef:
 
     ``index`` is the position among the rules of that kind, in the order of registration.
 
-    >>> str(RuleRef(RuleKind.MODULE_NAME, 0, '"encoder.fc"'))
+    >>> str(RuleRef(RuleKind.MODULE_NAME, 0, "encoder.fc"))
     'module_name "encoder.fc"'
     """
 
@@ -74,7 +74,9 @@ class RuleRef:
     key: str
 
     def __str__(self) -> str:
-        return f"{self.kind.value} {self.key}".rstrip()
+        named = self.kind in (RuleKind.MODULE_NAME, RuleKind.MODULE_NAME_REGEX)
+        key = f'"{self.key}"' if named else self.key
+        return f"{self.kind.value} {key}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -224,17 +226,20 @@ class Decision:
         return self.outcome is Outcome.QUANTIZED
 
     def __str__(self) -> str:
+        """As a paragraph, with the reasons of the nearest dtype config."""
         what = {
             Outcome.QUANTIZED: "is quantized",
             Outcome.FLOAT: "stays float",
             Outcome.NOT_TENSOR: "computes no tensor",
         }[self.outcome]
-        name = self.module_path or self.node
-        lines = [f"{name}  {self.operator}  {what}"]
+        lines = [f"{self.module_path or self.node}  {self.operator}  {what}"]
         for position, reason in enumerate(self.reasons):
-            text = str(reason).split("\n") if str(reason) else []
-            if position == 0 and text and self.rule is not None and reason.asked:
-                text[0] += f"   QConfigMapping: {self.rule}"
+            if reason.place != self.reasons[0].place:
+                break  # refusals of dtype configs that are further away
+            text = str(reason).splitlines()
+            rule = str(self.rule)
+            if position == 0 and self.rule is not None and rule not in reason.asked:
+                text[0] += f"   QConfigMapping: {rule}"
             lines += [f"  {line}" for line in text]
         return "\n".join(lines)
 
@@ -251,7 +256,9 @@ class Plan:
     matches: tuple[Match, ...] = ()
     decisions: dict[str, Decision] = field(default_factory=dict)
     unused_rules: tuple[RuleRef, ...] = ()
-    notes: tuple[str, ...] = ()  # e.g. 'module_name "decodr.fc1" matches no module (did you mean …)'
+    notes: tuple[
+        str, ...
+    ] = ()  # e.g. 'module_name "decodr.fc1" matches no module (did you mean …)'
     unreached_entries: tuple[int, ...] = ()
     predicates: tuple[Predicate, ...] = ()
     no_tensors: tuple[str, ...] = ()

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.graph import GraphIndex, Scope
+from backquant.match.constraints import Refusal, demand_text
 from backquant.match.fixes import mapping_call, qconfig_code
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name, pattern_text
-from backquant.match.plan import Match, Reason
+from backquant.match.occurrences import Occurrence
+from backquant.match.plan import Reason
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles, Ruling, tensor_text
 
-__all__ = ["ReasonWriter"]
+__all__ = ["ReasonWriter", "Refused"]
 
 _NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that no dtype config of an entry admits."""
+
+    occurrence: Occurrence
+    hit: Hit
+    asks: Asks
+    roles: Roles
+    ruling: Ruling
 
 
 class ReasonWriter:
@@ -65,12 +79,12 @@ class ReasonWriter:
             texts = [f'"{pattern_text(c.pattern)}"' for c in longer[:_NEAREST]]
             more = f" and {len(longer) - _NEAREST} more" if len(longer) > _NEAREST else ""
             admitted = f"{self._name} has {name} only within {', '.join(texts)}{more}"
-            return Reason(node.name, "no-entry", name, admitted, place=self._name)
+            return Reason(node.name, "no-entry", f"{name}, quantized", admitted)
         admitted = f"{self._name} has no entry for {name}"
         near = self._nearest(name)
         if near:
             admitted += f"; nearest: {', '.join(near)}"
-        return Reason(node.name, "no-entry", name, admitted, place="")
+        return Reason(node.name, "no-entry", f"{name}, quantized", admitted)
 
     def _nearest(self, name: str) -> list[str]:
         if self._operators is None:
@@ -89,62 +103,51 @@ class ReasonWriter:
         return Reason(
             node.name,
             "not-traced",
-            op_name(type(module)),
+            op_name(type(module)) if module is not None else "",
             "only what was traced; this module was left whole (non-traceable)",
         )
 
     def no_qconfig(self, node: fx.Node, hit: Hit) -> Reason:
         """No rule asks for quantization, or one asks to skip."""
         if hit.rule is not None:
-            return Reason(
-                node.name, "qconfig-none", f"{hit.rule} is None: skip", "", place=""
-            )
+            return Reason(node.name, "qconfig-none", f"{hit.rule} is None: skip", "")
         call = mapping_call(node, self._path(node), hit, f'get_default_qconfig("{self._name}")')
         return Reason(
             node.name, "qconfig-none", "no rule of the QConfigMapping applies", "", fix=call
         )
 
-    def tensor_count(self, node: fx.Node, match: Match, count: int) -> Reason:
+    def tensor_count(self, occurrence: Occurrence) -> Reason:
         """The entry has no observation type for this number of tensor arguments."""
-        config = self._entries[match.entry]
+        config = self._entries[occurrence.match.entry]
         known = ", ".join(map(str, config._num_tensor_args_to_observation_type))
         return Reason(
-            node.name,
+            occurrence.anchor.name,
             "tensor-count",
-            f"{count} tensor arguments",
+            f"{occurrence.tensors} tensor arguments",
             f"{known} tensor arguments",
-            place=f'{self._name}, entry "{match.pattern}"',
+            place=f'{self._name}, entry "{occurrence.match.pattern}"',
         )
 
-    def refused(
-        self,
-        node: fx.Node,
-        match: Match,
-        hit: Hit,
-        asks: Asks,
-        roles: Roles,
-        ruling: Ruling,
-    ) -> tuple[Reason, ...]:
+    def refused(self, request: Refused) -> tuple[Reason, ...]:
         """One reason per refusal, those of the nearest dtype config first and with the fix."""
-        nearest = ruling.nearest
+        match, node = request.occurrence.match, request.occurrence.anchor
+        refused, nearest = request.ruling.refused, request.ruling.nearest
         if nearest is None:
             place = f'{self._name}, entry "{match.pattern}"'
             return (Reason(node.name, "no-dtype-config", "", "no dtype config", place=place),)
         config = self._entries[match.entry].dtype_configs[nearest]
-        fix = mapping_call(node, self._path(node), hit, qconfig_code(config, asks, roles))
-        order = [nearest, *(i for i in range(len(ruling.refused)) if i != nearest)]
-        reasons = []
-        for position in order:
-            for role, refusal in ruling.refused[position]:
-                ask = asks.weight if role == "weight" else asks.activation
-                whole = refusal.rule in ("quant-range", "dtype", "dtype-token") and role != "bias"
-                asked = tensor_text(role, ask) if whole and ask else f"{role} {refusal.asked}"
+        code = qconfig_code(config, request.asks, request.roles)
+        fix = mapping_call(node, self._path(node), request.hit, code)
+        reasons: list[Reason] = []
+        for position in (nearest, *(i for i in range(len(refused)) if i != nearest)):
+            dtype_config = self._entries[match.entry].dtype_configs[position]
+            for role, broken in _by_tensor(refused[position]).items():
                 reasons.append(
                     Reason(
                         node=node.name,
-                        rule=refusal.rule,
-                        asked=asked,
-                        admitted=f"{role} {refusal.admitted}",
+                        rule=broken[0].rule,
+                        asked=_asked(role, broken, request.asks),
+                        admitted=_admitted(role, broken, dtype_config),
                         fix="" if reasons else fix,
                         place=self.place(match.entry, position),
                     )
@@ -154,3 +157,42 @@ class ReasonWriter:
     def _path(self, node: fx.Node) -> str:
         scope = self._scopes.get(node.name)
         return scope.path if scope is not None else ""
+
+
+def _by_tensor(refused: tuple[tuple[str, Refusal], ...]) -> dict[str, list[Refusal]]:
+    """Refusals by role; equal ones of input and output as those of the activation."""
+    found: dict[str, list[Refusal]] = {}
+    for role, refusal in refused:
+        found.setdefault(role, []).append(refusal)
+    if found.get("input") and found.get("input") == found.get("output"):
+        del found["output"]
+        return {("activation" if role == "input" else role): r for role, r in found.items()}
+    return found
+
+
+def _asked(role: str, broken: list[Refusal], asks: Asks) -> str:
+    """The request, with what of it was refused beyond dtype and range."""
+    ask = asks.weight if role == "weight" else asks.activation
+    if role == "bias" or ask is None or any(refusal.rule in _WHOLE for refusal in broken):
+        return f"{role} {broken[0].asked}"
+    parts = [refusal.asked for refusal in broken if refusal.rule not in _IN_TEXT]
+    return ", ".join([tensor_text(role, ask), *parts])
+
+
+def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
+    """The whole demand on a tensor, not only the part that was broken."""
+    if role == "bias" or any(refusal.rule in _WHOLE for refusal in broken):
+        return f"{role} {broken[0].admitted}"
+    demands = {
+        "weight": config.weight_dtype_with_constraints,
+        "output": config.output_dtype_with_constraints,
+    }
+    demand = demands.get(role, config.input_dtype_with_constraints)
+    notes = [r.admitted for r in broken if r.rule == "dynamic"]
+    notes += ["the same storage under another name" for r in broken if r.rule == "dtype-token"]
+    return ", ".join([f"{role} {demand_text(demand)}", *notes])
+
+
+# Refusals that a request's dtype and range already show, and those that stand for themselves.
+_IN_TEXT = ("quant-range", "dtype", "dtype-token")
+_WHOLE = ("no-tensor", "no-observer")

@@ -54,7 +54,7 @@ class RuleTable:
     >>> from torch import nn
     >>> mapping = QConfigMapping().set_module_name("encoder", None)
     >>> str(RuleTable(mapping).by_name("encoder.fc").rule)
-    'module_name encoder'
+    'module_name "encoder"'
     """
 
     def __init__(self, mapping: QConfigMapping) -> None:
@@ -151,9 +151,7 @@ class _Resolver:
         path = str(node.target)
         scope = self._scopes.get(node.name, Scope(path, type(self._graph.modules[path])))
         module = self._graph.modules[path]
-        hit = (
-            self._table.by_name(scope.path) or self._type_hit(module) or self._table.fallback
-        )
+        hit = self._table.by_name(scope.path) or self._type_hit(module) or self._table.fallback
         return self._ordered(scope.parent, scope.module_type, hit)
 
     def _ordered(self, path: str, object_type: Any, hit: Hit) -> Hit:
@@ -229,9 +227,7 @@ def _float_types(backend: BackendConfig) -> dict[type, tuple[type, ...]]:
     return found
 
 
-def _skipped_part(
-    fusion: Fusion, scopes: Mapping[str, Scope], table: RuleTable
-) -> Hit | None:
+def _skipped_part(fusion: Fusion, scopes: Mapping[str, Scope], table: RuleTable) -> Hit | None:
     """A rule that asks to skip a module by its name although it became part of a fused one."""
     for name in fusion.nodes:
         scope = scopes.get(name)

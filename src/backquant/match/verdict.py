@@ -26,7 +26,7 @@ from backquant.match.constraints import (
 from backquant.match.names import dtype_name
 from backquant.match.plan import TensorAsk
 
-__all__ = ["Asks", "Roles", "Ruling", "judge"]
+__all__ = ["Asks", "Judge", "Roles", "Ruling", "judge"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,10 @@ class Asks:
     @property
     def bias_dtype(self) -> torch.dtype:
         """float16 when activation and weight are statically float16, else float32."""
-        act, weight = self.activation, self.weight
-        halves = act is not None and weight is not None
-        if halves and act.dtype == weight.dtype == torch.float16 and not act.is_dynamic:
-            return torch.float16
-        return torch.float32
+        asks = (self.activation, self.weight)
+        halves = all(ask is not None and ask.dtype == torch.float16 for ask in asks)
+        dynamic = self.activation is not None and self.activation.is_dynamic
+        return torch.float16 if halves and not dynamic else torch.float32
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,24 @@ def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
     return Ruling(None, tuple(refused))
 
 
+class Judge:
+    """``judge``, once for each distinct question, however many nodes ask it.
+
+    >>> Judge().rule(0, BackendPatternConfig(torch.add), Asks(None, None), Roles(True, False, False))
+    Ruling(dtype_config=None, refused=(), predicates=())
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Asks, Roles], Ruling] = {}
+
+    def rule(self, entry: int, config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
+        """The ruling of the entry at a position in its backend."""
+        key = (entry, asks, roles)
+        if key not in self._known:
+            self._known[key] = judge(config, asks, roles)
+        return self._known[key]
+
+
 def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
     if roles.activation and config.input_dtype is not None:
         yield from _input_refusals(config, asks, roles)
@@ -116,9 +133,7 @@ def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[s
         yield from _output_refusals(config, asks, roles)
 
 
-def _input_refusals(
-    config: DTypeConfig, asks: Asks, roles: Roles
-) -> Iterator[tuple[str, Refusal]]:
+def _input_refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
     ask = asks.activation
     demand = demand_text(config.input_dtype_with_constraints)
     if not roles.input_known:
