@@ -1,6 +1,7 @@
 """Search for the range that quantizes a histogram with the least squared error.
 
-Two error models, both taking values as spread evenly inside of their bin:
+Two error models, both taking values as spread evenly from the smallest to the largest of their bin
+(which is exact where a bin holds one value):
 
 1. a *sketch*, for a thousand ranges at once: squared distance of what is clipped, plus
    scale**2 / 12 for what is rounded, plus x**2 for what rounds to zero. From running sums.
@@ -10,50 +11,54 @@ Two error models, both taking values as spread evenly inside of their bin:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from backquant.observe.histogram_grid import Bins, count_bins
 from backquant.observe.qparams import QuantRange, affine_qparams, is_symmetric
 
 __all__ = ["best_range", "squared_error"]
 
-_COARSE = 2.0 ** torch.linspace(0, -8, 65, dtype=torch.float64)
-_FINE = 2.0 ** torch.linspace(-0.125, 0.125, 25, dtype=torch.float64)
-_EXAMINED = 64  # ranges per round that get the exact error
+# Rounds of the search: the factors that the ends are multiplied with, as powers of two.
+_ROUNDS = ((-8.0, 0.0), (-0.125, 0.125))
+_TWO_ENDS = (65, 25)  # factors per end and round, when both ends move
+_ONE_END = (1025, 769)  # the same when one end is zero or mirrors the other
+_EXAMINED = 1 << 18  # bins times ranges, per round, that get the exact error
 _AT_ONCE = 1 << 20  # bins times ranges that are held in memory
 
 
-def best_range(
-    bins: tuple[Tensor, Tensor], count: Tensor, target: QuantRange, eps: Tensor
-) -> tuple[Tensor, Tensor]:
+def best_range(bins: Bins, target: QuantRange, eps: Tensor) -> tuple[Tensor, Tensor]:
     """The range (float32 ``[]`` each) whose qparams lose least on the histogram.
 
-    Args: ``bins``: lower and upper edges (float64 ``[k]``), disjoint, in any order, at least one;
-    ``count`` (int64 ``[k]``); ``eps`` the smallest scale. The outermost edges, as they are, are
-    kept unless a narrower range has a smaller error.
+    Args: ``bins``: at least one; ``eps`` (``[1]``): the smallest scale. The extremes, as they
+    are, are kept unless a narrower range has a smaller error.
 
-    >>> edges = torch.arange(256, dtype=torch.float64)
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
-    >>> best_range((edges, edges), torch.ones(256, dtype=torch.int64), target, torch.tensor([1e-7]))
+    >>> best_range(count_bins(torch.arange(256.0), 8), target, torch.tensor([1e-7]))
     (tensor(0.), tensor(255.))
     """
-    order = torch.argsort(bins[0])
-    lower, upper, weight = bins[0][order], bins[1][order], count[order].to(torch.float64)
+    order = torch.argsort(bins.low)
+    lower, upper, weight = (b[order].to(torch.float64) for b in (bins.low, bins.high, bins.count))
     sketch = _Sketch.of(lower, upper, weight, float(target.quant_max - target.quant_min))
     best = torch.stack((lower[0].clamp(max=0), upper[-1].clamp(min=0)))
     if is_symmetric(target.qscheme):
         best = best.abs().max() * best.new_tensor([-1.0, 1.0])
-    grid = _symmetric_grid if is_symmetric(target.qscheme) else _affine_grid
+    one_end = is_symmetric(target.qscheme) or bool((best == 0).any())
+    examined = max(32, _EXAMINED // weight.numel())
 
     def error(ranges: Tensor) -> Tensor:
         scale, zero_point = affine_qparams(*ranges.to(torch.float32).unbind(1), target, eps)
         return squared_error((lower, upper), weight, scale, zero_point, target)
 
-    for factors in (_COARSE, _FINE):
-        best = _round(best, grid(best, factors.to(best.device)), sketch, error)
+    for (least, most), many in zip(_ROUNDS, _ONE_END if one_end else _TWO_ENDS, strict=True):
+        factors = 2.0 ** torch.linspace(least, most, many, dtype=best.dtype, device=best.device)
+        ends = best[:, None] * factors
+        ranges = ends.t() if one_end else torch.cartesian_prod(ends[0], ends[1])
+        promising = torch.topk(sketch(ranges), min(examined, len(ranges)), largest=False).indices
+        ranges = torch.cat((best[None], ranges[promising]))
+        best = ranges[torch.argmin(error(ranges))]  # the first of equals
     low, high = best.to(torch.float32).unbind()
     return low, high
 
@@ -95,27 +100,6 @@ def squared_error(
     return torch.cat(results).nan_to_num(nan=float("inf"))
 
 
-def _round(
-    best: Tensor, ranges: Tensor, sketch: _Sketch, error: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The best of ``best`` ([2]) and ``ranges`` ([n, 2]); the former on a tie."""
-    rough = sketch(ranges)
-    examined = ranges[torch.topk(rough, min(_EXAMINED, len(rough)), largest=False).indices]
-    examined = torch.cat((best[None], examined))
-    return examined[torch.argmin(error(examined))]
-
-
-def _affine_grid(best: Tensor, factors: Tensor) -> Tensor:
-    """Every combination of both ends times a factor; an end at zero stays there."""
-    low = best[:1] if best[0] == 0 else best[0] * factors
-    high = best[1:] if best[1] == 0 else best[1] * factors
-    return torch.cartesian_prod(low, high)
-
-
-def _symmetric_grid(best: Tensor, factors: Tensor) -> Tensor:
-    return factors[:, None] * best
-
-
 @dataclass(frozen=True)
 class _Sketch:
     """Running sums of weight, x and x**2 up to every bin, bins ascending: error model 1."""
@@ -134,7 +118,7 @@ class _Sketch:
         return _Sketch(lower, upper, weight, torch.nn.functional.pad(sums, (1, 0)), span)
 
     def __call__(self, ranges: Tensor) -> Tensor:
-        low, high = ranges.unbind(1)
+        low, high = ranges.t().contiguous()
         step = (high - low) / self.span
         total = self.sums[:, -1:]
         below, above = self._up_to(low), total - self._up_to(high)
@@ -147,11 +131,11 @@ class _Sketch:
         """The sums over values less than ``x`` ([n]): [3, n]."""
         place = torch.searchsorted(self.upper, x).clamp(max=len(self.upper) - 1)
         low, high = self.lower[place], self.upper[place]
+        full = x >= high
         x = x.clamp(low, high)
         width = (high - low).clamp(min=torch.finfo(torch.float64).tiny)
         part = self.weight[place] * (x - low) / width
         within = torch.stack((part, part * (low + x) / 2, part * (low**2 + low * x + x**2) / 3))
-        full = (x >= high)[None]
         return torch.where(full, self.sums[:, place + 1], self.sums[:, place] + within)
 
 

@@ -59,7 +59,7 @@ class QConfigMapping:
     >>> from backquant.qconfig import default_qconfig
     >>> mapping = QConfigMapping().set_global(default_qconfig).set_object_type(torch.nn.Tanh, None)
     >>> [(rule.kind, rule.key) for rule in mapping.rules()]
-    [('global', ''), ('object_type', 'Tanh')]
+    [('global', ''), ('object_type', 'torch.nn.Tanh')]
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class QConfigMapping:
         >>> import torch
         >>> mapping = QConfigMapping().set_module_name_object_type_order("fc", torch.add, 1, None)
         >>> mapping.rules()[-1].key
-        'fc add [1]'
+        'fc torch.add [1]'
         """
         where = "set_module_name_object_type_order"
         _check_name(module_name, where)
