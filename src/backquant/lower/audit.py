@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
-from backquant.lower.kernels.lookup import Lookup
-from backquant.lower.kernels.packed import PackedKernel
+from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
 
 __all__ = ["Audit", "audit"]
@@ -124,7 +123,7 @@ def _is_dequantize(node: object) -> bool:
 def _kernel(graph_module: GraphModule, node: Node) -> str | None:
     if node.op == "call_module":
         module = graph_module.get_submodule(str(node.target))
-        return module.name if isinstance(module, (PackedKernel, Lookup)) else None
+        return module.name if isinstance(module, KernelModule) else None
     if node.op != "call_function":
         return None
     home = getattr(node.target, "__module__", "") or ""

@@ -86,10 +86,11 @@ class _Pass:
                 self._visit(node)
         fold_boundaries(self.gm.graph)
         left = self.left.reasons(self.gm)
-        self.gm.delete_all_unused_submodules()
         self.gm.graph.lint()
-        self.gm.recompile()
-        return Lowered(self.gm, tuple(self.kernels), left)
+        # A graph module built anew keeps only the constants that its graph still reads.
+        result = GraphModule(self.gm, self.gm.graph)
+        result.train(self.gm.training)
+        return Lowered(result, tuple(self.kernels), left)
 
     def _visit(self, node: Node) -> None:
         if is_quantize(node) or is_dequantize(node) or is_channel_dequantize(node):
@@ -113,10 +114,11 @@ class _Pass:
         names = tuple(node.name for node in site.nodes)
         with self.gm.graph.inserting_before(site.last):
             new = self._create(site, emit)
+            self.left.made(new)
             if emit.out is not None and not emit.in_range and not emit.out.is_full_range:
                 low, high = emit.out.quant_min, emit.out.quant_max
                 new = self.gm.graph.call_function(saturate, (new, low, high))
-        self.left.made(new)
+                self.left.made(new)
         self._connect(site, emit, new)
         for node in reversed(site.nodes):
             if node.users:

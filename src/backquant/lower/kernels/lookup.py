@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-__all__ = ["Lookup", "tabulate"]
+from backquant.lower.kernels.configured import KernelModule
+
+__all__ = ["Lookup", "LookupConfig", "tabulate"]
 
 
 def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -22,28 +24,36 @@ def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor
     return function(torch.arange(256, dtype=torch.uint8).view(dtype))
 
 
-class Lookup(nn.Module):
+@dataclass(frozen=True)
+class LookupConfig:
+    """``operator``: what the table holds, for people."""
+
+    operator: str
+
+
+class Lookup(KernelModule):
     """8-bit integers of any shape and memory format to the entries of ``table`` (256 of them).
 
-    ``operator`` names what the table holds; it is only for reading.
+    ``operator`` names what the table holds.
 
     >>> table = tabulate(torch.uint8, lambda q: 255 - q)
     >>> Lookup("invert", table)(torch.tensor([0, 250], dtype=torch.uint8))
     tensor([255,   5], dtype=torch.uint8)
     """
 
+    config_class = LookupConfig
+    config: LookupConfig
     table: torch.Tensor
 
     def __init__(self, operator: str, table: torch.Tensor) -> None:
         super().__init__()
-        self.operator = operator
+        self.config = LookupConfig(operator)
         self.register_buffer("table", table.detach())
         self._bytes: bytes | None = None
 
     @property
     def name(self) -> str:
-        """The kernel's name, with the operator that it computes."""
-        return f"lookup({self.operator})"
+        return f"lookup({self.config.operator})"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The table's entry for each integer, in the memory format of ``x``."""
@@ -65,10 +75,6 @@ class Lookup(nn.Module):
         found = bytearray(index.numpy()).translate(table)
         return torch.frombuffer(found, dtype=self.table.dtype)
 
-    def artifact_config(self) -> dict[str, Any]:
-        """The configuration as JSON-able data; the table is a buffer."""
-        return {"operator": self.operator}
-
     @classmethod
     def from_artifact(
         cls, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
@@ -79,9 +85,6 @@ class Lookup(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._bytes = None
-
-    def extra_repr(self) -> str:
-        return self.operator
 
 
 def _in_memory_order(x: torch.Tensor) -> torch.Tensor | None:

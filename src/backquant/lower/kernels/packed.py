@@ -11,13 +11,13 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from backquant.errors import ArtifactError
+from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["PackedKernel", "WeightTensors"]
 
@@ -33,13 +33,12 @@ class WeightTensors:
     bias: torch.Tensor | None
 
 
-class PackedKernel(nn.Module):
+class PackedKernel(KernelModule):
     """A kernel module with a prepacked weight.
 
     A subclass gives ``config_class`` (a frozen dataclass of JSON-able fields) and ``_pack``.
     """
 
-    config_class: ClassVar[type]
     kernel: ClassVar[str]
     weight: torch.Tensor
     weight_scale: torch.Tensor
@@ -67,15 +66,7 @@ class PackedKernel(nn.Module):
 
     @property
     def name(self) -> str:
-        """The kernel's name, with what is fused into it."""
         return self.kernel
-
-    def artifact_config(self) -> dict[str, Any]:
-        """The configuration as JSON-able data; ``from_artifact`` takes it back."""
-        return {
-            key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-            for key, value in asdict(self.config).items()
-        }
 
     @classmethod
     def from_artifact(
@@ -95,9 +86,8 @@ class PackedKernel(nn.Module):
             )
         weight, scale, zero_point = (tensors[name] for name in needed)
         assert weight is not None and scale is not None and zero_point is not None
-        values = {key: _decode(key, value) for key, value in config.items()}
         weights = WeightTensors(weight, scale, zero_point, tensors.get("bias"))
-        return cls(cls.config_class(**values), weights)
+        return cls(decode_config(cls.config_class, config), weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": None}
@@ -126,13 +116,3 @@ class PackedKernel(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._packed = None
-
-    def extra_repr(self) -> str:
-        fields = ", ".join(f"{key}={value}" for key, value in asdict(self.config).items())
-        return f"{self.kernel}, {fields}, bias={self.bias is not None}"
-
-
-def _decode(key: str, value: Any) -> Any:
-    if key.endswith("dtype") and isinstance(value, str):
-        return getattr(torch, value)
-    return tuple(value) if isinstance(value, list) else value

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from backquant.lower.rule import Emit, Operand, Site, operand
+from backquant.lower.qdq import QParams
+from backquant.lower.rule import Operand, Site, operand
 from backquant.match.plan import Reason
 
-__all__ = ["bind", "first_operand", "numbers", "refuse_float_input"]
+__all__ = ["bind", "first_operand", "integer_pair", "numbers", "refuse_float_input"]
 
 
 def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -47,10 +48,23 @@ def first_operand(site: Site) -> Operand | None:
     return operand(node) if isinstance(node, Node) else None
 
 
-def refuse_float_input(site: Site) -> Emit | Reason:
+def refuse_float_input(site: Site) -> Reason:
     """The reason for an operator whose input is not quantized."""
     return site.refuse(
         "float-input",
         "an input that is computed in float",
         "an input quantized per tensor with literal qparams",
     )
+
+
+def integer_pair(site: Site) -> tuple[Operand, QParams] | Reason:
+    """Input and output qparams of an operator that needs both, of one dtype."""
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if site.out is None:
+        return site.refuse("float-output", "a float result", "a quantized result")
+    if x.qparams.dtype != site.out.dtype:
+        asked = f"{x.qparams.dtype} to {site.out.dtype}"
+        return site.refuse("mixed-dtypes", asked, "one dtype for the input and the result")
+    return x, site.out

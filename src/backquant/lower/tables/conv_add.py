@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
-from backquant.lower.kernels.lookup import Lookup
-from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import numbers, refuse_float_input
@@ -102,6 +101,6 @@ def _makes_memory(site: Site, node: Node) -> bool:
     if is_quantize(node):
         return True
     if node.op == "call_module":
-        return isinstance(site.graph_module.get_submodule(str(node.target)), (PackedKernel, Lookup))
+        return isinstance(site.graph_module.get_submodule(str(node.target)), KernelModule)
     home = getattr(node.target, "__module__", "") or ""
     return node.op == "call_function" and home.startswith("backquant.lower.kernels.")

@@ -9,6 +9,8 @@ from backquant.lower.tables.conv import conv_rules
 from backquant.lower.tables.conv_add import conv_add_rules
 from backquant.lower.tables.elementwise import binary_rules
 from backquant.lower.tables.linear import linear_rules
+from backquant.lower.tables.matrix import matrix_rules
+from backquant.lower.tables.norm import norm_rules
 from backquant.lower.tables.passthrough import passthrough_rules
 from backquant.lower.tables.pointwise import pointwise_rules
 from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
@@ -31,6 +33,8 @@ def rules() -> list[LowerRule]:
         *average_rules(),
         *adaptive_rules(),
         *mean_rules(),
+        *norm_rules(),
+        *matrix_rules(),
         *clamp_rules(),
         *passthrough_rules(),
         *pointwise_rules(),

@@ -204,7 +204,7 @@ def _mean(site: Site) -> Emit | Reason:
 def _check_average(site: Site, x: Operand | None) -> Reason | None:
     """An average is rounded to the input's qparams; that is exact only if the output has them."""
     if x is None or x.qparams is None:
-        return refuse_float_input(site)  # type: ignore[return-value]
+        return refuse_float_input(site)
     if site.out is None:
         return site.refuse("float-output", "a float average", "a quantized result")
     if site.out != x.qparams:

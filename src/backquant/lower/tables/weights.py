@@ -13,7 +13,7 @@ from backquant.lower.rule import Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule
 
-__all__ = ["check_weight", "functional_weight", "module_weight"]
+__all__ = ["check_weight", "constant", "functional_weight", "module_weight"]
 
 
 def module_weight(module: ReferenceModule) -> WeightTensors:
@@ -36,14 +36,14 @@ def functional_weight(
     """
     if not isinstance(weight, Node):
         return None
-    found_bias = _constant(graph_module, bias)
+    found_bias = constant(graph_module, bias)
     if bias is not None and found_bias is None:
         return None
-    integers = _constant(graph_module, weight.args[0] if weight.args else None)
+    integers = constant(graph_module, weight.args[0] if weight.args else None)
     if integers is None:
         return None
     if is_channel_dequantize(weight):
-        scale, zero_point = (_constant(graph_module, a) for a in weight.args[1:3])
+        scale, zero_point = (constant(graph_module, a) for a in weight.args[1:3])
         if scale is None or zero_point is None or weight.args[3] != 0:
             return None
         return WeightTensors(integers, scale, zero_point, found_bias)
@@ -57,7 +57,16 @@ def functional_weight(
     return None
 
 
-def _constant(graph_module: GraphModule, node: object) -> torch.Tensor | None:
+def constant(graph_module: GraphModule, node: object) -> torch.Tensor | None:
+    """The tensor that ``node`` reads from the module; ``None`` if it is no such node.
+
+    >>> module = nn.Module()
+    >>> module.register_buffer("w", torch.ones(1))
+    >>> graph = torch.fx.Graph()
+    >>> node = graph.create_node("get_attr", "w")
+    >>> constant(GraphModule(module, graph), node)
+    tensor([1.])
+    """
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
     value: object = graph_module

@@ -1,0 +1,62 @@
+"""Kernel modules that can be stored: JSON-able configuration beside tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+__all__ = ["KernelModule", "decode_config", "encode_config"]
+
+
+def encode_config(config: Any) -> dict[str, Any]:
+    """The fields of a configuration (a dataclass of numbers, texts, tuples and dtypes) for JSON.
+
+    >>> from backquant.lower.kernels.linear import LinearConfig
+    >>> encode_config(LinearConfig(0.5, 0, 1.0, 0, torch.uint8))["out_dtype"]
+    'uint8'
+    """
+    return {
+        key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for key, value in asdict(config).items()
+    }
+
+
+def decode_config(config_class: type, data: Mapping[str, Any]) -> Any:
+    """Inverse of ``encode_config``, also after JSON has made lists of the tuples.
+
+    >>> from backquant.lower.kernels.linear import LinearConfig
+    >>> config = LinearConfig(0.5, 0, 1.0, 0, torch.uint8)
+    >>> decode_config(LinearConfig, encode_config(config)) == config
+    True
+    """
+    return config_class(**{key: _decode(key, value) for key, value in data.items()})
+
+
+def _decode(key: str, value: Any) -> Any:
+    if key.endswith("dtype") and isinstance(value, str):
+        return getattr(torch, value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+class KernelModule(nn.Module):
+    """A kernel with state. A subclass gives ``config_class`` and ``name``."""
+
+    config_class: ClassVar[type]
+    config: Any
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, with what is fused into it."""
+        raise NotImplementedError
+
+    def artifact_config(self) -> dict[str, Any]:
+        """The configuration as JSON-able data; ``from_artifact`` takes it back, with the buffers."""
+        return encode_config(self.config)
+
+    def extra_repr(self) -> str:
+        fields = ", ".join(f"{key}={value}" for key, value in asdict(self.config).items())
+        return f"{self.name}, {fields}"

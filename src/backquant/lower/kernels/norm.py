@@ -1,0 +1,145 @@
+"""Normalisations on plain integer tensors, by the ``quantized::`` kernels.
+
+Batch norm applies stored statistics; layer, group and instance norm measure theirs on the integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = ["BatchNorm", "BatchNormConfig", "Norm", "NormConfig"]
+
+
+@dataclass(frozen=True)
+class BatchNormConfig:
+    """``dims``: 1, 2 or 3 spatial dimensions."""
+
+    dims: int
+    eps: float
+    relu: bool
+    x_scale: float
+    x_zero_point: int
+    out_scale: float
+    out_zero_point: int
+
+
+class BatchNorm(KernelModule):
+    """``quantized::batch_norm{1,2,3}d`` and ``..._relu`` with stored statistics.
+
+    Takes 8-bit integers ``[batch, channels, ...]`` and returns the same shape, channels last. The
+    four tensors are float32 ``[channels]``.
+
+    >>> config = BatchNormConfig(2, 0.0, False, 0.5, 10, 1.0, 0)
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> kernel = BatchNorm(config, {"weight": one, "bias": zero, "mean": -one, "var": one})
+    >>> kernel(torch.full((1, 1, 1, 1), 14, dtype=torch.uint8)).item()  # (14 - 10) * 0.5 + 1
+    3
+    """
+
+    config_class = BatchNormConfig
+    config: BatchNormConfig
+    weight: torch.Tensor
+    bias: torch.Tensor
+    mean: torch.Tensor
+    var: torch.Tensor
+
+    def __init__(self, config: BatchNormConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.config = config
+        for name in ("weight", "bias", "mean", "var"):
+            self.register_buffer(name, tensors[name].detach().float())
+
+    @property
+    def name(self) -> str:
+        return f"quantized.batch_norm{self.config.dims}d" + ("_relu" if self.config.relu else "")
+
+    @classmethod
+    def from_artifact(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> BatchNorm:
+        """Inverse of ``artifact_config()`` and the buffers."""
+        return cls(decode_config(BatchNormConfig, config), tensors)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """8-bit integers to 8-bit integers of the same shape."""
+        c = self.config
+        kernel = getattr(torch.ops.quantized, self.name.removeprefix("quantized."))
+        q = kernel(
+            quantized_view(x, c.x_scale, c.x_zero_point),
+            self.weight,
+            self.bias,
+            self.mean,
+            self.var,
+            c.eps,
+            c.out_scale,
+            c.out_zero_point,
+        )
+        return integer_view(q)
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """``kind``: layer, group or instance. ``size``: the normalized shape of a layer norm, the number
+    of groups of a group norm, nothing for an instance norm."""
+
+    kind: str
+    size: tuple[int, ...]
+    eps: float
+    x_scale: float
+    x_zero_point: int
+    out_scale: float
+    out_zero_point: int
+
+
+class Norm(KernelModule):
+    """``quantized::layer_norm``, ``quantized::group_norm`` or ``quantized::instance_norm``.
+
+    Takes 8-bit integers and returns the same shape. ``weight`` and ``bias`` are float32, or None.
+
+    >>> kernel = Norm(NormConfig("layer", (2,), 0.0, 1.0, 0, 0.5, 10), None, None)
+    >>> kernel(torch.tensor([[3, 5]], dtype=torch.uint8))  # -1 and 1
+    tensor([[ 8, 12]], dtype=torch.uint8)
+    """
+
+    config_class = NormConfig
+    config: NormConfig
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, config: NormConfig, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("weight", None if weight is None else weight.detach().float())
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    @property
+    def name(self) -> str:
+        return f"quantized.{self.config.kind}_norm"
+
+    @classmethod
+    def from_artifact(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor | None]
+    ) -> Norm:
+        """Inverse of ``artifact_config()`` and the buffers."""
+        made = decode_config(NormConfig, config)
+        return cls(made, tensors.get("weight"), tensors.get("bias"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """8-bit integers to 8-bit integers of the same shape."""
+        c = self.config
+        q = quantized_view(x, c.x_scale, c.x_zero_point)
+        rest = (self.weight, self.bias, c.eps, c.out_scale, c.out_zero_point)
+        if c.kind == "layer":
+            return integer_view(torch.ops.quantized.layer_norm(q, list(c.size), *rest))
+        if c.kind == "group":
+            return integer_view(torch.ops.quantized.group_norm(q, c.size[0], *rest))
+        return integer_view(torch.ops.quantized.instance_norm(q, *rest))

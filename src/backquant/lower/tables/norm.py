@@ -1,0 +1,148 @@
+"""Normalisations that convolutions did not absorb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
+from backquant.lower.qdq import QParams
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.tables.arguments import bind, integer_pair
+from backquant.lower.tables.spellings import RELUS
+from backquant.lower.tables.weights import constant
+from backquant.match.plan import Reason
+
+__all__ = ["norm_rules"]
+
+_BATCH_NORMS: dict[Any, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+_INSTANCE_NORMS: tuple[Any, ...] = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+def norm_rules() -> list[LowerRule]:
+    """Rules for batch, layer, group and instance norm.
+
+    >>> [rule.name for rule in norm_rules()][:3]
+    ['batch norm + relu', 'batch norm', 'layer norm']
+    """
+    batch = tuple(_BATCH_NORMS)
+    return [
+        LowerRule("batch norm + relu", (batch, RELUS), _batch_norm),
+        LowerRule("batch norm", (batch,), _batch_norm),
+        LowerRule("layer norm", ((nn.LayerNorm,),), _layer_norm),
+        LowerRule("group norm", ((nn.GroupNorm,),), _group_norm),
+        LowerRule("instance norm", (_INSTANCE_NORMS,), _instance_norm),
+        LowerRule("functional layer norm", ((F.layer_norm,),), _functional_layer_norm),
+        LowerRule("functional group norm", ((F.group_norm,),), _functional_group_norm),
+        LowerRule("functional instance norm", ((F.instance_norm,),), _functional_instance_norm),
+    ]
+
+
+def _batch_norm(site: Site) -> Emit | Reason:
+    found = integer_pair(site)
+    if isinstance(found, Reason):
+        return found
+    x, out = found
+    module: Any = site.module
+    if module.training or module.running_mean is None:
+        return site.refuse("statistics", "batch norm that measures", "stored statistics: eval()")
+    channels = module.running_mean
+    ones, zeros = torch.ones_like(channels), torch.zeros_like(channels)
+    tensors = {
+        "weight": module.weight if module.weight is not None else ones,
+        "bias": module.bias if module.bias is not None else zeros,
+        "mean": module.running_mean,
+        "var": module.running_var,
+    }
+    config = BatchNormConfig(
+        _BATCH_NORMS[site.steps[0].key],
+        module.eps,
+        len(site.steps) == 2,
+        *_four(x.qparams, out),
+    )
+    kernel = BatchNorm(config, tensors)
+    return Emit(kernel, (x.node,), kernel.name, out)
+
+
+def _four(x: QParams | None, out: QParams) -> tuple[float, int, float, int]:
+    assert x is not None
+    return (*x.args, *out.args)
+
+
+def _emit(
+    site: Site, kind: str, size: tuple[int, ...], eps: float, affine: tuple[Any, Any]
+) -> Emit | Reason:
+    found = integer_pair(site)
+    if isinstance(found, Reason):
+        return found
+    x, out = found
+    kernel = Norm(NormConfig(kind, size, eps, *_four(x.qparams, out)), *affine)
+    return Emit(kernel, (x.node,), kernel.name, out)
+
+
+def _layer_norm(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    size = tuple(module.normalized_shape)
+    return _emit(site, "layer", size, module.eps, (module.weight, module.bias))
+
+
+def _group_norm(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    return _emit(site, "group", (module.num_groups,), module.eps, (module.weight, module.bias))
+
+
+def _instance_norm(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    if module.track_running_stats:
+        return site.refuse("statistics", "stored statistics", "statistics of each input")
+    return _emit(site, "instance", (), module.eps, (module.weight, module.bias))
+
+
+def _functional_layer_norm(site: Site) -> Emit | Reason:
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    return _functional(site, "layer", names)
+
+
+def _functional_group_norm(site: Site) -> Emit | Reason:
+    return _functional(site, "group", ("input", "num_groups", "weight", "bias", "eps"))
+
+
+def _functional_instance_norm(site: Site) -> Emit | Reason:
+    names = (
+        "input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum",
+        "eps",
+    )  # fmt: skip
+    return _functional(site, "instance", names)
+
+
+_DEFAULTS = {
+    "weight": None,
+    "bias": None,
+    "eps": 1e-5,
+    "running_mean": None,
+    "running_var": None,
+    "use_input_stats": True,
+    "momentum": 0.1,
+}
+
+
+def _functional(site: Site, kind: str, names: tuple[str, ...]) -> Emit | Reason:
+    found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
+    if found is None or found.get("use_input_stats") is False or found.get("running_mean"):
+        return site.refuse("arguments", "stored statistics or unknown arguments", "plain arguments")
+    affine = []
+    for name in ("weight", "bias"):
+        value = constant(site.graph_module, found[name])
+        if found[name] is not None and value is None:
+            return site.refuse(
+                "computed-weight", f"a {name} that is computed", f"a constant {name}"
+            )
+        affine.append(value)
+    size = found.get("normalized_shape", found.get("num_groups", ()))
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    if not all(isinstance(number, int) for number in sizes):
+        return site.refuse("arguments", "a size that is computed", "a literal size")
+    return _emit(site, kind, sizes, found["eps"], (affine[0], affine[1]))
