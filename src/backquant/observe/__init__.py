@@ -104,5 +104,5 @@ __all__ = [
     "quantize_bounds",
     "resolve_range",
     "storage_dtype",
-    *defaults.__all__,
 ]
+__all__ += defaults.__all__

@@ -98,7 +98,7 @@ class ObserverBase(ABC, nn.Module):
         """What must be equal in two observers to merge them."""
         return {"dtype": self.dtype, "is_dynamic": self.is_dynamic}
 
-    def _absorb(self, other: Any) -> None:
+    def _absorb(self, other: Any) -> None:  # noqa: ARG002
         raise ConfigError(
             f"{type(self).__name__} does not define how to merge",
             where=f"{type(self).__name__}.merge",
@@ -126,7 +126,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
     eps: Tensor
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         dtype: torch.dtype = torch.quint8,
         qscheme: torch.qscheme = torch.per_tensor_affine,

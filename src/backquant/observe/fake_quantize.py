@@ -15,7 +15,7 @@ from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from backquant.observe.partial import ObserverPartial, with_args, with_callable_args
+from backquant.observe.partial import with_args, with_callable_args
 from backquant.observe.qparams import is_per_channel, is_per_tensor, is_symmetric
 
 __all__ = [
@@ -216,7 +216,8 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     """FakeQuantize over a moving average, in one kernel: measures, averages and rounds.
 
     Args as of FakeQuantize; ``observer`` is a moving-average class or factory, else ConfigError.
-    NaN and infinite values leave range, scale and zero point as they were (the output holds them).
+    A batch (per channel: a channel) with NaN or infinite values leaves range, scale and zero point
+    as they were; its own output may be NaN.
 
     >>> fake_quantize = FusedMovingAvgObsFakeQuantize()
     >>> fake_quantize(torch.tensor([0.0, 0.1234, 2.55]))
@@ -248,7 +249,9 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if x.numel() == 0:
             return x
         measured = self.activation_post_process
-        return torch.fused_moving_avg_obs_fake_quant(
+        state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
+        before = [buffer.clone() for buffer in state]
+        result = torch.fused_moving_avg_obs_fake_quant(
             x,
             self.observer_enabled,
             self.fake_quant_enabled,
@@ -263,10 +266,12 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             self.is_per_channel,
             self.is_symmetric_quant,
         )
+        _keep_finite(state, before)
+        return result
 
 
 def _asked_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
-    filled_in = observer.p.keywords if isinstance(observer, ObserverPartial) else {}
+    filled_in = getattr(getattr(observer, "p", None), "keywords", {})
     dtype = filled_in.get("dtype", observer_kwargs.get("dtype", torch.quint8))
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -280,3 +285,16 @@ def _check_bounds(quant_min: int, quant_max: int, dtype: torch.dtype) -> None:
             where=f"quant_min={quant_min}, quant_max={quant_max}, dtype={dtype}",
             fix=f"use bounds within {info.min}..{info.max}",
         )
+
+
+def _keep_finite(state: tuple[Tensor, ...], before: list[Tensor]) -> None:
+    """Put back, where the new range is not finite, what the buffers held before.
+
+    ``state``: minimum, maximum, scale, zero point. On the first batch they take their length.
+    """
+    finite = torch.isfinite(state[0]) & torch.isfinite(state[1])
+    if before[0].shape != state[0].shape:
+        fresh = (float("inf"), float("-inf"), 1.0, 0)
+        before = [torch.full_like(b, value) for b, value in zip(state, fresh, strict=True)]
+    for buffer, old in zip(state, before, strict=True):
+        buffer.copy_(torch.where(finite, buffer, old))

@@ -25,7 +25,7 @@ class FixedQParamsObserver(ObserverBase):
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         scale: float,
         zero_point: int,

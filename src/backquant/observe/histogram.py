@@ -54,7 +54,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
     bin_low: Tensor
     bin_high: Tensor
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         bins: int = 2048,
         dtype: torch.dtype = torch.quint8,

@@ -23,11 +23,11 @@ class Bins(NamedTuple):
     """The bins that are not empty: four tensors of one length.
 
     ``key`` (int32, ascending): the upper bits as a number, negative for negative values;
-    ``count`` (int64); ``low``, ``high`` (float32): smallest and largest value in the bin.
+    ``number`` (int64): how many values; ``low``, ``high`` (float32): smallest and largest value in the bin.
     """
 
     key: Tensor
-    count: Tensor
+    number: Tensor
     low: Tensor
     high: Tensor
 
@@ -36,7 +36,7 @@ def count_bins(values: Tensor, mantissa_bits: int) -> Bins:
     """Sort finite float32 ``values`` (any shape) into the grid; NaN and infinities are left out.
 
     >>> bins = count_bins(torch.tensor([1.0, 1.01, -1.0, float("inf")]), mantissa_bits=2)
-    >>> bins.count.tolist(), bins.low.tolist()
+    >>> bins.number.tolist(), bins.low.tolist()
     ([1, 2], [-1.0, 1.0])
     """
     half = (_INFINITE + 1) << mantissa_bits
@@ -57,7 +57,7 @@ def merge_bins(one: Bins, two: Bins) -> Bins:
     """The bins of the values of both.
 
     >>> one, two = (count_bins(torch.tensor([x]), 2) for x in (1.0, 1.01))
-    >>> merge_bins(one, two).count
+    >>> merge_bins(one, two).number
     tensor([2])
     """
     key, place = torch.unique(torch.cat((one.key, two.key)), return_inverse=True)
@@ -65,7 +65,7 @@ def merge_bins(one: Bins, two: Bins) -> Bins:
     low = one.low.new_full(key.shape, float("inf"))
     return Bins(
         key,
-        count.index_add_(0, place, torch.cat((one.count, two.count))),
+        count.index_add_(0, place, torch.cat((one.number, two.number))),
         low.scatter_reduce(0, place, torch.cat((one.low, two.low)), "amin"),
         (-low).scatter_reduce(0, place, torch.cat((one.high, two.high)), "amax"),
     )

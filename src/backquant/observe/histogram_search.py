@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backquant.observe.histogram_grid import Bins, count_bins
+from backquant.observe.histogram_grid import Bins
 from backquant.observe.qparams import QuantRange, affine_qparams, is_symmetric
 
 __all__ = ["best_range", "squared_error"]
@@ -35,12 +35,13 @@ def best_range(bins: Bins, target: QuantRange, eps: Tensor) -> tuple[Tensor, Ten
     Args: ``bins``: at least one; ``eps`` (``[1]``): the smallest scale. The extremes, as they
     are, are kept unless a narrower range has a smaller error.
 
+    >>> from backquant.observe.histogram_grid import count_bins
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
     >>> best_range(count_bins(torch.arange(256.0), 8), target, torch.tensor([1e-7]))
     (tensor(0.), tensor(255.))
     """
     order = torch.argsort(bins.low)
-    lower, upper, weight = (b[order].to(torch.float64) for b in (bins.low, bins.high, bins.count))
+    lower, upper, weight = (b[order].to(torch.float64) for b in (bins.low, bins.high, bins.number))
     sketch = _Sketch.of(lower, upper, weight, float(target.quant_max - target.quant_min))
     best = torch.stack((lower[0].clamp(max=0), upper[-1].clamp(min=0)))
     if is_symmetric(target.qscheme):
@@ -49,7 +50,7 @@ def best_range(bins: Bins, target: QuantRange, eps: Tensor) -> tuple[Tensor, Ten
     examined = max(32, _EXAMINED // weight.numel())
 
     def error(ranges: Tensor) -> Tensor:
-        scale, zero_point = affine_qparams(*ranges.to(torch.float32).unbind(1), target, eps)
+        scale, zero_point = affine_qparams(ranges[:, 0].float(), ranges[:, 1].float(), target, eps)
         return squared_error((lower, upper), weight, scale, zero_point, target)
 
     for (least, most), many in zip(_ROUNDS, _ONE_END if one_end else _TWO_ENDS, strict=True):
@@ -125,7 +126,8 @@ class _Sketch:
         near_zero = self._up_to(step / 2) - self._up_to(-step / 2)
         rounded = total[0] - below[0] - above[0] - near_zero[0]
         clipped = _around(below, low) + _around(above, high)
-        return clipped + rounded.clamp(min=0) * step**2 / 12 + near_zero[2]
+        error: Tensor = clipped + rounded.clamp(min=0) * step**2 / 12 + near_zero[2]
+        return error
 
     def _up_to(self, x: Tensor) -> Tensor:
         """The sums over values less than ``x`` ([n]): [3, n]."""
@@ -141,4 +143,5 @@ class _Sketch:
 
 def _around(sums: Tensor, x: Tensor) -> Tensor:
     """Sum of (value - x)**2 from the sums of weight, value and value**2."""
-    return (sums[2] - 2 * x * sums[1] + x**2 * sums[0]).clamp(min=0)
+    distance: Tensor = sums[2] - 2 * x * sums[1] + x**2 * sums[0]
+    return distance.clamp(min=0)

@@ -30,7 +30,7 @@ class MinMaxObserver(UniformQuantizationObserverBase):
     min_val: Tensor
     max_val: Tensor
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         dtype: torch.dtype = torch.quint8,
         qscheme: torch.qscheme = torch.per_tensor_affine,

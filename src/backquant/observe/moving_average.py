@@ -29,7 +29,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     tensor(2.)
     """
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         averaging_constant: float = 0.01,
         dtype: torch.dtype = torch.quint8,
@@ -72,7 +72,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         self.max_val.copy_(high)
         return x
 
-    def merge(self, other: ObserverBase) -> MovingAverageMinMaxObserver:
+    def merge(self, other: ObserverBase) -> MovingAverageMinMaxObserver:  # noqa: ARG002
         """Always raises ConfigError: a moving average depends on the order of batches."""
         raise _order_dependent(self)
 
@@ -87,7 +87,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
     tensor([2.])
     """
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         averaging_constant: float = 0.01,
         ch_axis: int = 0,
@@ -125,7 +125,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         self._set_range(low, high)
         return x
 
-    def merge(self, other: ObserverBase) -> MovingAveragePerChannelMinMaxObserver:
+    def merge(self, other: ObserverBase) -> MovingAveragePerChannelMinMaxObserver:  # noqa: ARG002
         """Always raises ConfigError: a moving average depends on the order of batches."""
         raise _order_dependent(self)
 

@@ -65,7 +65,7 @@ class ObserverPartial:
         return text
 
 
-def with_args(cls: Any, **kwargs: Any) -> ObserverPartial:
+def with_args(cls: Any, /, **kwargs: Any) -> ObserverPartial:
     """A factory of ``cls`` with ``kwargs`` filled in; usable as a class method.
 
     >>> class Mine:
@@ -77,7 +77,7 @@ def with_args(cls: Any, **kwargs: Any) -> ObserverPartial:
     return ObserverPartial(functools.partial(cls, **kwargs))
 
 
-def with_callable_args(cls: Any, **kwargs: Callable[[], Any]) -> ObserverPartial:
+def with_callable_args(cls: Any, /, **kwargs: Callable[[], Any]) -> ObserverPartial:
     """A factory of ``cls`` that calls each value of ``kwargs`` for every new object.
 
     >>> class Mine:

@@ -32,7 +32,7 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
     min_val: Tensor
     max_val: Tensor
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         ch_axis: int = 0,
         dtype: torch.dtype = torch.quint8,

@@ -23,7 +23,7 @@ class PlaceholderObserver(ObserverBase):
     PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
     """
 
-    def __init__(  # noqa: PLR0917  (the signature is PyTorch's)
+    def __init__(  # the signature is PyTorch's
         self,
         dtype: torch.dtype = torch.float32,
         custom_op_name: str = "",
@@ -136,7 +136,7 @@ class RecordingObserver(ObserverBase):
         """Always raises ConfigError: recordings are for people."""
         raise _measures_nothing(self)
 
-    def merge(self, other: ObserverBase) -> Any:
+    def merge(self, other: ObserverBase) -> Any:  # noqa: ARG002
         """Always raises ConfigError: a recording is a sequence, which depends on order."""
         raise ConfigError(
             "RecordingObserver cannot be merged: a recording depends on the order of the batches",

@@ -5,12 +5,7 @@ backend's description.
 """
 
 from backquant.qconfig import named
-from backquant.qconfig.custom import (
-    ConvertCustomConfig,
-    FuseCustomConfig,
-    PrepareCustomConfig,
-    StandaloneModuleConfigEntry,
-)
+from backquant.qconfig.custom import ConvertCustomConfig, FuseCustomConfig
 from backquant.qconfig.default_mapping import (
     get_default_qat_qconfig,
     get_default_qat_qconfig_mapping,
@@ -19,6 +14,7 @@ from backquant.qconfig.default_mapping import (
 )
 from backquant.qconfig.mapping import RULE_KINDS, MappingRule, QConfigMapping
 from backquant.qconfig.named import *  # noqa: F403  (the named defaults; see named.__all__)
+from backquant.qconfig.prepare_custom import PrepareCustomConfig, StandaloneModuleConfigEntry
 from backquant.qconfig.qconfig import QConfig, QConfigAny, qconfig_equals
 from backquant.qconfig.quant_type import QuantType
 
@@ -38,5 +34,5 @@ __all__ = [
     "FuseCustomConfig",
     "StandaloneModuleConfigEntry",
     "QuantType",
-    *named.__all__,
 ]
+__all__ += named.__all__

@@ -1,45 +1,25 @@
-"""Custom configs: modules that are treated apart when a model is prepared, converted or fused."""
+"""Custom configs of conversion and fusion: what they treat apart."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.qconfig.mapping import QConfigMapping
 from backquant.qconfig.quant_type import QuantType, quant_type_from_str
 
-__all__ = [
-    "ConvertCustomConfig",
-    "FuseCustomConfig",
-    "PrepareCustomConfig",
-    "StandaloneModuleConfigEntry",
-]
+__all__ = ["ConvertCustomConfig", "CustomConfig", "FuseCustomConfig"]
 
 ClassMap = dict[type, type]
-T = TypeVar("T")
 
 
-@dataclass
-class StandaloneModuleConfigEntry:
-    """How a standalone module is prepared. None: as its parent (for ``prepare_custom_config``: an
-    empty one).
+class CustomConfig:
+    """Base of custom configs: equality and repr by the fields that are set.
 
-    >>> StandaloneModuleConfigEntry(None, (), None, None).qconfig_mapping is None
+    >>> FuseCustomConfig() == FuseCustomConfig()
     True
     """
-
-    qconfig_mapping: QConfigMapping | None
-    example_inputs: tuple[Any, ...]
-    prepare_custom_config: PrepareCustomConfig | None
-    backend_config: BackendConfig | None
-
-
-class _CustomConfig:
-    """Equality and repr by the fields that are set."""
 
     _KEYS: ClassVar[tuple[str, ...]] = ()
 
@@ -53,7 +33,11 @@ class _CustomConfig:
         return f"{type(self).__name__}({inside})"
 
     @classmethod
-    def _check_keys(cls, values: Mapping[str, Any]) -> None:
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a key that ``to_dict`` does not write.
+
+        >>> FuseCustomConfig.check_keys({"preserved_attributes": []})
+        """
         for key in values:
             if key not in cls._KEYS:
                 near = difflib.get_close_matches(str(key), cls._KEYS, 1)
@@ -66,207 +50,7 @@ class _CustomConfig:
                 )
 
 
-class PrepareCustomConfig(_CustomConfig):
-    """Modules that ``prepare_fx`` treats apart. Every setter returns the config.
-
-    >>> config = PrepareCustomConfig().set_input_quantized_indexes([0])
-    >>> config
-    PrepareCustomConfig(input_quantized_indexes=[0])
-    >>> PrepareCustomConfig.from_dict(config.to_dict()) == config
-    True
-    """
-
-    _KEYS = (
-        "standalone_module_name",
-        "standalone_module_class",
-        "float_to_observed_custom_module_class",
-        "non_traceable_module_name",
-        "non_traceable_module_class",
-        "input_quantized_idxs",
-        "output_quantized_idxs",
-        "preserved_attributes",
-    )
-
-    def __init__(self) -> None:
-        self.standalone_module_names: dict[str, StandaloneModuleConfigEntry] = {}
-        self.standalone_module_classes: dict[type, StandaloneModuleConfigEntry] = {}
-        self.float_to_observed_mapping: dict[QuantType, ClassMap] = {}
-        self.non_traceable_module_names: list[str] = []
-        self.non_traceable_module_classes: list[type] = []
-        self.input_quantized_indexes: list[int] = []
-        self.output_quantized_indexes: list[int] = []
-        self.preserved_attributes: list[str] = []
-
-    def set_standalone_module_name(
-        self,
-        module_name: str,
-        qconfig_mapping: QConfigMapping | None,
-        example_inputs: tuple[Any, ...],
-        prepare_custom_config: PrepareCustomConfig | None = None,
-        backend_config: BackendConfig | None = None,
-    ) -> PrepareCustomConfig:
-        """Prepare the module at this path on its own. None: as its parent.
-
-        >>> config = PrepareCustomConfig().set_standalone_module_name("block", None, ())
-        >>> list(config.standalone_module_names)
-        ['block']
-        """
-        self.standalone_module_names[module_name] = StandaloneModuleConfigEntry(
-            qconfig_mapping, example_inputs, prepare_custom_config, backend_config
-        )
-        return self
-
-    def set_standalone_module_class(
-        self,
-        module_class: type,
-        qconfig_mapping: QConfigMapping | None,
-        example_inputs: tuple[Any, ...],
-        prepare_custom_config: PrepareCustomConfig | None = None,
-        backend_config: BackendConfig | None = None,
-    ) -> PrepareCustomConfig:
-        """Prepare every module of this class on its own. None: as its parent.
-
-        >>> import torch
-        >>> config = PrepareCustomConfig().set_standalone_module_class(torch.nn.Linear, None, ())
-        >>> [cls.__name__ for cls in config.standalone_module_classes]
-        ['Linear']
-        """
-        self.standalone_module_classes[module_class] = StandaloneModuleConfigEntry(
-            qconfig_mapping, example_inputs, prepare_custom_config, backend_config
-        )
-        return self
-
-    def set_float_to_observed_mapping(
-        self,
-        float_class: type,
-        observed_class: type,
-        quant_type: QuantType = QuantType.STATIC,
-    ) -> PrepareCustomConfig:
-        """Replace modules of ``float_class`` by ``observed_class.from_float(module)``.
-
-        For static quantization only: ConfigError for another ``quant_type``, and when
-        ``observed_class`` has no ``from_float``.
-
-        >>> import torch
-        >>> class Observed(torch.nn.Linear):
-        ...     @classmethod
-        ...     def from_float(cls, module): return cls(module.in_features, module.out_features)
-        >>> config = PrepareCustomConfig().set_float_to_observed_mapping(torch.nn.Linear, Observed)
-        >>> list(config.float_to_observed_mapping)
-        [<QuantType.STATIC: 1>]
-        """
-        where = "PrepareCustomConfig.set_float_to_observed_mapping"
-        if quant_type != QuantType.STATIC:
-            raise ConfigError(
-                f"observed custom modules exist for static quantization, not {quant_type!r}",
-                where=where,
-                fix="quant_type=QuantType.STATIC",
-            )
-        _check_class_has(observed_class, "from_float", where)
-        mapping = self.float_to_observed_mapping.setdefault(QuantType(quant_type), {})
-        mapping[float_class] = observed_class
-        return self
-
-    def set_non_traceable_module_names(self, module_names: list[str]) -> PrepareCustomConfig:
-        """Keep the modules at these paths whole.
-
-        >>> PrepareCustomConfig().set_non_traceable_module_names(["a"]).non_traceable_module_names
-        ['a']
-        """
-        self.non_traceable_module_names = module_names
-        return self
-
-    def set_non_traceable_module_classes(self, module_classes: list[type]) -> PrepareCustomConfig:
-        """Keep modules of these classes whole.
-
-        >>> PrepareCustomConfig().set_non_traceable_module_classes([]).non_traceable_module_classes
-        []
-        """
-        self.non_traceable_module_classes = module_classes
-        return self
-
-    def set_input_quantized_indexes(self, indexes: list[int]) -> PrepareCustomConfig:
-        """The model's inputs at these positions arrive quantized; the others in float.
-
-        >>> PrepareCustomConfig().set_input_quantized_indexes([1]).input_quantized_indexes
-        [1]
-        """
-        self.input_quantized_indexes = indexes
-        return self
-
-    def set_output_quantized_indexes(self, indexes: list[int]) -> PrepareCustomConfig:
-        """The model's outputs at these positions stay quantized; the others become float.
-
-        >>> PrepareCustomConfig().set_output_quantized_indexes([0]).output_quantized_indexes
-        [0]
-        """
-        self.output_quantized_indexes = indexes
-        return self
-
-    def set_preserved_attributes(self, attributes: list[str]) -> PrepareCustomConfig:
-        """Keep these attributes of the model on the graph module.
-
-        >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
-        ['tag']
-        """
-        self.preserved_attributes = attributes
-        return self
-
-    @classmethod
-    def from_dict(cls, prepare_custom_config_dict: Mapping[str, Any]) -> PrepareCustomConfig:
-        """From a dict as ``to_dict`` writes it; all keys are optional.
-
-        Raises ConfigError for an unknown key or a malformed value.
-
-        >>> PrepareCustomConfig.from_dict({"input_quantized_idxs": [0]}).input_quantized_indexes
-        [0]
-        """
-        given = prepare_custom_config_dict
-        cls._check_keys(given)
-        config = cls()
-        for key, setter in (
-            ("standalone_module_name", config.set_standalone_module_name),
-            ("standalone_module_class", config.set_standalone_module_class),
-        ):
-            for module, mapping, inputs, custom, backend in given.get(key, ()):
-                setter(
-                    module,
-                    _converted(mapping, QConfigMapping, key),
-                    inputs,
-                    _converted(custom, PrepareCustomConfig, key),
-                    _converted(backend, BackendConfig, key),
-                )
-        for kind, classes in given.get("float_to_observed_custom_module_class", {}).items():
-            for float_class, observed_class in classes.items():
-                config.set_float_to_observed_mapping(
-                    float_class, observed_class, quant_type_from_str(kind)
-                )
-        config.set_non_traceable_module_names(given.get("non_traceable_module_name", []))
-        config.set_non_traceable_module_classes(given.get("non_traceable_module_class", []))
-        config.set_input_quantized_indexes(given.get("input_quantized_idxs", []))
-        config.set_output_quantized_indexes(given.get("output_quantized_idxs", []))
-        return config.set_preserved_attributes(given.get("preserved_attributes", []))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is set, under PyTorch's keys; nested configs as dicts, backends as they are.
-
-        >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).to_dict()
-        {'preserved_attributes': ['tag']}
-        """
-        values = {
-            "standalone_module_name": _standalone(self.standalone_module_names),
-            "standalone_module_class": _standalone(self.standalone_module_classes),
-            "float_to_observed_custom_module_class": _by_name(self.float_to_observed_mapping),
-            "non_traceable_module_name": self.non_traceable_module_names,
-            "non_traceable_module_class": self.non_traceable_module_classes,
-            "input_quantized_idxs": self.input_quantized_indexes,
-            "output_quantized_idxs": self.output_quantized_indexes,
-            "preserved_attributes": self.preserved_attributes,
-        }
-        return {key: value for key, value in values.items() if value}
-
-
-class ConvertCustomConfig(_CustomConfig):
+class ConvertCustomConfig(CustomConfig):
     """Modules that ``convert_fx`` treats apart. Every setter returns the config.
 
     >>> ConvertCustomConfig().set_preserved_attributes(["tag"])
@@ -297,7 +81,7 @@ class ConvertCustomConfig(_CustomConfig):
         dict_keys(['static'])
         """
         where = "ConvertCustomConfig.set_observed_to_quantized_mapping"
-        _check_class_has(quantized_class, "from_observed", where)
+        check_class_has(quantized_class, "from_observed", where)
         mapping = self.observed_to_quantized_mapping.setdefault(QuantType(quant_type), {})
         mapping[observed_class] = quantized_class
         return self
@@ -321,7 +105,7 @@ class ConvertCustomConfig(_CustomConfig):
         ['tag']
         """
         given = convert_custom_config_dict
-        cls._check_keys(given)
+        cls.check_keys(given)
         config = cls()
         for kind, classes in given.get("observed_to_quantized_custom_module_class", {}).items():
             for observed_class, quantized_class in classes.items():
@@ -337,7 +121,7 @@ class ConvertCustomConfig(_CustomConfig):
         {}
         """
         values = {
-            "observed_to_quantized_custom_module_class": _by_name(
+            "observed_to_quantized_custom_module_class": by_name(
                 self.observed_to_quantized_mapping
             ),
             "preserved_attributes": self.preserved_attributes,
@@ -345,7 +129,7 @@ class ConvertCustomConfig(_CustomConfig):
         return {key: value for key, value in values.items() if value}
 
 
-class FuseCustomConfig(_CustomConfig):
+class FuseCustomConfig(CustomConfig):
     """What ``fuse_fx`` treats apart.
 
     >>> FuseCustomConfig().set_preserved_attributes(["tag"]).to_dict()
@@ -373,7 +157,7 @@ class FuseCustomConfig(_CustomConfig):
         >>> FuseCustomConfig.from_dict({}).preserved_attributes
         []
         """
-        cls._check_keys(fuse_custom_config_dict)
+        cls.check_keys(fuse_custom_config_dict)
         attributes = fuse_custom_config_dict.get("preserved_attributes", [])
         return cls().set_preserved_attributes(attributes)
 
@@ -387,7 +171,11 @@ class FuseCustomConfig(_CustomConfig):
         return {"preserved_attributes": attributes} if attributes else {}
 
 
-def _check_class_has(cls: type, method: str, where: str) -> None:
+def check_class_has(cls: type, method: str, where: str) -> None:
+    """Raise ConfigError unless the class has the method that makes it of another module.
+
+    >>> check_class_has(dict, "fromkeys", "here")
+    """
     if not callable(getattr(cls, method, None)):
         raise ConfigError(
             f"{cls.__name__} has no class method {method}, so no module can be made of it",
@@ -396,31 +184,10 @@ def _check_class_has(cls: type, method: str, where: str) -> None:
         )
 
 
-def _standalone(entries: Mapping[Any, StandaloneModuleConfigEntry]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            module,
-            e.qconfig_mapping.to_dict() if e.qconfig_mapping is not None else None,
-            e.example_inputs,
-            e.prepare_custom_config.to_dict() if e.prepare_custom_config is not None else None,
-            e.backend_config,
-        )
-        for module, e in entries.items()
-    ]
+def by_name(mapping: Mapping[QuantType, ClassMap]) -> dict[str, ClassMap]:
+    """The mapping with the kinds of quantization as strings.
 
-
-def _by_name(mapping: Mapping[QuantType, ClassMap]) -> dict[str, ClassMap]:
+    >>> by_name({QuantType.STATIC: {}})
+    {'static': {}}
+    """
     return {kind.key: classes for kind, classes in mapping.items()}
-
-
-def _converted(value: Any, cls: type[T], key: str) -> T | None:
-    if value is None or isinstance(value, cls):
-        return value
-    if isinstance(value, Mapping):
-        converted: T = cls.from_dict(value)  # type: ignore[attr-defined]
-        return converted
-    raise ConfigError(
-        f"expected a {cls.__name__}, a dict or None, got {value!r}",
-        where=f"PrepareCustomConfig.from_dict, key {key!r}",
-        fix=f"{cls.__name__}.from_dict({{...}})",
-    )

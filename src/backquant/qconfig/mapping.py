@@ -85,8 +85,8 @@ class QConfigMapping:
     ) -> QConfigMapping:
         """Set the QConfig of a module class, a function, or a method name.
 
-        >>> QConfigMapping().set_object_type("reshape", None).object_type_qconfigs
-        OrderedDict({'reshape': None})
+        >>> list(QConfigMapping().set_object_type("reshape", None).object_type_qconfigs)
+        ['reshape']
         """
         _check_type(object_type, "set_object_type")
         self.object_type_qconfigs[object_type] = _checked(qconfig, "set_object_type")
@@ -197,9 +197,7 @@ class QConfigMapping:
             _TYPE: list(self.object_type_qconfigs.items()),
             _REGEX: list(self.module_name_regex_qconfigs.items()),
             _NAME: list(self.module_name_qconfigs.items()),
-            _ORDER: [
-                (*key, q) for key, q in self.module_name_object_type_order_qconfigs.items()
-            ],
+            _ORDER: [(*key, q) for key, q in self.module_name_object_type_order_qconfigs.items()],
         }
 
     @classmethod

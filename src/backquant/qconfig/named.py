@@ -71,15 +71,11 @@ default_per_channel_qconfig = QConfig(
 )
 default_debug_qconfig = QConfig(activation=default_debug_observer, weight=default_weight_observer)
 default_quint8_weight_qconfig = QConfig(activation=HistogramObserver, weight=MinMaxObserver)
-default_reuse_input_qconfig = QConfig(
-    activation=default_reuse_input_observer, weight=NoopObserver
-)
+default_reuse_input_qconfig = QConfig(activation=default_reuse_input_observer, weight=NoopObserver)
 
 # Signed activations, and weights without -128, for XNNPACK's kernels under qnnpack. The smallest
 # scale keeps input scale * weight scale / output scale above XNNPACK's lower limit of 2**-32.
-_signed_histogram = HistogramObserver.with_args(
-    dtype=torch.qint8, reduce_range=False, eps=2**-12
-)
+_signed_histogram = HistogramObserver.with_args(dtype=torch.qint8, reduce_range=False, eps=2**-12)
 default_symmetric_qnnpack_qconfig = QConfig(
     activation=_signed_histogram, weight=weight_observer_range_neg_127_to_127
 )
