@@ -49,9 +49,10 @@ def test_the_variable_of_onednn_is_read(monkeypatch):
     assert machine_facts().isa_limit == "AVX2"
 
 
-def test_fbgemm_sums_in_16_bits_on_any_cpu_and_qnnpack_does_not():
-    assert not engine_info("fbgemm", VNNI).wide_accumulation
-    assert engine_info("qnnpack", VNNI).wide_accumulation
+def test_without_vnni_fbgemm_sums_in_16_bits_and_qnnpack_does_not():
+    assert engine_info("fbgemm", VNNI).wide_accumulation
+    assert not engine_info("fbgemm", NO_VNNI).wide_accumulation
+    assert engine_info("qnnpack", NO_VNNI).wide_accumulation
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_name():

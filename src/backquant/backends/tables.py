@@ -12,6 +12,8 @@ __all__ = ["lowering_rules"]
 _TABLES = {
     "x86": "backquant.lower.tables.onednn",
     "onednn": "backquant.lower.tables.onednn",
+    "fbgemm": "backquant.lower.tables.quantized",
+    "qnnpack": "backquant.lower.tables.quantized",
 }
 
 

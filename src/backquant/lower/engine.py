@@ -53,9 +53,12 @@ class MachineFacts:
 
     @property
     def vnni(self) -> bool:
-        """Whether 8-bit products are added up in 32 bits by one instruction."""
-        if self.isa_limit.upper() in _NARROW_ISA:
-            return False
+        """Whether oneDNN adds 8-bit products up in 32 bits by one instruction."""
+        return self.has_vnni and self.isa_limit.upper() not in _NARROW_ISA
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether the CPU has such an instruction, whatever oneDNN may use."""
         return any(bool(self.capabilities.get(name)) for name in _WIDE)
 
 
@@ -209,8 +212,8 @@ def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
         kernels=("quantized.conv", "quantized.linear"),
         activation_dtypes=(torch.uint8,),
         weight_dtypes=(torch.int8,),
-        # fbgemm's kernels sum pairs in 16 bits on any CPU; qnnpack's widen first.
-        wide_accumulation=name == "qnnpack",
+        # qnnpack's kernels widen before they multiply.
+        wide_accumulation=name == "qnnpack" or not facts.is_x86 or facts.has_vnni,
     )
 
 

@@ -17,7 +17,7 @@ from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import numbers, refuse_float_input
-from backquant.lower.tables.conv import explicit_padding
+from backquant.lower.tables.calls import explicit_padding
 from backquant.lower.tables.spellings import RELUS
 from backquant.lower.tables.weights import check_weight, module_weight
 from backquant.match.plan import Reason

@@ -1,0 +1,109 @@
+"""Convolutions and linear layers by torch's ``quantized::`` kernels: fbgemm, qnnpack, and transposed
+convolutions everywhere.
+
+Their packed weights belong to one of torch's quantized engines. Which one is a process-wide setting
+that only packing reads; it is set for the packing alone, under a lock, and put back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = ["QuantizedConfig", "QuantizedWeighted"]
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _packing_for(engine: str) -> Iterator[None]:
+    backend: Any = torch.backends.quantized
+    with _LOCK:
+        before = backend.engine
+        backend.engine = engine
+        try:
+            yield
+        finally:
+            backend.engine = before
+
+
+@dataclass(frozen=True)
+class QuantizedConfig:
+    """``operator``: ``linear``, ``conv2d``, ``conv_transpose2d``, … with ``_relu`` for a ReLU behind.
+    ``engine``: a quantized engine of torch. The tuples are empty for ``linear``; ``output_padding`` is
+    for transposed convolutions."""
+
+    operator: str
+    engine: str
+    x_scale: float
+    x_zero_point: int
+    out_scale: float
+    out_zero_point: int
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+
+
+class QuantizedWeighted(PackedKernel):
+    """``quantized::linear``, ``quantized::conv{1,2,3}d``, ``quantized::conv_transpose{1,2,3}d``.
+
+    Takes uint8 integers and returns uint8 integers. The weight is int8; its scale has no dimension,
+    or (not for transposed convolutions) one entry per output channel.
+
+    >>> config = QuantizedConfig("linear", "fbgemm", 0.5, 10, 1.0, 0)
+    >>> one = torch.ones(1, 2, dtype=torch.int8)
+    >>> tensors = WeightTensors(one, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    >>> QuantizedWeighted(config, tensors)(torch.tensor([[12, 14]], dtype=torch.uint8))
+    tensor([[3]], dtype=torch.uint8)
+    """
+
+    config_class = QuantizedConfig
+    kernel = "quantized"
+    config: QuantizedConfig
+
+    def __init__(self, config: QuantizedConfig, tensors: WeightTensors) -> None:
+        super().__init__(config, tensors)
+
+    @property
+    def name(self) -> str:
+        return f"quantized.{self.config.operator}({self.config.engine})"
+
+    def _quantized_weight(self) -> torch.Tensor:
+        if self.weight_scale.numel() == 1:
+            scale, zero_point = self.weight_scale.item(), int(self.weight_zero_point.item())
+            return torch._make_per_tensor_quantized_tensor(self.weight, scale, zero_point)
+        return torch._make_per_channel_quantized_tensor(
+            self.weight, self.weight_scale, self.weight_zero_point, 0
+        )
+
+    def _pack(self) -> Any:
+        c = self.config
+        ops = torch.ops.quantized
+        plain = c.operator.removesuffix("_relu")
+        weight = self._quantized_weight()
+        with _packing_for(c.engine):
+            if plain == "linear":
+                return ops.linear_prepack(weight, self.bias)
+            lists = [list(c.stride), list(c.padding)]
+            if plain.startswith("conv_transpose"):
+                lists.append(list(c.output_padding))
+            prepack = getattr(ops, f"{plain}_prepack")
+            return prepack(weight, self.bias, *lists, list(c.dilation), c.groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """uint8 integers to uint8 integers, by the rules of the operator."""
+        packed = self._packed if self._packed is not None else self._repack()
+        c = self.config
+        q = quantized_view(x, c.x_scale, c.x_zero_point)
+        kernel = getattr(torch.ops.quantized, c.operator)
+        return integer_view(kernel(q, packed, c.out_scale, c.out_zero_point))

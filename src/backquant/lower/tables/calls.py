@@ -1,0 +1,259 @@
+"""Convolutions and linear layers as reference models write them: modules and functions, read into one
+form, from which each set of kernels makes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.rule import Emit, LowerRule, Operand, Site, operand
+from backquant.lower.tables.arguments import bind, numbers, refuse_float_input
+from backquant.lower.tables.spellings import POST_OPS
+from backquant.lower.tables.weights import functional_weight, module_weight
+from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Linear,
+)
+
+__all__ = [
+    "Geometry",
+    "Make",
+    "WeightedCall",
+    "conv_rules",
+    "conv_transpose_rules",
+    "explicit_padding",
+    "linear_rules",
+]
+
+_CONVS: tuple[Any, ...] = (Conv1d, Conv2d, Conv3d)
+_F_CONVS: tuple[Any, ...] = (
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+)
+_TRANSPOSED: tuple[Any, ...] = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+_F_TRANSPOSED: tuple[Any, ...] = (
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+)
+_LINEARS: tuple[Any, ...] = (Linear,)
+_F_LINEARS: tuple[Any, ...] = (F.linear,)
+
+_CONV_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED_NAMES = (
+    "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
+)  # fmt: skip
+_DEFAULTS = {
+    "bias": None,
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "output_padding": 0,
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The numbers of a convolution, one per spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    output_padding: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightedCall:
+    """One convolution or linear layer. ``axis``: along which the weight's scales lie."""
+
+    x: Operand
+    weight: WeightTensors
+    axis: int
+    geometry: Geometry | None = None
+
+
+Make = Callable[[Site, WeightedCall], Emit | Reason]
+_Build = Callable[[Site], Emit | Reason]
+_Read = Callable[[Site], WeightedCall | Reason]
+
+
+def conv_rules(make: Make) -> list[LowerRule]:
+    """Rules for convolutions, alone and with a unary operator behind.
+
+    >>> [rule.name for rule in conv_rules(lambda site, call: None)]
+    ['conv + activation', 'conv', 'functional conv + activation', 'functional conv']
+    """
+    return _rules("conv", (_CONVS, _read_conv), (_F_CONVS, _read_functional_conv), make)
+
+
+def linear_rules(make: Make) -> list[LowerRule]:
+    """Rules for linear layers, alone and with a unary operator behind.
+
+    >>> [rule.name for rule in linear_rules(lambda site, call: None)]
+    ['linear + activation', 'linear', 'functional linear + activation', 'functional linear']
+    """
+    return _rules("linear", (_LINEARS, _read_linear), (_F_LINEARS, _read_functional_linear), make)
+
+
+def conv_transpose_rules(make: Make) -> list[LowerRule]:
+    """Rules for transposed convolutions.
+
+    >>> [rule.name for rule in conv_transpose_rules(lambda site, call: None)]
+    ['conv_transpose', 'functional conv_transpose']
+    """
+    return [
+        LowerRule("conv_transpose", (_TRANSPOSED,), _build(_read_transposed, make)),
+        LowerRule(
+            "functional conv_transpose",
+            (_F_TRANSPOSED,),
+            _build(_read_functional_transposed, make),
+        ),
+    ]
+
+
+def _rules(
+    name: str,
+    modules: tuple[tuple[Any, ...], _Read],
+    functions: tuple[tuple[Any, ...], _Read],
+    make: Make,
+) -> list[LowerRule]:
+    found = []
+    for prefix, (keys, read) in (("", modules), ("functional ", functions)):
+        build = _build(read, make)
+        found.append(LowerRule(f"{prefix}{name} + activation", (keys, POST_OPS), build))
+        found.append(LowerRule(f"{prefix}{name}", (keys,), build))
+    return found
+
+
+def _build(read: _Read, make: Make) -> _Build:
+    def build(site: Site) -> Emit | Reason:
+        call = read(site)
+        if isinstance(call, Reason):
+            return call
+        return refuse_float_input(site) if call.x.qparams is None else make(site, call)
+
+    return build
+
+
+def explicit_padding(padding: Any, weight: torch.Tensor, dilation: list[int]) -> list[int] | None:
+    """Padding per dimension, also for ``"valid"`` and ``"same"``; ``None`` if it is not symmetric.
+
+    >>> explicit_padding("same", torch.empty(1, 1, 3, 5), [1, 2])
+    [1, 4]
+    """
+    if padding == "valid":
+        return [0] * len(dilation)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        return None if any(t % 2 for t in total) else [t // 2 for t in total]
+    return numbers(padding, len(dilation))
+
+
+def _geometry(site: Site, found: dict[str, Any], weight: torch.Tensor) -> Geometry | Reason:
+    dims = weight.dim() - 2
+    dilation = numbers(found["dilation"], dims)
+    padding = explicit_padding(found["padding"], weight, dilation)
+    if padding is None:
+        return site.refuse("padding", "padding='same' that is not symmetric", "symmetric padding")
+    return Geometry(
+        tuple(numbers(found["stride"], dims)),
+        tuple(padding),
+        tuple(dilation),
+        int(found["groups"]),
+        tuple(numbers(found.get("output_padding", 0), dims)),
+    )
+
+
+def _one_argument(site: Site) -> Operand | Reason:
+    """The only argument of a module's call."""
+    if len(site.node.args) == 1 and not site.node.kwargs:
+        return operand(site.node.args[0])  # type: ignore[arg-type]  # a tensor's node
+    return site.refuse("arguments", "a call with more than the input", "the input alone")
+
+
+def _read_conv(site: Site) -> WeightedCall | Reason:
+    module: Any = site.module
+    if module.padding_mode != "zeros":
+        return site.refuse("padding-mode", f"padding_mode={module.padding_mode!r}", "'zeros'")
+    x = _one_argument(site)
+    if isinstance(x, Reason):
+        return x
+    names = ("stride", "padding", "dilation", "groups")
+    weight = module_weight(module)
+    geometry = _geometry(site, {name: getattr(module, name) for name in names}, weight.weight)
+    if isinstance(geometry, Reason):
+        return geometry
+    return WeightedCall(x, weight, module.weight_axis, geometry)
+
+
+def _read_transposed(site: Site) -> WeightedCall | Reason:
+    module: Any = site.module
+    x = _one_argument(site)
+    if isinstance(x, Reason):
+        return x
+    names = ("stride", "padding", "dilation", "groups", "output_padding")
+    weight = module_weight(module)
+    geometry = _geometry(site, {name: getattr(module, name) for name in names}, weight.weight)
+    if isinstance(geometry, Reason):
+        return geometry
+    return WeightedCall(x, weight, module.weight_axis, geometry)
+
+
+def _read_linear(site: Site) -> WeightedCall | Reason:
+    module: Any = site.module
+    x = _one_argument(site)
+    if isinstance(x, Reason):
+        return x
+    return WeightedCall(x, module_weight(module), module.weight_axis)
+
+
+def _computed(site: Site) -> Reason:
+    return site.refuse(
+        "computed-weight",
+        "a weight or bias that is computed in the graph",
+        "a constant weight, quantized along axis 0, and a constant bias",
+    )
+
+
+def _read_functional(site: Site, names: tuple[str, ...]) -> WeightedCall | Reason:
+    found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
+    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
+    if not found or not weight:
+        return _computed(site)
+    x = operand(found["input"])
+    if "stride" not in names:
+        return WeightedCall(x, weight, 0)
+    geometry = _geometry(site, found, weight.weight)
+    return geometry if isinstance(geometry, Reason) else WeightedCall(x, weight, 0, geometry)
+
+
+def _read_functional_conv(site: Site) -> WeightedCall | Reason:
+    return _read_functional(site, _CONV_NAMES)
+
+
+def _read_functional_transposed(site: Site) -> WeightedCall | Reason:
+    return _read_functional(site, _TRANSPOSED_NAMES)
+
+
+def _read_functional_linear(site: Site) -> WeightedCall | Reason:
+    return _read_functional(site, ("input", "weight", "bias"))

@@ -1,0 +1,35 @@
+"""Rules that every engine's table ends with: torch's own kernels through zero-copy views, operators
+that only move integers, and tables of 256 results."""
+
+from __future__ import annotations
+
+from backquant.lower.rule import LowerRule
+from backquant.lower.tables.activation import clamp_rules
+from backquant.lower.tables.elementwise import binary_rules
+from backquant.lower.tables.matrix import matrix_rules
+from backquant.lower.tables.norm import norm_rules
+from backquant.lower.tables.passthrough import passthrough_rules
+from backquant.lower.tables.pointwise import pointwise_rules
+from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
+
+__all__ = ["common_rules"]
+
+
+def common_rules() -> list[LowerRule]:
+    """In order of preference among those that fit one occurrence.
+
+    >>> len(common_rules()) > 20
+    True
+    """
+    return [
+        *binary_rules(),
+        *max_rules(),
+        *average_rules(),
+        *adaptive_rules(),
+        *mean_rules(),
+        *norm_rules(),
+        *matrix_rules(),
+        *clamp_rules(),
+        *passthrough_rules(),
+        *pointwise_rules(),
+    ]

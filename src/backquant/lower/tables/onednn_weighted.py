@@ -1,0 +1,88 @@
+"""oneDNN kernels on plain integers for convolutions and linear layers, with an activation fused."""
+
+from __future__ import annotations
+
+import torch
+
+from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
+from backquant.lower.kernels.postop import PostOp, within
+from backquant.lower.qdq import QParams
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.tables.calls import WeightedCall, conv_rules, linear_rules
+from backquant.lower.tables.spellings import post_op_of
+from backquant.lower.tables.weights import check_weight
+from backquant.match.plan import Reason
+
+__all__ = ["onednn_weighted_rules"]
+
+
+def onednn_weighted_rules() -> list[LowerRule]:
+    """Rules for convolutions and linear layers.
+
+    >>> len(onednn_weighted_rules())
+    8
+    """
+    return [*conv_rules(_conv), *linear_rules(_linear)]
+
+
+def _post_op(site: Site) -> PostOp | Reason:
+    """The fused activation, which also keeps the result in its range."""
+    post_op = post_op_of(site.steps[1] if len(site.steps) > 1 else None)
+    if post_op is None:
+        return site.refuse("post-op", "an activation with computed numbers", "literal numbers")
+    kept = within(post_op, site.out)
+    if kept is None:
+        asked = f"{post_op.name} to {site.out}"
+        return site.refuse("post-op", asked, f"{post_op.name} to the full range of the dtype")
+    return kept
+
+
+def _out(out: QParams | None) -> tuple[float, int, torch.dtype]:
+    return (1.0, 0, torch.float32) if out is None else (*out.args, out.dtype)
+
+
+def _conv(site: Site, call: WeightedCall) -> Emit | Reason:
+    x, geometry = call.x.qparams, call.geometry
+    assert x is not None and geometry is not None
+    refused = check_weight(site, call.weight, x, call.axis)
+    if refused:
+        return refused
+    if site.out is not None and site.out.dtype != torch.uint8:
+        return site.refuse("output-dtype", str(site.out.dtype), "torch.uint8, or a float output")
+    post_op = _post_op(site)
+    if isinstance(post_op, Reason):
+        return post_op
+    if not post_op.admitted_by_conv:
+        return site.refuse("post-op", post_op.name, "relu, hardtanh, hardswish, swish")
+    scale, zero_point, dtype = _out(site.out)
+    config = ConvConfig(
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.groups,
+        *x.args,
+        scale,
+        zero_point,
+        dtype,
+        *post_op.arguments,
+    )
+    kernel = OnednnConv(config, call.weight)
+    return Emit(kernel, (call.x.node,), kernel.name, site.out, in_range=True)
+
+
+def _linear(site: Site, call: WeightedCall) -> Emit | Reason:
+    x = call.x.qparams
+    assert x is not None
+    refused = check_weight(site, call.weight, x, call.axis)
+    if refused:
+        return refused
+    post_op = _post_op(site)
+    if isinstance(post_op, Reason):
+        return post_op
+    if not post_op.admitted_by_linear:
+        return site.refuse("post-op", post_op.name, "a post-op of oneDNN's linear kernel")
+    scale, zero_point, dtype = _out(site.out)
+    config = LinearConfig(*x.args, scale, zero_point, dtype, *post_op.arguments)
+    kernel = OnednnLinear(config, call.weight)
+    return Emit(kernel, (call.x.node,), kernel.name, site.out, in_range=True)

@@ -1,0 +1,96 @@
+"""torch's ``quantized::`` kernels for convolutions, linear layers and transposed convolutions."""
+
+from __future__ import annotations
+
+from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.tables.calls import (
+    Geometry,
+    WeightedCall,
+    conv_rules,
+    conv_transpose_rules,
+    linear_rules,
+)
+from backquant.lower.tables.spellings import RELUS
+from backquant.lower.tables.weights import check_weight
+from backquant.match.plan import Reason
+
+__all__ = ["quantized_transposed_rules", "quantized_weighted_rules"]
+
+
+def quantized_weighted_rules() -> list[LowerRule]:
+    """Rules for convolutions and linear layers.
+
+    >>> len(quantized_weighted_rules())
+    8
+    """
+    return [*conv_rules(_weighted), *linear_rules(_weighted)]
+
+
+def quantized_transposed_rules() -> list[LowerRule]:
+    """Rules for transposed convolutions.
+
+    >>> len(quantized_transposed_rules())
+    2
+    """
+    return conv_transpose_rules(_transposed)
+
+
+def _check(site: Site, call: WeightedCall) -> Reason | None:
+    assert call.x.qparams is not None
+    if site.out is None:
+        return site.refuse("float-output", "a float result", "a quantized result")
+    if site.out.dtype != call.x.qparams.dtype:
+        return site.refuse("output-dtype", str(site.out.dtype), str(call.x.qparams.dtype))
+    return check_weight(site, call.weight, call.x.qparams, call.axis)
+
+
+def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
+    refused = _check(site, call)
+    if refused:
+        return refused
+    fused = site.steps[1:]
+    if fused and fused[0].key not in RELUS:
+        return site.refuse("post-op", "an activation other than ReLU", "ReLU")
+    plain = "linear" if call.geometry is None else f"conv{len(call.geometry.stride)}d"
+    return _emit(site, call, f"{plain}_relu" if fused else plain, site.engine.name)
+
+
+def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
+    geometry, engine = call.geometry, site.engine.name
+    assert geometry is not None
+    if call.weight.scale.numel() > 1:
+        return site.refuse(
+            "weight-granularity",
+            "one scale per channel of a transposed convolution",
+            "one scale per tensor",
+            fix="qconfig_mapping.set_object_type(torch.nn.ConvTranspose2d, "
+            "QConfig(activation=..., weight=default_weight_observer))",
+        )
+    refused = _check(site, call)
+    if refused:
+        return refused
+    if engine == "onednn" and any(geometry.output_padding):
+        return site.refuse("output-padding", str(geometry.output_padding), "no output padding")
+    if engine == "qnnpack" and len(geometry.stride) == 3:
+        # Its kernel gives wrong results (torch 2.13).
+        return site.refuse("dimensions", "a transposed convolution in 3d", "1d and 2d")
+    return _emit(site, call, f"conv_transpose{len(geometry.stride)}d", engine)
+
+
+def _emit(site: Site, call: WeightedCall, operator: str, engine: str) -> Emit:
+    assert call.x.qparams is not None and site.out is not None
+    geometry = call.geometry or Geometry((), (), (), 1)
+    config = QuantizedConfig(
+        operator,
+        engine,
+        *call.x.qparams.args,
+        *site.out.args,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.output_padding,
+        geometry.groups,
+    )
+    kernel = QuantizedWeighted(config, call.weight)
+    return Emit(kernel, (call.x.node,), kernel.name, site.out)
