@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from backquant.nn.intrinsic.fused import (
     BNReLU2d,
     BNReLU3d,
@@ -23,6 +26,9 @@ from backquant.nn.intrinsic.fused import (
     LinearTanh,
 )
 
+if TYPE_CHECKING:
+    from backquant.nn.intrinsic import qat
+
 __all__ = [
     "BNReLU2d",
     "BNReLU3d",
@@ -42,4 +48,11 @@ __all__ = [
     "LinearLeakyReLU",
     "LinearReLU",
     "LinearTanh",
+    "qat",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "qat":
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,30 @@
-"""Modules with quantized weights: ``backquant.nn.quantized.reference``."""
+"""Modules with quantized weights.
+
+``reference`` are those that a reference model is made of. ``LSTM``, ``LSTMCell`` and
+``MultiheadAttention`` are the quantized forms of the classes in ``nn.quantizable``.
+``FloatFunctional`` stands for elementwise functions in eager-mode style models.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backquant.nn.quantizable.slots import FloatFunctional
+    from backquant.nn.quantized import reference
+    from backquant.nn.quantized.composed import LSTM, LSTMCell, MultiheadAttention
+
+__all__ = ["LSTM", "FloatFunctional", "LSTMCell", "MultiheadAttention", "reference"]
+
+_COMPOSED = ("LSTM", "LSTMCell", "MultiheadAttention")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _COMPOSED:
+        return getattr(importlib.import_module(f"{__name__}.composed"), name)
+    if name == "FloatFunctional":
+        return importlib.import_module("backquant.nn.quantizable.slots").FloatFunctional
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from backquant.nn.quantized.reference.module import (
 )
 
 __all__ = ["Linear"]
+
+_LinearT = TypeVar("_LinearT", bound="Linear")
 
 
 class Linear(ReferenceModule, nn.Linear):
@@ -54,7 +56,9 @@ class Linear(ReferenceModule, nn.Linear):
         return "QuantizedLinear(Reference)"
 
     @classmethod
-    def from_float(cls, float_linear: nn.Module, weight_qparams: Mapping[str, Any]) -> Linear:
+    def from_float(
+        cls: type[_LinearT], float_linear: nn.Module, weight_qparams: Mapping[str, Any]
+    ) -> _LinearT:
         """Quantize the weight of ``float_linear``, which is left as it is and shares nothing.
 
         Raises ``ConfigError`` for qparams that do not fit its weight.

@@ -1,0 +1,166 @@
+"""Quantized LSTM, LSTM cell and attention: the observed modules with their observers' results.
+
+Every observer becomes a ``QuantizeDequantize``, every linear a reference linear with integer
+weights. They compute in float on values that an integer engine would have.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from torch import nn
+
+from backquant.errors import ConfigError
+from backquant.nn import quantizable
+from backquant.nn.quantizable.slots import (
+    Slot,
+    SlotLinear,
+    SlotQATLinear,
+    SlotReferenceLinear,
+    SlotTanh,
+)
+from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
+from backquant.observe import default_fixed_qparams_range_neg1to1_observer
+from backquant.observe.qparams import qparam_dict
+
+__all__ = ["LSTM", "LSTMCell", "MultiheadAttention"]
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def _reference_linear(linear: nn.Module, qconfig: Any) -> SlotReferenceLinear:
+    """The integer form: qparams from the weight's fake quantize, else a new observer's."""
+    observer = copy.deepcopy(getattr(linear, "weight_fake_quant", None)) or qconfig.weight()
+    weight = linear.get_parameter("weight").detach()
+    observer.to(weight.device)(weight)
+    return SlotReferenceLinear.from_float(linear, qparam_dict(observer))
+
+
+def _quantize(module: nn.Module, name: str, part: Slot, qconfig: Any) -> None:
+    slot: nn.Module | None = part.activation_post_process
+    if isinstance(part, (SlotLinear, SlotQATLinear)):
+        part = _reference_linear(part, qconfig)
+        parent, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(parent), attribute, part)
+    if slot is None and isinstance(part, SlotTanh):
+        slot = default_fixed_qparams_range_neg1to1_observer()
+    part.activation_post_process = None if slot is None else QuantizeDequantize.from_observer(slot)
+
+
+def _from_observed(cls: type[_Module], observed: nn.Module, expected: type[nn.Module]) -> _Module:
+    if type(observed) is not expected or not getattr(observed, "qconfig", None):
+        raise ConfigError(
+            f"quantized.{cls.__name__}.from_observed takes a quantizable.{expected.__name__} that "
+            f"from_float made, got {type(observed).__name__}",
+            where=f"backquant.nn.quantized.{cls.__name__}.from_observed(module)",
+            fix=f"backquant.nn.quantizable.{expected.__name__}.from_float(float_module), "
+            "then calibrate",
+        )
+    twin = copy.deepcopy(observed).eval()
+    qconfig = twin.qconfig
+    for name, part in list(twin.named_modules()):
+        own = getattr(part, "qconfig", qconfig)
+        if isinstance(part, Slot) and own is not None:
+            _quantize(twin, name, part, own)
+    del twin.qconfig
+    quantized = cls.__new__(cls)  # its constructor would make float linears
+    vars(quantized).update(vars(twin))
+    return quantized
+
+
+def _refuse_float(cls: type[nn.Module]) -> ConfigError:
+    return ConfigError(
+        f"quantized.{cls.__name__} is made of an observed module, not of a float one",
+        where=f"backquant.nn.quantized.{cls.__name__}.from_float(module)",
+        fix=f"observed = backquant.nn.quantizable.{cls.__name__}.from_float(module)\n"
+        "observed(calibration_batch)\n"
+        f"backquant.nn.quantized.{cls.__name__}.from_observed(observed)",
+    )
+
+
+class LSTM(quantizable.LSTM):
+    """The quantized form of ``quantizable.LSTM``.
+
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> from backquant.observe import MinMaxObserver
+    >>> lstm = nn.LSTM(3, 4)
+    >>> lstm.qconfig = SimpleNamespace(
+    ...     activation=MinMaxObserver, weight=MinMaxObserver.with_args(dtype=torch.qint8))
+    >>> observed = quantizable.LSTM.from_float(lstm.eval())
+    >>> x = torch.randn(5, 2, 3)
+    >>> _ = observed(x)
+    >>> quantized = LSTM.from_observed(observed)
+    >>> quantized.layers[0].layer_fw.cell.igates.weight.dtype, quantized(x)[0].shape
+    (torch.int8, torch.Size([5, 2, 4]))
+    """
+
+    def _get_name(self) -> str:
+        return "QuantizedLSTM"
+
+    @classmethod
+    def from_float(cls, other: nn.Module, *args: Any, **kwargs: Any) -> LSTM:  # noqa: ARG003
+        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
+        raise _refuse_float(cls)
+
+    @classmethod
+    def from_observed(cls, other: nn.Module) -> LSTM:
+        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
+
+        Raises ``ConfigError`` for anything but a ``quantizable.LSTM`` made by ``from_float``.
+        """
+        return _from_observed(cls, other, quantizable.LSTM)
+
+
+class LSTMCell(quantizable.LSTMCell):
+    """The quantized form of ``quantizable.LSTMCell``.
+
+    >>> LSTMCell.from_float(nn.LSTMCell(1, 1))
+    Traceback (most recent call last):
+        ...
+    backquant.errors.ConfigError: quantized.LSTMCell is made of an observed module, ...
+    """
+
+    def _get_name(self) -> str:
+        return "QuantizedLSTMCell"
+
+    @classmethod
+    def from_float(cls, other: nn.Module, *args: Any, **kwargs: Any) -> LSTMCell:  # noqa: ARG003
+        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
+        raise _refuse_float(cls)
+
+    @classmethod
+    def from_observed(cls, other: nn.Module) -> LSTMCell:
+        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
+
+        Raises ``ConfigError`` for anything but a ``quantizable.LSTMCell`` made by ``from_float``.
+        """
+        return _from_observed(cls, other, quantizable.LSTMCell)
+
+
+class MultiheadAttention(quantizable.MultiheadAttention):
+    """The quantized form of ``quantizable.MultiheadAttention``.
+
+    >>> MultiheadAttention.from_observed(nn.MultiheadAttention(2, 1))
+    Traceback (most recent call last):
+        ...
+    backquant.errors.ConfigError: quantized.MultiheadAttention.from_observed takes a ...
+    """
+
+    def _get_name(self) -> str:
+        return "QuantizedMultiheadAttention"
+
+    @classmethod
+    def from_float(cls, other: nn.Module) -> MultiheadAttention:  # noqa: ARG003
+        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
+        raise _refuse_float(cls)
+
+    @classmethod
+    def from_observed(cls, other: nn.Module) -> MultiheadAttention:
+        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
+
+        Raises ``ConfigError`` for anything but a ``quantizable.MultiheadAttention`` that
+        ``from_float`` made.
+        """
+        return _from_observed(cls, other, quantizable.MultiheadAttention)
