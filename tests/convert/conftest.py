@@ -25,7 +25,9 @@ from backquant.match import plan, plan_fusion
 from backquant.prepare import Origin, PreparedModule, insert_observers
 
 
-def conv_bn(inputs: int, outputs: int, size: int, groups: int = 1, stride: int = 1) -> list[nn.Module]:
+def conv_bn(
+    inputs: int, outputs: int, size: int, groups: int = 1, stride: int = 1
+) -> list[nn.Module]:
     conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(outputs)]
 
@@ -91,7 +93,9 @@ class DenseCNN(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3, padding=1)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1))
+            nn.Sequential(
+                nn.BatchNorm2d(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1)
+            )
             for i in range(3)
         )
         self.transition = nn.Sequential(nn.Conv2d(16, 8, 1), nn.AvgPool2d(2))

@@ -97,6 +97,8 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
 
 def _finished(work: Conversion, needed: set[str]) -> fx.GraphModule:
     work.module.graph.eliminate_dead_code()
+    for site in work.prepared.sites.sites:
+        del work.module._modules[site.name]  # one by one: shared observers have several names
     remove_unused_modules(work.module)
     result = work.editor.finish()
     verify(result, after="pass 'convert to reference'")

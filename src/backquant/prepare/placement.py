@@ -105,7 +105,8 @@ class Placement:
         for number in custom.input_quantized_indexes if custom is not None else ():
             if number < len(inputs):
                 known[inputs[number].name] = torch.quint8
-        return {**known, **dict.fromkeys(self._plan.no_tensors)}
+        scalars = (node.name for node in inputs if _defaults_to_scalar(node))
+        return {**known, **dict.fromkeys((*self._plan.no_tensors, *scalars))}
 
     def _free_names(self) -> Iterator[str]:
         number = 0
@@ -303,3 +304,8 @@ class Placement:
         if value in self._drafts:
             return self._probe_of(value).dtype
         return self._dtype.get(value, torch.float32)
+
+
+def _defaults_to_scalar(placeholder: fx.Node) -> bool:
+    """An input such as ``scale: float = 2.0`` is a number."""
+    return bool(placeholder.args) and isinstance(placeholder.args[0], (bool, int, float, str))

@@ -22,7 +22,8 @@ Rules (PyTorch's, with the differences that are marked)
    [0, 1); here the fixed value is observed once more. ``sigmoid(x) * 2`` is clipped to [0, 1), too;
    here arithmetic on a fixed range observes its result. And an input of ``sigmoid`` that needs an
    observer gets one of [0, 1); here it is measured.
-8. Values that are no float tensors (shapes, indices, masks) are never observed; neither are inputs
+8. Values that are no float tensors (shapes, indices, masks; *different:* inputs whose default is a
+   number) are never observed; neither are inputs
    and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
 """
 

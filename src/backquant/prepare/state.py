@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError
 from backquant.graph import Provenance, Scope
 from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 _KEY = "backquant"
+# What a graph module makes anew from its graph.
+_OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "shape_env"})
 
 
 @dataclass(frozen=True)
@@ -61,28 +64,17 @@ class PreparedModule(fx.GraphModule):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = super().__reduce__()
-        names = tuple(node.name for node in self.graph.nodes)
-        return _restore, (rebuild, arguments, names, dict(self.meta))
+        body = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        return _restore, (body, dump((graph_rows(self.graph), dict(self.meta))))
 
 
-def _restore(
-    rebuild: Callable[..., fx.GraphModule],
-    arguments: tuple[Any, ...],
-    names: tuple[str, ...],
-    meta: dict[str, Any],
-) -> PreparedModule:
-    loaded = rebuild(*arguments)
-    graph = fx.Graph(tracer_cls=loaded.graph._tracer_cls)
-    copies: dict[fx.Node, fx.Node] = {}
-    for node, name in zip(loaded.graph.nodes, names, strict=True):
-        args = fx.map_arg(node.args, copies.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-        copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-    graph.set_codegen(loaded.graph._codegen)
-    restored = PreparedModule(loaded, graph)
+def _restore(body: dict[str, Any], stored: bytes) -> PreparedModule:
+    rows, meta = load(stored)
+    root = nn.Module()
+    root.__dict__.update(body)
+    restored = PreparedModule(root, graph_from_rows(rows))
     restored.meta.update(meta)
-    _carry(loaded, restored)
+    _carry(root, restored)
     return restored
 
 
@@ -104,7 +96,7 @@ def rebuilt(
     return made
 
 
-def _carry(source: fx.GraphModule, target: fx.GraphModule) -> None:
+def _carry(source: nn.Module, target: fx.GraphModule) -> None:
     for name, value in target.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
         setattr(target, name, value)
     flags = {path: module.training for path, module in source.named_modules(remove_duplicate=False)}

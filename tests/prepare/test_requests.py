@@ -1,0 +1,106 @@
+"""From rules to observers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.errors import ConfigError
+from backquant.match.plan import RuleKind, RuleRef
+from backquant.observe import (
+    FakeQuantize,
+    FixedQParamsObserver,
+    HistogramObserver,
+    MinMaxObserver,
+    PlaceholderObserver,
+    ReuseInputObserver,
+)
+from backquant.prepare import ObserverSource, ObserverSpec
+from backquant.qconfig import QConfig, QConfigMapping
+
+GLOBAL = RuleRef(RuleKind.GLOBAL, 0, "")
+TYPE = RuleRef(RuleKind.OBJECT_TYPE, 0, "torch.sigmoid")
+WEIGHT = MinMaxObserver.with_args(dtype=torch.qint8)
+
+
+def _source(qconfig, sigmoid=None, backend=None):
+    mapping = QConfigMapping().set_global(qconfig).set_object_type(torch.sigmoid, sigmoid)
+    return ObserverSource(backend or BackendConfig("b"), mapping)
+
+
+def test_each_spec_is_probed_once():
+    made = []
+
+    def factory():
+        made.append(MinMaxObserver())
+        return made[-1]
+
+    source = _source(QConfig(factory, WEIGHT))
+    spec = ObserverSpec(GLOBAL, "activation")
+    probes = [source.probe(spec) for _ in range(3)]
+    assert len(made) == 1
+    assert probes[0].kind is MinMaxObserver
+    assert source.make(spec) is not source.make(spec)
+
+
+@pytest.mark.parametrize(
+    ("activation", "weight", "expected"),
+    [
+        (torch.float16, torch.float16, torch.float16),
+        (torch.float16, torch.float32, torch.float32),
+        (torch.float32, torch.float16, torch.float32),
+    ],
+)
+def test_bias_follows_static_float16(activation, weight, expected):
+    make = PlaceholderObserver.with_args
+    source = _source(QConfig(make(dtype=activation), make(dtype=weight)))
+    assert source.probe(ObserverSpec(GLOBAL, "bias")).dtype is expected
+
+
+def test_dynamic_float16_keeps_a_float_bias():
+    dynamic = PlaceholderObserver.with_args(dtype=torch.float16, is_dynamic=True)
+    source = _source(QConfig(dynamic, PlaceholderObserver.with_args(dtype=torch.float16)))
+    assert source.probe(ObserverSpec(GLOBAL, "bias")).dtype is torch.float32
+
+
+def test_inputs_of_fixed_operators_are_measured():
+    fixed = FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0)
+    source = _source(QConfig(HistogramObserver, WEIGHT), QConfig(fixed, WEIGHT))
+    assert source.probe(ObserverSpec(TYPE, "activation")).fixed
+    assert source.probe(ObserverSpec(TYPE, "input_of_fixed")).kind is HistogramObserver
+    other = _source(QConfig(WEIGHT, WEIGHT), QConfig(fixed, WEIGHT))  # the global one is qint8
+    probe = other.probe(ObserverSpec(TYPE, "input_of_fixed"))
+    assert (probe.kind, probe.dtype) == (MinMaxObserver, torch.quint8)
+
+
+def test_reuse_input_is_known():
+    source = _source(QConfig(ReuseInputObserver, WEIGHT))
+    assert source.probe(ObserverSpec(GLOBAL, "activation")).reuses_input
+
+
+def test_overwritten_outputs():
+    entry = BackendPatternConfig(torch.sigmoid)
+    entry._overwrite_output_observer = FixedQParamsObserver.with_args(scale=0.5, zero_point=3)
+    entry._overwrite_output_fake_quantize = FakeQuantize.with_args(quant_min=0, quant_max=9)
+    backend = BackendConfig("b").set_backend_pattern_config(entry)
+    spec = ObserverSpec(GLOBAL, "output_overwrite", 0)
+    observed = _source(QConfig(MinMaxObserver, WEIGHT), backend=backend).make(spec)
+    assert isinstance(observed, FixedQParamsObserver)
+    trained = _source(QConfig(FakeQuantize, WEIGHT), backend=backend).make(spec)
+    assert isinstance(trained, FakeQuantize)
+    assert trained.quant_max == 9
+
+
+def test_no_rule_asks_for_nothing():
+    source = _source(QConfig(MinMaxObserver, WEIGHT))
+    spec = ObserverSpec(None, "activation")
+    assert not source.probe(spec).observable
+    with pytest.raises(ConfigError, match="has none"):
+        source.make(spec)
+
+
+def test_what_is_no_observer_is_refused():
+    source = _source(QConfig(torch.nn.ReLU, WEIGHT))
+    with pytest.raises(ConfigError, match="makes a ReLU"):
+        source.probe(ObserverSpec(GLOBAL, "activation"))
