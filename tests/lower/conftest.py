@@ -24,6 +24,8 @@ U8 = QParams(0.05, 100, 0, 255, torch.uint8)
 
 
 class _Tracer(Tracer):
+    proxy_buffer_attributes = True
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, (ReferenceModule, FusedModule)):
             return True

@@ -191,7 +191,7 @@ def _onednn_engine(name: str, facts: MachineFacts) -> EngineInfo:
         name=name,
         isa=_isa(facts),
         torch_version=facts.torch_version,
-        kernels=_ONEDNN_KERNELS,
+        kernels=(*_ONEDNN_KERNELS, *_transposed(facts, "fbgemm")),
         activation_dtypes=(torch.uint8,),
         weight_dtypes=(torch.int8,),
         wide_accumulation=facts.vnni or not facts.is_x86,
@@ -209,12 +209,17 @@ def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
         name=name,
         isa=_isa(facts),
         torch_version=facts.torch_version,
-        kernels=("quantized.conv", "quantized.linear"),
+        kernels=("quantized.conv", "quantized.linear", *_transposed(facts, name)),
         activation_dtypes=(torch.uint8,),
         weight_dtypes=(torch.int8,),
         # qnnpack's kernels widen before they multiply.
         wide_accumulation=name == "qnnpack" or not facts.is_x86 or facts.has_vnni,
     )
+
+
+def _transposed(facts: MachineFacts, engine: str) -> tuple[str, ...]:
+    """Transposed convolutions are taken from a quantized engine of torch, which a build may lack."""
+    return (f"quantized.conv_transpose({engine})",) * (engine in facts.quantized_engines)
 
 
 def _alternative(facts: MachineFacts, wanted: str) -> str:

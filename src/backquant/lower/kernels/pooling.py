@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from backquant.lower.kernels.views import integer_view, quantized_view
 
 __all__ = [
+    "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
+    "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
     "max_pool1d",
@@ -61,6 +63,30 @@ def max_pool2d(
     """
     q = quantized_view(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+# size: the arguments of aten::avg_pool1d after the qparams of the input.
+def avg_pool1d(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, length]``; each list has one entry.
+
+    >>> x = torch.tensor([[[1, 5, 2, 4]]], dtype=torch.uint8)
+    >>> avg_pool1d(x, 1.0, 0, [2], [2], [0], False, True)
+    tensor([[[3, 3]]], dtype=torch.uint8)
+    """
+    q = quantized_view(x, scale, zero_point)
+    pooled = F.avg_pool1d(
+        q, tuple(kernel_size), tuple(stride), tuple(padding), ceil_mode, count_include_pad
+    )
+    return integer_view(pooled)
 
 
 # size: the arguments of aten::avg_pool2d after the qparams of the input.
@@ -123,6 +149,19 @@ def avg_pool3d(
         divisor_override,
     )
     return integer_view(pooled)
+
+
+def adaptive_avg_pool1d(
+    x: torch.Tensor, scale: float, zero_point: int, output_size: Sequence[int]
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, length]`` to the length ``output_size``.
+
+    >>> x = torch.tensor([[[1, 5, 2, 4]]], dtype=torch.uint8)
+    >>> adaptive_avg_pool1d(x, 1.0, 0, [1]).item()
+    3
+    """
+    q = quantized_view(x, scale, zero_point)
+    return integer_view(F.adaptive_avg_pool1d(q, list(output_size)))
 
 
 def adaptive_avg_pool2d(

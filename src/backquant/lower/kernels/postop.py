@@ -29,11 +29,6 @@ class PostOp:
     algorithm: str = ""
 
     @property
-    def arguments(self) -> tuple[str, tuple[float, ...], str]:
-        """Name, numbers and algorithm, as the kernels' configurations take them."""
-        return self.name, self.numbers, self.algorithm
-
-    @property
     def admitted_by_conv(self) -> bool:
         return self.name in _CONV
 

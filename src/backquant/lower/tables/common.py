@@ -11,6 +11,7 @@ from backquant.lower.tables.norm import norm_rules
 from backquant.lower.tables.passthrough import passthrough_rules
 from backquant.lower.tables.pointwise import pointwise_rules
 from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
+from backquant.lower.tables.resize import resize_rules
 
 __all__ = ["common_rules"]
 
@@ -30,6 +31,7 @@ def common_rules() -> list[LowerRule]:
         *norm_rules(),
         *matrix_rules(),
         *clamp_rules(),
+        *resize_rules(),
         *passthrough_rules(),
         *pointwise_rules(),
     ]

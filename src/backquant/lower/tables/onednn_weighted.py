@@ -65,7 +65,9 @@ def _conv(site: Site, call: WeightedCall) -> Emit | Reason:
         scale,
         zero_point,
         dtype,
-        *post_op.arguments,
+        post_op.name,
+        post_op.numbers,
+        post_op.algorithm,
     )
     kernel = OnednnConv(config, call.weight)
     return Emit(kernel, (call.x.node,), kernel.name, site.out, in_range=True)
@@ -83,6 +85,8 @@ def _linear(site: Site, call: WeightedCall) -> Emit | Reason:
     if not post_op.admitted_by_linear:
         return site.refuse("post-op", post_op.name, "a post-op of oneDNN's linear kernel")
     scale, zero_point, dtype = _out(site.out)
-    config = LinearConfig(*x.args, scale, zero_point, dtype, *post_op.arguments)
+    config = LinearConfig(
+        *x.args, scale, zero_point, dtype, post_op.name, post_op.numbers, post_op.algorithm
+    )
     kernel = OnednnLinear(config, call.weight)
     return Emit(kernel, (call.x.node,), kernel.name, site.out, in_range=True)

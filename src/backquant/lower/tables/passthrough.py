@@ -2,7 +2,7 @@
 
 1. Reshaping, slicing, repeating: the same operator on the integer tensor.
 2. Dropout in evaluation mode and identity: nothing runs.
-3. Concatenation of tensors with equal qparams.
+3. Concatenation; parts whose qparams differ from the others' are requantized.
 4. Splitting: each item keeps the qparams.
 5. Sizes: read from the integer tensor; nothing is dequantized for them.
 """
@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx import Node
 from torch.nn import functional as F
 
+from backquant.lower.kernels.join import cat
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.match.plan import Reason
@@ -136,17 +137,23 @@ def _functional_dropout(site: Site) -> Emit | Reason:
 def _join(site: Site) -> Emit | Reason:
     found = bind(site.node, ("tensors", "dim"), {"dim": 0})
     parts = found and found["tensors"]
-    if not found or not isinstance(parts, (list, tuple)):
+    if not found or not isinstance(parts, (list, tuple)) or not isinstance(found["dim"], int):
         return site.refuse("arguments", "a computed list of tensors", "a literal list")
     operands = [operand(part) for part in parts if isinstance(part, Node)]
-    qparams = {part.qparams for part in operands}
-    if len(operands) != len(parts) or None in qparams:
+    qparams = [part.qparams for part in operands if part.qparams is not None]
+    if len(qparams) != len(parts):
         return refuse_float_input(site)
-    if len(qparams) != 1:
-        return site.refuse("other-qparams", "inputs with different qparams", "equal qparams")
+    nodes = [part.node for part in operands]
     target: Any = site.node.target
-    args = ([part.node for part in operands], found["dim"])
-    return Emit(target, args, f"aten.{target.__name__}", qparams.pop(), in_range=True)
+    if len(set(qparams)) == 1:
+        args = (nodes, found["dim"])
+        return Emit(target, args, f"aten.{target.__name__}", qparams[0], in_range=True)
+    if site.out is None or target not in _CATS:
+        return site.refuse("other-qparams", "inputs with different qparams", "equal qparams")
+    scales, zero_points = [q.scale for q in qparams], [q.zero_point for q in qparams]
+    fits = [q == site.out for q in qparams]
+    literals = (nodes, scales, zero_points, fits, found["dim"], *site.out.literals)
+    return Emit(cat, literals, "aten.cat(requantized)", site.out, in_range=True)
 
 
 def _split(site: Site) -> Emit | Reason:

@@ -27,7 +27,7 @@ __all__ = ["pointwise_rules"]
 _MODULES: tuple[Any, ...] = (
     nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU,
     nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
-    nn.Hardshrink, nn.Softshrink, nn.Threshold,
+    nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.PReLU,
 )  # fmt: skip
 _FUNCTIONS: tuple[Any, ...] = (
     torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, F.hardswish, F.leaky_relu,
@@ -79,6 +79,9 @@ def _build(site: Site) -> Emit | Reason:
     widths = {x.qparams.dtype.itemsize, site.out.dtype.itemsize}
     if widths != {1}:
         return site.refuse("dtype", f"{x.qparams.dtype} to {site.out.dtype}", "8-bit integers")
+    slopes = getattr(site.steps[0].module, "num_parameters", 1)
+    if slopes != 1:
+        return site.refuse("per-channel", f"{slopes} slopes, one per channel", "one slope for all")
     if any(step.module is not None and step.module.training for step in site.steps):
         return site.refuse("training", "an operator in training mode", "evaluation mode")
     table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))

@@ -47,42 +47,48 @@ _Build = Callable[[Site], Emit | Reason]
 
 
 def max_rules() -> list[LowerRule]:
-    """Max pooling in one and two dimensions.
+    """Max pooling in one to three dimensions.
 
     >>> [rule.name for rule in max_rules()]
-    ['max_pool1d', 'max_pool2d']
+    ['max_pool1d', 'max_pool2d', 'max_pool3d']
     """
     one: tuple[Any, ...] = (nn.MaxPool1d, F.max_pool1d, torch.max_pool1d)
     two: tuple[Any, ...] = (nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
+    three: tuple[Any, ...] = (nn.MaxPool3d, F.max_pool3d, torch.max_pool3d)
     return [
         LowerRule("max_pool1d", (one,), _max(pooling.max_pool1d, 1)),
         LowerRule("max_pool2d", (two,), _max(pooling.max_pool2d, 2)),
+        LowerRule("max_pool3d", (three,), _max(torch.max_pool3d, 3)),
     ]
 
 
 def average_rules() -> list[LowerRule]:
-    """Average pooling in two and three dimensions.
+    """Average pooling in one to three dimensions.
 
     >>> [rule.name for rule in average_rules()]
-    ['avg_pool2d', 'avg_pool3d']
+    ['avg_pool1d', 'avg_pool2d', 'avg_pool3d']
     """
+    one: tuple[Any, ...] = (nn.AvgPool1d, F.avg_pool1d)
     two: tuple[Any, ...] = (nn.AvgPool2d, F.avg_pool2d)
     three: tuple[Any, ...] = (nn.AvgPool3d, F.avg_pool3d)
     return [
+        LowerRule("avg_pool1d", (one,), _average(pooling.avg_pool1d, 1)),
         LowerRule("avg_pool2d", (two,), _average(pooling.avg_pool2d, 2)),
         LowerRule("avg_pool3d", (three,), _average(pooling.avg_pool3d, 3)),
     ]
 
 
 def adaptive_rules() -> list[LowerRule]:
-    """Adaptive average pooling in two and three dimensions.
+    """Adaptive average pooling in one to three dimensions.
 
     >>> [rule.name for rule in adaptive_rules()]
-    ['adaptive_avg_pool2d', 'adaptive_avg_pool3d']
+    ['adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d']
     """
+    one: tuple[Any, ...] = (nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d)
     two: tuple[Any, ...] = (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
     three: tuple[Any, ...] = (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d)
     return [
+        LowerRule("adaptive_avg_pool1d", (one,), _adaptive(pooling.adaptive_avg_pool1d, 1)),
         LowerRule("adaptive_avg_pool2d", (two,), _adaptive(pooling.adaptive_avg_pool2d, 2)),
         LowerRule("adaptive_avg_pool3d", (three,), _adaptive(pooling.adaptive_avg_pool3d, 3)),
     ]
@@ -139,7 +145,13 @@ def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
             numbers(found["dilation"], dims),
             bool(found["ceil_mode"]),
         )
-        return Emit(kernel, args, f"quantized.{kernel.__name__}", x.qparams, in_range=True)
+        return Emit(
+            kernel,
+            args,
+            f"{'aten' if dims == 3 else 'quantized'}.{kernel.__name__}",
+            x.qparams,
+            in_range=True,
+        )
 
     return build
 
@@ -147,7 +159,8 @@ def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
 def _average(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
     def build(site: Site) -> Emit | Reason:
         x = first_operand(site)
-        found = settings(site, _AVG_NAMES, _AVG_DEFAULTS)
+        names = _AVG_NAMES[:-1] if dims == 1 else _AVG_NAMES
+        found = settings(site, names, _AVG_DEFAULTS)
         if found is None:
             return _computed(site)
         refused = _check_average(site, x)
@@ -163,7 +176,7 @@ def _average(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
             numbers(found["padding"], dims),
             bool(found["ceil_mode"]),
             bool(found["count_include_pad"]),
-            found["divisor_override"],
+            *([found["divisor_override"]] if dims > 1 else []),
         )
         return Emit(kernel, args, f"aten.{kernel.__name__}(quantized)", x.qparams)
 

@@ -57,8 +57,13 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
 
 
 def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
-    geometry, engine = call.geometry, site.engine.name
+    # Of torch 2.13's kernels oneDNN's are wrong when the numbers of input and output channels differ,
+    # and qnnpack's in three dimensions; fbgemm's are right.
+    geometry = call.geometry
+    engine = "qnnpack" if site.engine.name == "qnnpack" else "fbgemm"
     assert geometry is not None
+    if f"quantized.conv_transpose({engine})" not in site.engine.kernels:
+        return site.refuse("no-kernel", f"transposed convolution by {engine}", "not in this build")
     if call.weight.scale.numel() > 1:
         return site.refuse(
             "weight-granularity",
@@ -70,10 +75,7 @@ def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
     refused = _check(site, call)
     if refused:
         return refused
-    if engine == "onednn" and any(geometry.output_padding):
-        return site.refuse("output-padding", str(geometry.output_padding), "no output padding")
     if engine == "qnnpack" and len(geometry.stride) == 3:
-        # Its kernel gives wrong results (torch 2.13).
         return site.refuse("dimensions", "a transposed convolution in 3d", "1d and 2d")
     return _emit(site, call, f"conv_transpose{len(geometry.stride)}d", engine)
 

@@ -1,0 +1,39 @@
+"""Interpolation of plain integer tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from backquant.lower.kernels.views import integer_view, quantized_view
+
+__all__ = ["resize_bilinear"]
+
+
+# size: the arguments of torch.nn.functional.interpolate after the qparams of the input
+def resize_bilinear(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    size: int | Sequence[int] | None,
+    scale_factor: float | Sequence[float] | None,
+    align_corners: bool | None,
+    recompute_scale_factor: bool | None,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, height, width]`` to another height and width, with the same qparams.
+
+    >>> x = torch.tensor([[[[0, 4]]]], dtype=torch.uint8)
+    >>> resize_bilinear(x, 1.0, 0, (1, 3), None, True, None)
+    tensor([[[[0, 2, 4]]]], dtype=torch.uint8)
+    """
+    resized = F.interpolate(
+        quantized_view(x, scale, zero_point),
+        size,
+        scale_factor,
+        "bilinear",
+        align_corners,
+        recompute_scale_factor,
+    )
+    return integer_view(resized)

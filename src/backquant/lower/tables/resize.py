@@ -1,0 +1,108 @@
+"""Interpolation and padding. Nearest neighbours select values and run under any qparams; bilinear
+interpolation and constant padding keep the qparams of the input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.lower.kernels.resize import resize_bilinear
+from backquant.lower.qdq import QParams, quantized_value
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
+from backquant.match.plan import Reason
+
+__all__ = ["resize_rules"]
+
+_NAMES = (
+    "input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias",
+)  # fmt: skip
+_DEFAULTS = {
+    "size": None,
+    "scale_factor": None,
+    "mode": "nearest",
+    "align_corners": None,
+    "recompute_scale_factor": None,
+    "antialias": False,
+}
+_UPSAMPLES: tuple[Any, ...] = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+_PADS: tuple[Any, ...] = (
+    nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+)  # fmt: skip
+
+
+def resize_rules() -> list[LowerRule]:
+    """Rules for interpolation and padding.
+
+    >>> [rule.name for rule in resize_rules()]
+    ['interpolate', 'pad', 'pad module']
+    """
+    return [
+        LowerRule("interpolate", ((*_UPSAMPLES, F.interpolate, F.upsample),), _interpolate),
+        LowerRule("pad", ((F.pad,),), _pad),
+        LowerRule("pad module", (_PADS,), _pad_module),
+    ]
+
+
+def _interpolate(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    module = site.steps[0].module
+    found: dict[str, Any] | None
+    if module is not None:
+        found = {name: getattr(module, name, _DEFAULTS[name]) for name in _NAMES[1:]}
+    else:
+        found = bind(site.node, _NAMES, {"input": None, **_DEFAULTS})
+    if found is None or found["antialias"] or not isinstance(found["mode"], str):
+        return site.refuse("arguments", "antialias or a computed mode", "neither")
+    if found["mode"] in ("nearest", "nearest-exact"):
+        # Sizes may be computed: they are numbers of the graph.
+        kwargs = {name: found[name] for name in _NAMES[1:4]}
+        kwargs["recompute_scale_factor"] = found["recompute_scale_factor"]
+        name = "aten.interpolate(nearest)"
+        return Emit(F.interpolate, (x.node,), name, x.qparams, kwargs, in_range=True)
+    if found["mode"] != "bilinear":
+        return site.refuse("mode", found["mode"], "nearest, nearest-exact, bilinear")
+    if site.out != x.qparams:
+        return _other_qparams(site, x.qparams)
+    names = ("size", "scale_factor", "align_corners", "recompute_scale_factor")
+    args = (x.node, *x.qparams.args, *(found[name] for name in names))
+    return Emit(resize_bilinear, args, "aten.interpolate(bilinear)", x.qparams, in_range=True)
+
+
+def _other_qparams(site: Site, x: QParams) -> Reason:
+    asked = str(site.out) if site.out is not None else "a float result"
+    return site.refuse("other-qparams", asked, f"the input's: {x}")
+
+
+def _pad(site: Site) -> Emit | Reason:
+    names = ("input", "pad", "mode", "value")
+    found = bind(site.node, names, {"input": None, "mode": "constant", "value": None})
+    if found is None:
+        return site.refuse("arguments", "unknown arguments", "pad, mode, value")
+    value = 0.0 if found["value"] is None else found["value"]
+    return _emit_pad(site, found["pad"], found["mode"], value)
+
+
+def _pad_module(site: Site) -> Emit | Reason:
+    module: Any = site.module
+    return _emit_pad(site, list(module.padding), "constant", getattr(module, "value", 0.0))
+
+
+def _emit_pad(site: Site, pad: Any, mode: Any, value: Any) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    if not isinstance(value, (int, float)) or not isinstance(mode, str):
+        return site.refuse("arguments", "a value that is computed", "a literal value")
+    if mode != "constant":
+        return Emit(F.pad, (x.node, pad, mode), f"aten.pad({mode})", x.qparams, in_range=True)
+    integer = quantized_value(value, x.qparams)
+    exact = (integer - x.qparams.zero_point) * x.qparams.scale == value
+    if not exact and site.out != x.qparams:
+        return _other_qparams(site, x.qparams)
+    args = (x.node, pad, "constant", integer)
+    return Emit(F.pad, args, "aten.pad(constant)", x.qparams, in_range=True)
