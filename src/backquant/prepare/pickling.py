@@ -83,9 +83,8 @@ def graph_rows(graph: fx.Graph) -> list[tuple[Any, ...]]:
     rows: dict[fx.Node, _Reference] = {}
     found = []
     for number, node in enumerate(graph.nodes):
-        args = fx.map_arg(node.args, rows.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, rows.__getitem__)
-        found.append((node.op, node.target, (args, kwargs), node.name))
+        arguments = fx.map_arg((node.args, node.kwargs), lambda source: rows[source])  # type: ignore[arg-type,return-value]
+        found.append((node.op, node.target, arguments, node.name))
         rows[node] = _Reference(number)
     return found
 
