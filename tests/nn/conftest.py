@@ -91,3 +91,22 @@ def embedding_qconfig() -> Any:
     from torch.ao.quantization.observer import NoopObserver
 
     return QConfig(activation=NoopObserver, weight=default_embedding_fake_quant)
+
+
+@pytest.fixture
+def own_qat_qconfig() -> Any:
+    """A QAT QConfig of backquant's fake-quantizers."""
+    from types import SimpleNamespace
+
+    from backquant.observe import FakeQuantize, MovingAverageMinMaxObserver
+
+    return SimpleNamespace(
+        activation=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
+        weight=FakeQuantize.with_args(
+            observer=MovingAverageMinMaxObserver,
+            quant_min=-128,
+            quant_max=127,
+            dtype=torch.qint8,
+            qscheme=torch.per_tensor_symmetric,
+        ),
+    )

@@ -37,7 +37,7 @@ def test_bit_equal_in_training(name: str, options: dict[str, Any], qat_qconfig: 
             module(x).square().sum().backward()
             with torch.no_grad():
                 for parameter in module.parameters():
-                    parameter -= 0.01 * parameter.grad
+                    parameter.sub_(0.01 * parameter.grad)
     assert torch.equal(ours(x), theirs(x))
     assert torch.equal(ours.weight, theirs.weight)
     assert list(ours.state_dict()) == list(theirs.state_dict())

@@ -54,5 +54,5 @@ def test_other_schemes_are_refused(qat_qconfig: Any) -> None:
     plain.qconfig = qat_qconfig
     with pytest.raises(ConfigError, match="per_channel_affine_float_qparams, got"):
         qat.Embedding.from_float(plain)
-    with pytest.raises(ConfigError, match="qat.EmbeddingBag needs a weight with"):
+    with pytest.raises(ConfigError, match=r"qat\.EmbeddingBag needs a weight with"):
         qat.EmbeddingBag(9, 5, qconfig=qat_qconfig)

@@ -28,7 +28,7 @@ def test_bit_equal_in_training(bias: bool, qat_qconfig: Any) -> None:
             module(x).square().sum().backward()
             with torch.no_grad():
                 for parameter in module.parameters():
-                    parameter -= 0.01 * parameter.grad
+                    parameter.sub_(0.01 * parameter.grad)
     assert torch.equal(ours(x), theirs(x))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())

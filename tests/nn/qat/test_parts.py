@@ -19,7 +19,7 @@ from backquant.nn.qat.parts import (
 
 @pytest.mark.parametrize("weight", [None, "observer", lambda: None])
 def test_what_gives_no_module_is_refused(weight: object) -> None:
-    with pytest.raises(ConfigError, match="qat.Linear needs a QConfig"):
+    with pytest.raises(ConfigError, match=r"qat\.Linear needs a QConfig"):
         weight_fake_quant_of(SimpleNamespace(weight=weight), "qat.Linear")
 
 

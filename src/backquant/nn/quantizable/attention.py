@@ -68,7 +68,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.linear_K = SlotLinear(self.kdim, embed_dim, bias, **factory)
         self.linear_V = SlotLinear(self.vdim, embed_dim, bias, **factory)
         self.out_proj = SlotLinear(embed_dim, embed_dim, bias, **factory)  # type: ignore[assignment]
-        self.q_scaling_product = FloatFunctional()
+        scaling = FloatFunctional()
+        scaling.qconfig = None  # type: ignore[assignment]  # a product with a number: not observed
+        self.q_scaling_product = scaling
         self.quant_attn_output = SlotQuantStub()
         self.quant_attn_output_weights = SlotQuantStub()
         self.dequant_q, self.dequant_k = DeQuantStub(), DeQuantStub()

@@ -22,6 +22,9 @@ from backquant.observe import (
 
 __all__ = ["observe", "require_qconfig"]
 
+_RANGE_0_TO_1 = default_fixed_qparams_range_0to1_fake_quant
+_RANGE_NEG1_TO_1 = default_fixed_qparams_range_neg1to1_fake_quant
+
 
 def require_qconfig(module: nn.Module, owner: str, qconfig: Any = None) -> Any:
     """The ``qconfig`` of ``module``, or the one given; ``ConfigError`` when there is neither.
@@ -40,17 +43,18 @@ def require_qconfig(module: nn.Module, owner: str, qconfig: Any = None) -> Any:
 
 
 def _post_process(module: Slot, qconfig: Any) -> nn.Module | None:
-    """1. In training sigmoid and tanh have fixed qparams. 2. In calibration tanh is not observed:
-    its qparams follow from its range. 3. Everything else is measured.
+    """Sigmoid and tanh have fixed qparams, which training must feel and calibration need not
+    measure; everything else is measured.
     """
-    if module.training and isinstance(module, SlotSigmoid):
-        made: nn.Module = default_fixed_qparams_range_0to1_fake_quant()
-        return made
-    if isinstance(module, SlotTanh):
-        made = default_fixed_qparams_range_neg1to1_fake_quant()
-        return made if module.training else None
-    observer: nn.Module = qconfig.activation()
-    return observer
+    made: nn.Module
+    if isinstance(module, (SlotSigmoid, SlotTanh)):
+        if not module.training:
+            return None
+        in_0_to_1 = isinstance(module, SlotSigmoid)
+        made = (_RANGE_0_TO_1 if in_0_to_1 else _RANGE_NEG1_TO_1)()
+    else:
+        made = qconfig.activation()
+    return made
 
 
 def _device_of(module: nn.Module) -> Any:

@@ -18,10 +18,14 @@ from backquant.nn.quantizable.slots import (
     SlotLinear,
     SlotQATLinear,
     SlotReferenceLinear,
+    SlotSigmoid,
     SlotTanh,
 )
 from backquant.nn.quantized.quantize_dequantize import QuantizeDequantize
-from backquant.observe import default_fixed_qparams_range_neg1to1_observer
+from backquant.observe import (
+    default_fixed_qparams_range_0to1_observer,
+    default_fixed_qparams_range_neg1to1_observer,
+)
 from backquant.observe.qparams import qparam_dict
 
 __all__ = ["LSTM", "LSTMCell", "MultiheadAttention"]
@@ -37,14 +41,23 @@ def _reference_linear(linear: nn.Module, qconfig: Any) -> SlotReferenceLinear:
     return SlotReferenceLinear.from_float(linear, qparam_dict(observer))
 
 
+def _fixed_observer(part: Slot) -> nn.Module | None:
+    observer: nn.Module | None = None
+    if isinstance(part, SlotTanh):
+        observer = default_fixed_qparams_range_neg1to1_observer()
+    elif isinstance(part, SlotSigmoid):
+        observer = default_fixed_qparams_range_0to1_observer()
+    return observer
+
+
 def _quantize(module: nn.Module, name: str, part: Slot, qconfig: Any) -> None:
     slot: nn.Module | None = part.activation_post_process
     if isinstance(part, (SlotLinear, SlotQATLinear)):
         part = _reference_linear(part, qconfig)
         parent, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(parent), attribute, part)
-    if slot is None and isinstance(part, SlotTanh):
-        slot = default_fixed_qparams_range_neg1to1_observer()
+    if slot is None:  # the ranges that calibration need not measure
+        slot = _fixed_observer(part)
     part.activation_post_process = None if slot is None else QuantizeDequantize.from_observer(slot)
 
 

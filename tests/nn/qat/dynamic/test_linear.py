@@ -28,7 +28,7 @@ def test_bit_equal() -> None:
     assert type(ours.to_float()) is nn.Linear
 
 
-def test_an_observer_with_memory_is_refused(qat_qconfig: Any) -> None:
+def test_an_observer_with_memory_is_refused(own_qat_qconfig: Any) -> None:
     with pytest.raises(ConfigError, match="needs an observer without memory") as error:
-        dynamic.Linear(5, 6, qconfig=qat_qconfig)
+        dynamic.Linear(5, 6, qconfig=own_qat_qconfig)
     assert "averaging_constant=1" in error.value.fix
