@@ -217,7 +217,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     Args as of FakeQuantize; ``observer`` is a moving-average class or factory, else ConfigError.
     A batch (per channel: a channel) with NaN or infinite values leaves range, scale and zero point
-    as they were; its own output may be NaN.
+    as they were; what comes out for it is not defined.
 
     >>> fake_quantize = FusedMovingAvgObsFakeQuantize()
     >>> fake_quantize(torch.tensor([0.0, 0.1234, 2.55]))
@@ -251,9 +251,21 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         measured = self.activation_post_process
         state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
         before = [buffer.clone() for buffer in state]
-        result = torch.fused_moving_avg_obs_fake_quant(
+        try:
+            result = self._kernel(x, self.observer_enabled)
+        except RuntimeError:  # per channel the kernel refuses the zero point of a bad channel
+            _keep_finite(state, before)
+            if bool(torch.isfinite(x).all()):
+                raise
+            return self._kernel(x, torch.zeros_like(self.observer_enabled))
+        _keep_finite(state, before)
+        return result
+
+    def _kernel(self, x: Tensor, observer_enabled: Tensor) -> Tensor:
+        measured = self.activation_post_process
+        return torch.fused_moving_avg_obs_fake_quant(
             x,
-            self.observer_enabled,
+            observer_enabled,
             self.fake_quant_enabled,
             measured.min_val,
             measured.max_val,
@@ -266,8 +278,6 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             self.is_per_channel,
             self.is_symmetric_quant,
         )
-        _keep_finite(state, before)
-        return result
 
 
 def _asked_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
