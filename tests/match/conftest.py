@@ -223,7 +223,6 @@ def torch_decides(
     """PyTorch's capture, fusion, matches and observed nodes."""
     from torch.ao.quantization.fx import match_utils, pattern_utils, quantize_handler, tracer
     from torch.ao.quantization.fx.fuse import fuse
-    from torch.ao.quantization.quantize_fx import prepare_fx, prepare_qat_fx
 
     found = Oracle()
     own = copy.deepcopy(model)
@@ -251,14 +250,23 @@ def torch_decides(
     found.matches = {
         name: (match[0].name, pattern_key(match[2])) for name, match in matches.items()
     }
+    attributes = torch_prepares(model, inputs, mapping, backend, is_qat)
+    found.observed = set(attributes.observed_node_names)
+    found.qconfigs = dict(attributes.node_name_to_qconfig)
+    return found
+
+
+def torch_prepares(
+    model: nn.Module, inputs: tuple[Any, ...], mapping: Any, backend: Any, is_qat: bool = False
+) -> Any:
+    """What PyTorch remembers of prepare: observed names, the QConfig of each node."""
+    from torch.ao.quantization.quantize_fx import prepare_fx, prepare_qat_fx
+
     prepare = prepare_qat_fx if is_qat else prepare_fx
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the oracle's own
         prepared = prepare(copy.deepcopy(model), mapping, inputs, backend_config=backend)
-    attributes = prepared.meta["_observed_graph_module_attrs"]
-    found.observed = set(attributes.observed_node_names)
-    found.qconfigs = dict(attributes.node_name_to_qconfig)
-    return found
+    return prepared.meta["_observed_graph_module_attrs"]
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -273,6 +281,12 @@ def zoo_model(request: pytest.FixtureRequest) -> SimpleNamespace:
 def oracle() -> Callable[..., Oracle]:
     """``oracle(model, inputs, torch_mapping, torch_backend) -> Oracle``."""
     return torch_decides
+
+
+@pytest.fixture
+def observed_by_torch() -> Callable[..., set[str]]:
+    """Names of the nodes that PyTorch observes; the arguments are those of ``oracle``."""
+    return lambda *args: set(torch_prepares(*args).observed_node_names)
 
 
 @pytest.fixture

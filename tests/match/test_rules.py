@@ -69,7 +69,12 @@ def random_mappings(model: nn.Module, seed: int) -> tuple[TorchMapping, QConfigM
         both("set_module_name", pick.choice(names))
     for _ in range(4):
         path = pick.choice(["", *names])
-        both("set_module_name_object_type_order", path, pick.choice(PARTS + TYPES[:-4]), pick.randrange(2))
+        both(
+            "set_module_name_object_type_order",
+            path,
+            pick.choice(PARTS + TYPES[:-4]),
+            pick.randrange(2),
+        )
     return theirs, ours
 
 

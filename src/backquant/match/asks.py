@@ -53,6 +53,8 @@ class AskReader:
 
 def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
     made = factory()
+    if isinstance(made, nn.Identity):  # the activation of weight-only QConfigs: not observed
+        return TensorAsk(torch.float32, "Identity", spelled="PlaceholderObserver")
     if not is_observer_or_fake_quantize(made):
         raise ConfigError(
             f"a QConfig makes a {type(made).__name__}, which is neither an observer nor a "

@@ -14,6 +14,7 @@ from backquant.backend_config.pattern import NormalPattern
 
 __all__ = ["did_you_mean", "dtype_name", "number", "op_name", "pattern_text"]
 
+
 def op_name(op: Any) -> str:
     """``Conv2d``, ``torch.add``, ``F.relu``, ``.view()``; QAT classes with their package.
 

@@ -1,0 +1,119 @@
+"""Where the entries of a backend occur in a graph, and how each occurrence is observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from backquant.graph import GraphIndex, known_types, node_arguments
+from backquant.match.custom import CustomMatching
+from backquant.match.index import PatternIndex
+from backquant.match.matcher import Found, Matcher
+from backquant.match.names import op_name, pattern_text
+from backquant.match.plan import Match, MatchKind
+from backquant.match.structure import flattened, root_of
+
+__all__ = ["Occurrence", "find_occurrences", "valueless_nodes"]
+
+_SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """One match with its nodes.
+
+    ``config`` is ``None`` for standalone and custom modules. ``observation`` is ``None`` when the
+    entry has no observation type for this number of tensor arguments, ``tensors``.
+    """
+
+    match: Match
+    members: tuple[fx.Node, ...]  # graph order; the last is the anchor
+    root: fx.Node
+    config: BackendPatternConfig | None
+    observation: ObservationType | None
+    tensors: int
+
+    @property
+    def anchor(self) -> fx.Node:
+        """The node whose output is observed."""
+        return self.members[-1]
+
+
+def find_occurrences(
+    graph: GraphIndex, patterns: PatternIndex, backend: BackendConfig, custom: CustomMatching
+) -> list[Occurrence]:
+    """All occurrences, in graph order of their anchors.
+
+    Standalone and custom modules come before patterns.
+
+    Raises:
+        ConfigError: a root getter fails or returns no node of its match.
+
+    >>> import torch
+    >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
+    >>> backend = BackendConfig("b").set_backend_pattern_config(BackendPatternConfig(torch.relu))
+    >>> found = find_occurrences(GraphIndex(gm), PatternIndex(backend), backend, CustomMatching())
+    >>> [occurrence.match.pattern for occurrence in found]
+    ['torch.relu']
+    """
+    special = [o for o in (_special(node, graph, custom) for node in graph.calls()) if o]
+    taken = [node for occurrence in special for node in occurrence.members]
+    found = Matcher(graph, patterns).run(skip=taken)
+    matched = [_occurrence(match, graph, backend) for match in found]
+    return sorted([*special, *matched], key=lambda item: graph.position[item.anchor])
+
+
+def _special(node: fx.Node, graph: GraphIndex, custom: CustomMatching) -> Occurrence | None:
+    module = graph.module_of(node)
+    if module is None:
+        return None
+    if custom.is_standalone(str(node.target), module):
+        kind = MatchKind.STANDALONE
+    elif custom.is_custom(module):
+        kind = MatchKind.CUSTOM_MODULE
+    else:
+        return None
+    match = Match(-1, op_name(type(module)), (node.name,), node.name, kind)
+    own = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+    return Occurrence(match, (node,), node, None, own, _tensor_arguments(node, graph))
+
+
+def _occurrence(found: Found, graph: GraphIndex, backend: BackendConfig) -> Occurrence:
+    candidate = found.candidate
+    root = root_of(found, backend, flattened)
+    members = tuple(sorted(found.members, key=graph.position.__getitem__))
+    names = tuple(node.name for node in members)
+    match = Match(candidate.entry, pattern_text(candidate.pattern), names, root.name)
+    tensors = _tensor_arguments(root, graph)
+    by_count = candidate.config._num_tensor_args_to_observation_type
+    observation = by_count.get(tensors) if by_count else candidate.config.observation_type
+    return Occurrence(match, members, root, candidate.config, observation, tensors)
+
+
+def _tensor_arguments(root: fx.Node, graph: GraphIndex) -> int:
+    """How many arguments may be tensors. PyTorch does not count those given by keyword."""
+    return sum(
+        isinstance(value, fx.Node) and not graph.has_no_tensors(value)
+        for value in node_arguments(root)
+    )
+
+
+def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> frozenset[str]:
+    """Names of nodes whose value is certainly no float tensor: sizes, masks, indices.
+
+    >>> gm = fx.symbolic_trace(lambda x: x.view(x.size(0), -1))
+    >>> sorted(valueless_nodes(GraphIndex(gm), []))
+    ['size']
+    """
+    shares = {
+        node
+        for occurrence in occurrences
+        if occurrence.observation is _SHARES
+        for node in occurrence.members
+    }
+    known = known_types(graph.graph, shares.__contains__)
+    computed = (node for node in graph.calls() if graph.has_no_tensors(node))
+    return frozenset(node.name for node in (*known, *computed))

@@ -1,0 +1,86 @@
+"""Which tensors of an occurrence a dtype config has to admit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from backquant.graph import GraphIndex, node_arguments
+from backquant.match.index import PatternIndex
+from backquant.match.occurrences import Occurrence
+from backquant.match.verdict import Roles
+
+__all__ = ["argument_positions", "roles_of"]
+
+_NAMED = ("bias", "weight")
+
+
+def roles_of(
+    occurrence: Occurrence,
+    graph: GraphIndex,
+    patterns: PatternIndex,
+    valueless: frozenset[str],
+) -> Roles:
+    """Inputs, weight and bias that the root of an occurrence takes.
+
+    Weight and bias of functions are found by the entry's ``input_type_to_index`` or by keyword;
+    a module has both if its entry names a root module.
+
+    >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
+    >>> from backquant.match.custom import CustomMatching
+    >>> from backquant.match.occurrences import find_occurrences
+    >>> from torch.nn.functional import linear
+    >>> entry = BackendPatternConfig(linear)._set_input_type_to_index({"weight": 1})
+    >>> backend = BackendConfig("b").set_backend_pattern_config(entry)
+    >>> graph = GraphIndex(fx.symbolic_trace(lambda x, w: linear(x, w)))
+    >>> patterns = PatternIndex(backend)
+    >>> found = find_occurrences(graph, patterns, backend, CustomMatching())[0]
+    >>> roles_of(found, graph, patterns, frozenset()).weight
+    True
+    """
+    root = occurrence.root
+    found = _found_roles(root, argument_positions(root, graph, patterns))
+    if root.op == "call_module" and occurrence.config is not None:
+        found |= set(_NAMED) if occurrence.config.root_module is not None else set()
+    return Roles(
+        activation="input" in found,
+        weight="weight" in found,
+        bias="bias" in found,
+        input_known=root.name not in valueless,
+        output_known=occurrence.anchor.name not in valueless,
+    )
+
+
+def argument_positions(
+    root: fx.Node, graph: GraphIndex, patterns: PatternIndex
+) -> Mapping[str, int]:
+    """Positions of weight and bias of a function: those of the entry for that single function."""
+    key = graph.key(root)
+    if key is None or key.kind != "function":
+        return {}
+    for candidate in patterns.candidates(key):
+        if len(candidate.pattern.nodes) == 1:
+            return candidate.config._input_type_to_index
+    return {}
+
+
+def _found_roles(root: fx.Node, positions: Mapping[str, int]) -> set[str]:
+    roles: dict[Any, str] = {}
+    for name in _NAMED:  # a value that is both is the weight
+        if isinstance(root.kwargs.get(name), fx.Node):
+            roles[root.kwargs[name]] = name
+    for name in _NAMED:
+        place = positions.get(name)
+        if place is not None and place < len(root.args) and isinstance(root.args[place], fx.Node):
+            roles[root.args[place]] = name
+    found: set[str] = set()
+    pending = list(node_arguments(root))
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (list, tuple)):
+            pending.extend(value)
+        elif isinstance(value, fx.Node):
+            found.add(roles.get(value, "input"))
+    return found
