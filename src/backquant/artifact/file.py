@@ -1,15 +1,16 @@
 """The artifact file: a safetensors file whose ``__metadata__`` holds one JSON document. No pickle.
 
-The document names the format version, the versions of torch and backquant that wrote it, the engine
-with its instruction set, and holds the graph and modules, the backend's spec, the plan and the report.
+The document names the versions of torch and backquant that wrote it, the engine with its instruction
+set, and holds the graph and modules, the backend's spec, the plan and the report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,21 @@ from safetensors.torch import save as safetensors_save
 
 from backquant.errors import ArtifactError
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "read_document", "read_file", "write_file"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "read_document", "read_file", "readable", "write_file"]
 
 FORMAT = "backquant"
 FORMAT_VERSION = 1
+_SAVE_AGAIN = "write it again: backquant.save(quantized, path)"
 
 
 def write_file(
-    path: str | os.PathLike[str], document: dict[str, Any], tensors: dict[str, Any]
+    path: str | os.PathLike[str], document: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Write to a temporary name beside ``path`` and rename: no half-written file is ever seen."""
+    """Write to a temporary name beside ``path`` and rename: no half-written file is ever seen.
+
+    Raises ``ArtifactError`` when the folder does not exist or cannot be written to, or the disk is
+    full; what stood at ``path`` before then still does.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise ArtifactError(
@@ -36,27 +42,79 @@ def write_file(
             where=str(target),
             fix=f"create it first: mkdir -p {target.parent}",
         )
+    if target.is_dir():
+        raise ArtifactError(
+            f"{target} is a folder", where=str(target), fix=f"name a file: {target / 'model.bq'}"
+        )
     metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": json.dumps(document)}
     payload = safetensors_save(tensors, metadata=metadata)
+    try:
+        _replace(target, payload)
+    except OSError as error:
+        raise ArtifactError(
+            f"{target} cannot be written: {error.strerror or error}",
+            where=str(target),
+            fix=f"make room or choose another folder; the file needs {len(payload):,} bytes",
+        ) from error
+
+
+def _replace(target: Path, payload: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(payload)
-        temporary.chmod(0o666 & ~_umask())
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(_mode(target))
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
+def _mode(target: Path) -> int:
+    """The permissions of the file that is replaced, else those of any new file."""
+    with contextlib.suppress(OSError):
+        return target.stat().st_mode & 0o777
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask
 
 
-def _check_metadata(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def readable(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever a damaged file leads to into an ``ArtifactError`` that names the file."""
+    try:
+        yield
+    except ArtifactError as error:
+        where = f"{path}: {error.where}" if error.where and str(path) not in error.where else ""
+        raise type(error)(error.what, where=where or str(path), fix=error.fix) from error
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(
+            f"{path} is not a readable artifact: {error}",
+            where=str(path),
+            fix=f"{_SAVE_AGAIN}; the file may be truncated",
+        ) from error
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        RuntimeError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ArtifactError(
+            f"{path} does not hold what its format asks for ({type(error).__name__}: {error})",
+            where=str(path),
+            fix=_SAVE_AGAIN,
+        ) from error
+
+
+def _document(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
     if not metadata or metadata.get("format") != FORMAT:
         raise ArtifactError(
             f"{path} is a safetensors file, but not one that backquant wrote",
@@ -70,7 +128,9 @@ def _check_metadata(path: Path, metadata: dict[str, str] | None) -> dict[str, An
             where=str(path),
             fix="pip install --upgrade backquant",
         )
-    document: dict[str, Any] = json.loads(metadata["document"])
+    document = json.loads(metadata["document"])
+    if not isinstance(document, dict):
+        raise TypeError(f"the document is a {type(document).__name__}")
     return document
 
 
@@ -78,25 +138,19 @@ def _open(
     path: Path, names: Sequence[str] | None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist", where=str(path), fix="check the path")
-    try:
-        with safe_open(str(path), framework="pt") as stream:
-            document = _check_metadata(path, stream.metadata())
-            keys = stream.keys() if names is None else names
-            return document, {key: stream.get_tensor(key) for key in keys}
-    except SafetensorError as error:
-        raise ArtifactError(
-            f"{path} is not a readable artifact: {error}",
-            where=str(path),
-            fix="write it again with backquant.save(quantized, path); the file may be truncated",
-        ) from error
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ArtifactError(f"{path} {what}", where=str(path), fix="check the path")
+    with readable(path), safe_open(str(path), framework="pt") as stream:
+        document = _document(path, stream.metadata())
+        keys = stream.keys() if names is None else names
+        return document, {key: stream.get_tensor(key) for key in keys}
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON document alone; no tensor is read."""
+    """The JSON document alone; no tensor is read. Raises ``ArtifactError``."""
     return _open(Path(path), ())[0]
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The JSON document and all tensors."""
+    """The JSON document and all tensors. Raises ``ArtifactError``."""
     return _open(Path(path), None)

@@ -1,55 +1,142 @@
-"""A ``torch.fx.Graph`` as a list of nodes in JSON, and back."""
+"""A ``torch.fx.Graph`` as a list of nodes in JSON, and back.
+
+``torch.fx`` compiles a graph to Python source and writes targets and keywords into it as they are;
+so a graph that is read is checked name by name (``names.py``) before it is built, and the same checks
+run when it is written.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import nn
 from torch.fx import Graph, Node
+from torch.fx.graph import CodeGen
 
-from backquant.artifact.callables import function_path, resolve
+from backquant.artifact import names
+from backquant.artifact.functions import find_function, function_path
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 
-__all__ = ["decode_graph", "encode_graph"]
+__all__ = ["check_targets", "decode_graph", "encode_graph"]
+
+_CHECKS: dict[str, Callable[[str, str], str]] = {
+    "placeholder": names.check_argument,
+    "get_attr": names.check_path,
+    "call_module": names.check_path,
+    "call_method": names.check_method,
+    "output": names.check_keyword,
+}
 
 
 def encode_graph(graph: Graph, encoder: Encoder, path: str) -> list[dict[str, Any]]:
-    """Nodes in order: op, name, target, args, kwargs. Node metadata is not stored."""
-    rows = []
-    for node in graph.nodes:
-        where = f"{path}: node {node.name}".lstrip(": ")
-        row = {"op": node.op, "name": node.name, "target": _encode_target(node, encoder)}
-        if node.args:
-            row["args"] = encoder.encode(list(node.args), where)
-        if node.kwargs:
-            row["kwargs"] = {
-                key: encoder.encode(value, where) for key, value in node.kwargs.items()
-            }
-        rows.append(row)
-    return rows
+    """Nodes in order: op, name, target, args, kwargs. Node metadata is not stored.
+
+    >>> graph = torch.fx.symbolic_trace(nn.Identity()).graph
+    >>> encode_graph(graph, Encoder(lambda tensor: ""), "")[0]
+    {'op': 'placeholder', 'name': 'input_1', 'target': 'input'}
+    """
+    if type(graph._codegen) is not CodeGen:
+        raise ArtifactError(
+            f"a graph with its own code generator ({type(graph._codegen).__name__}) cannot be stored",
+            where=path or "the model",
+            fix="trace the model symbolically: its arguments are then tensors, tuples and dicts",
+        )
+    prefix = f"{path}: " if path else ""
+    return [_encode_node(node, encoder, f"{prefix}node {node.name}") for node in graph.nodes]
 
 
-def _encode_target(node: Node, encoder: Encoder) -> str:
-    if node.op == "call_function":
-        assert callable(node.target)
-        return function_path(node.target, encoder.allow)
-    return str(node.target)
+def _encode_node(node: Node, encoder: Encoder, where: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "op": node.op,
+        "name": node.name,
+        "target": _encode_target(node, encoder, where),
+    }
+    if node.args:
+        row["args"] = encoder.encode(list(node.args), where)
+    if node.kwargs:
+        row["kwargs"] = {
+            names.check_keyword(key, where): encoder.encode(value, where)
+            for key, value in node.kwargs.items()
+        }
+    return row
+
+
+def _encode_target(node: Node, encoder: Encoder, where: str) -> str:
+    if node.op != "call_function":
+        return _CHECKS[node.op](str(node.target), where)
+    assert callable(node.target)
+    try:
+        path = function_path(node.target, encoder.allow)
+    except ArtifactError as error:
+        raise ArtifactError(error.what, where=where, fix=error.fix) from error
+    _check_getattr(path, node.args, where)
+    return path
+
+
+def _check_getattr(path: str, args: Any, where: str) -> None:
+    """An attribute's name must stand in the graph, where it can be seen."""
+    if path == "builtins.getattr":
+        names.check_attribute(args[1] if len(args) > 1 else None, where)
 
 
 def decode_graph(rows: list[dict[str, Any]], decoder: Decoder) -> Graph:
-    """The graph, with the very node names that were stored."""
+    """The graph, with the very node names that were stored; see ``check_targets`` for the rest.
+
+    Raises ``ArtifactError`` for a name that a graph may not hold.
+    """
     graph = Graph()
     nodes: dict[str, Node] = {}
     local = decoder.within(nodes)
     for row in rows:
-        target = row["target"]
-        if row["op"] == "call_function":
-            target = resolve(target, decoder.allow)
-        args = tuple(local.decode(row.get("args", [])))
-        kwargs = {key: local.decode(value) for key, value in row.get("kwargs", {}).items()}
-        node = graph.create_node(row["op"], target, args, kwargs, name=row["name"])
-        if node.name != row["name"]:
-            raise ArtifactError(f"the graph holds the node name {row['name']!r} twice")
-        nodes[row["name"]] = node
+        node = _decode_node(row, graph, local)
+        if node.name != row["name"] or row["name"] in nodes:
+            raise ArtifactError(
+                f"{row['name']!r} cannot be the name of a node", where=f"node {row['name']}"
+            )
+        nodes[node.name] = node
     graph.lint()
     return graph
+
+
+def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
+    op, target, where = row["op"], row["target"], f"node {row['name']}"
+    args = tuple(decoder.decode(row.get("args", [])))
+    kwargs = {
+        names.check_keyword(key, where): decoder.decode(value)
+        for key, value in row.get("kwargs", {}).items()
+    }
+    if op == "call_function":
+        _check_getattr(target, args, where)
+        target = find_function(target, decoder.allow)
+    elif op in _CHECKS:
+        _CHECKS[op](target, where)
+    else:
+        raise ArtifactError(f"{op!r} is no kind of node", where=where)
+    return graph.create_node(op, target, args, kwargs, name=row["name"])
+
+
+def check_targets(graph: Graph, module: nn.Module, where: str) -> None:
+    """Every module that ``graph`` calls is a module of ``module``, every value it reads a tensor."""
+    for node in graph.nodes:
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        wanted: type = nn.Module if node.op == "call_module" else torch.Tensor
+        if not isinstance(_lookup(module, str(node.target)), wanted):
+            raise ArtifactError(
+                f"there is no {wanted.__name__.lower()} {node.target!r}",
+                where=f"{where}: node {node.name}".lstrip(": "),
+            )
+
+
+def _lookup(module: nn.Module, path: str) -> Any:
+    *owners, name = path.split(".")
+    for owner in owners:
+        found = module._modules.get(owner)
+        if found is None:
+            return None
+        module = found
+    tables = (module._modules, module._parameters, module._buffers, module.__dict__)
+    return next((table[name] for table in tables if name in table), None)

@@ -2,25 +2,27 @@
 
 1. A module with ``artifact_config()`` / ``from_artifact(config, tensors)`` says itself what it needs
    (kernel modules: their packed weights are rebuilt).
-2. A ``torch.fx.GraphModule`` is written as its graph and its children.
-3. Any other module of an allowed package is written attribute by attribute.
-4. A module of another package (the user's own leaf class) is refused by name.
+2. A ``torch.fx.GraphModule`` is written as its graph, its children and its preserved attributes.
+3. Any other module of an admitted package is written attribute by attribute.
+4. A module of another class (the user's own leaf), or with hooks, is refused by name.
+5. A module that stands in several places is written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-from backquant.artifact.callables import ALLOWED_PACKAGES, class_path, resolve
-from backquant.artifact.graph import decode_graph, encode_graph
+from backquant.artifact.classes import class_path, find_module_class, storable_path
+from backquant.artifact.graph import check_targets, decode_graph, encode_graph
+from backquant.artifact.names import check_keyword, check_path
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 
-__all__ = ["decode_module", "encode_module"]
+__all__ = ["ModuleDecoder", "ModuleEncoder"]
 
 
 @runtime_checkable
@@ -37,111 +39,143 @@ class _Storable(Protocol):
 
 _INTERNAL = frozenset(nn.Module().__dict__)
 _HOOKS = tuple(name for name in _INTERNAL if name.endswith("_hooks"))
-_SKIP = frozenset({"_flat_weights", "_flat_weight_refs"})  # nn.RNNBase rebuilds them
+_REBUILT = frozenset({"_flat_weights", "_flat_weight_refs"})  # by nn.RNNBase
 
 
-def encode_module(module: nn.Module, encoder: Encoder, path: str) -> dict[str, Any]:
-    """JSON form of ``module`` and its children; raises ``ArtifactError`` naming what cannot be stored."""
-    _refuse_hooks(module, path)
-    cls = class_path(type(module))
-    entry: dict[str, Any] = {"training": module.training}
-    if isinstance(module, torch.fx.GraphModule):
-        entry["graph"] = encode_graph(module.graph, encoder, path)
-    elif cls.split(".")[0] not in (*ALLOWED_PACKAGES, *encoder.allow):
-        raise ArtifactError(
-            f"the module class {cls} cannot be stored: a file loads without your code",
-            where=path,
-            fix="let the tracer go into it (give it a plain forward), replace it by torch operators, or "
-            f'pass allow=("{cls.split(".")[0]}",) to save and load',
-        )
-    else:
-        entry["class"] = cls
-    entry["tensors"] = _encode_tensors(module, encoder, path)
-    if isinstance(module, _Storable):
-        entry["config"] = encoder.encode(module.artifact_config(), path)
-        return entry
-    if "class" in entry:
-        entry["attributes"] = _encode_attributes(module, encoder, path)
-    children = {
-        name: encode_module(child, encoder, f"{path}.{name}".lstrip("."))
-        for name, child in module._modules.items()
-        if child is not None
-    }
-    if children:
-        entry["children"] = children
-    return entry
+class ModuleEncoder:
+    """Writes a module and its children; values go through ``encoder``."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._written: dict[int, str] = {}
+
+    def encode(self, module: nn.Module, path: str = "") -> dict[str, Any]:
+        """JSON form of ``module``; raises ``ArtifactError`` naming what cannot be stored.
+
+        >>> ModuleEncoder(Encoder(lambda tensor: "t0")).encode(nn.ReLU())["attributes"]
+        {'inplace': False}
+        """
+        if id(module) in self._written:
+            return {"same_as": self._written[id(module)]}
+        self._written[id(module)] = path
+        _refuse_hooks(module, path)
+        entry: dict[str, Any] = {"training": module.training}
+        if isinstance(module, torch.fx.GraphModule):
+            entry["graph"] = encode_graph(module.graph, self._encoder, path)
+            preserved = module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+            entry["preserved"] = self._values(module, preserved, path)
+        else:
+            where = path or type(module).__name__
+            entry["class"] = storable_path(type(module), where, self._encoder.allow)
+        entry |= self._tables(module, path)
+        if "class" in entry and isinstance(module, _Storable):
+            entry["config"] = self._encoder.encode(module.artifact_config(), path)
+            return entry
+        if "class" in entry:
+            own = {k: v for k, v in vars(module).items() if k not in _INTERNAL | _REBUILT}
+            entry["attributes"] = self._values(module, own, path)
+        entry["children"] = {
+            name: self.encode(child, check_path(f"{path}.{name}".lstrip("."), path))
+            for name, child in module._modules.items()
+            if child is not None
+        }
+        entry["absent"] = [name for name, child in module._modules.items() if child is None]
+        return {key: value for key, value in entry.items() if value not in ({}, [])}
+
+    def _values(self, module: nn.Module, values: dict[str, Any], path: str) -> dict[str, Any]:
+        kind = type(module).__name__
+        return {
+            name: self._encoder.encode(value, f"{path}.{name} ({kind})".lstrip("."))
+            for name, value in values.items()
+        }
+
+    def _tables(self, module: nn.Module, path: str) -> dict[str, Any]:
+        return {
+            "parameters": self._values(module, dict(module._parameters), path),
+            "buffers": self._values(module, dict(module._buffers), path),
+            "non_persistent": sorted(module._non_persistent_buffers_set),
+        }
 
 
 def _refuse_hooks(module: nn.Module, path: str) -> None:
     for name in _HOOKS:
         if getattr(module, name, None):
+            kind = name.strip("_").replace("_", " ").removesuffix("s")
             raise ArtifactError(
-                f"the module has a hook ({name.strip('_')}) and hooks cannot be stored",
-                where=path or type(module).__name__,
-                fix="remove the hook before saving: handle.remove()",
+                f"the {type(module).__name__} has a {kind}, and hooks cannot be stored",
+                where=path or "the model",
+                fix="remove it before quantizing: handle.remove(), or for weight norm and spectral "
+                "norm torch.nn.utils.remove_weight_norm(module)",
             )
 
 
-def _encode_tensors(module: nn.Module, encoder: Encoder, path: str) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for kind, table in (("parameters", module._parameters), ("buffers", module._buffers)):
-        if table:
-            out[kind] = {name: encoder.encode(value, path) for name, value in table.items()}
-    if module._non_persistent_buffers_set:
-        out["non_persistent"] = sorted(module._non_persistent_buffers_set)
-    return out
+class ModuleDecoder:
+    """Reads what ``ModuleEncoder`` wrote. No ``__init__`` of a stored class runs but the kernels' own."""
 
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._read: dict[str, nn.Module] = {}
 
-def _encode_attributes(module: nn.Module, encoder: Encoder, path: str) -> dict[str, Any]:
-    out = {}
-    for name, value in module.__dict__.items():
-        if name in _INTERNAL or name in _SKIP:
-            continue
-        out[name] = encoder.encode(value, f"{path}.{name} ({type(module).__name__})")
-    return out
-
-
-def decode_module(entry: dict[str, Any], decoder: Decoder, allow: Sequence[str] = ()) -> nn.Module:
-    """The module that ``entry`` describes; no ``__init__`` of a stored class runs but the kernels' own."""
-    if "config" in entry:
-        cls = _module_class(entry["class"], allow)
-        tensors = {
-            name: decoder.decode(value)
-            for kind in ("parameters", "buffers")
-            for name, value in entry["tensors"].get(kind, {}).items()
-        }
-        module: nn.Module = cls.from_artifact(decoder.decode(entry["config"]), tensors)
-        return module.train(entry["training"])
-    cls = nn.Module if "graph" in entry else _module_class(entry["class"], allow)
-    module = cls.__new__(cls)
-    nn.Module.__init__(module)
-    for name, value in entry.get("attributes", {}).items():
-        module.__dict__[name] = decoder.decode(value)
-    _decode_tensors(module, entry["tensors"], decoder)
-    for name, child in entry.get("children", {}).items():
-        module._modules[name] = decode_module(child, decoder, allow)
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
-    module.training = entry["training"]
-    if "graph" not in entry:
+    def decode(self, entry: dict[str, Any], path: str = "") -> nn.Module:
+        """The module that ``entry`` describes; raises ``ArtifactError`` for what is not admitted."""
+        if "same_as" in entry:
+            return self._read[entry["same_as"]]
+        module = self._from_config(entry) if "config" in entry else self._from_parts(entry, path)
+        self._read[path] = module
         return module
-    graph_module = torch.fx.GraphModule(module, decode_graph(entry["graph"], decoder))
-    graph_module.training = entry["training"]
-    return graph_module
 
+    def _from_config(self, entry: dict[str, Any]) -> nn.Module:
+        cls = find_module_class(entry["class"], self._decoder.allow)
+        if not issubclass(cls, _Storable):
+            raise ArtifactError(f"{class_path(cls)} is not built from a configuration")
+        tables = (entry.get("parameters", {}), entry.get("buffers", {}))
+        tensors = {name: self._decoder.decode(value) for t in tables for name, value in t.items()}
+        module = cls.from_artifact(self._decoder.decode(entry["config"]), tensors)
+        assert isinstance(module, nn.Module)
+        return module.train(entry["training"])
 
-def _module_class(path: str, allow: Sequence[str]) -> type[nn.Module]:
-    cls = resolve(path, allow)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ArtifactError(f"{path} is not a module class", where=path)
-    return cls
+    def _from_parts(self, entry: dict[str, Any], path: str) -> nn.Module:
+        is_graph = "graph" in entry
+        cls = nn.Module if is_graph else find_module_class(entry["class"], self._decoder.allow)
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        for name, value in entry.get("attributes", {}).items():
+            if name in _INTERNAL or name.startswith("__"):
+                raise ArtifactError(f"{name!r} is no attribute of a module", where=path)
+            module.__dict__[name] = self._decoder.decode(value)
+        self._fill(module, entry)
+        for name, child in entry.get("children", {}).items():
+            module._modules[name] = self.decode(child, f"{path}.{name}".lstrip("."))
+        module._modules.update(dict.fromkeys(entry.get("absent", ())))
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+        if is_graph:
+            module = self._graph_module(module, entry, path)
+        module.training = entry["training"]
+        return module
 
+    def _fill(self, module: nn.Module, entry: dict[str, Any]) -> None:
+        for name, value in entry.get("parameters", {}).items():
+            tensor = self._decoder.decode(value)
+            module._parameters[name] = (
+                None if tensor is None else self._decoder.tensors.parameter(tensor)
+            )
+        for name, value in entry.get("buffers", {}).items():
+            module._buffers[name] = self._decoder.decode(value)
+        module._non_persistent_buffers_set = set(entry.get("non_persistent", ()))
 
-def _decode_tensors(module: nn.Module, tables: dict[str, Any], decoder: Decoder) -> None:
-    for name, value in tables.get("parameters", {}).items():
-        tensor = decoder.decode(value)
-        parameter = None if tensor is None else nn.Parameter(tensor, requires_grad=False)
-        module._parameters[name] = parameter
-    for name, value in tables.get("buffers", {}).items():
-        module._buffers[name] = decoder.decode(value)
-    module._non_persistent_buffers_set = set(tables.get("non_persistent", []))
+    def _graph_module(self, root: nn.Module, entry: dict[str, Any], path: str) -> nn.Module:
+        graph = decode_graph(entry["graph"], self._decoder)
+        check_targets(graph, root, path)
+        module = torch.fx.GraphModule(root, graph)
+        kept = {
+            check_keyword(name, path): self._decoder.decode(value)
+            for name, value in entry.get("preserved", {}).items()
+        }
+        for name, value in kept.items():
+            if hasattr(module, name):
+                raise ArtifactError(f"{name!r} is no attribute to preserve", where=path)
+            setattr(module, name, value)
+        if kept:
+            module.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = kept
+        return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +12,10 @@ import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from backquant.artifact.file import read_document, read_file, write_file
-from backquant.artifact.modules import decode_module, encode_module
+from backquant.artifact.file import read_document, read_file, readable, write_file
+from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
-from backquant.artifact.values import Decoder, Encoder
+from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
 from backquant.errors import ArtifactError, UsageError
 from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_info
@@ -67,8 +68,8 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
         "report": None if model.report is None else model.report.to_dict(),
-        "model": encode_module(model.graph_module, encoder, ""),
-        "formats": writer.formats,
+        "model": ModuleEncoder(encoder).encode(model.graph_module),
+        "strides": writer.strides,
     }
     write_file(path, document, writer.tensors)
 
@@ -84,19 +85,30 @@ def _spec(config: BackendConfig) -> dict[str, str]:
 def load(path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> QuantizedModel:
     """Read back what ``save`` wrote. The model's own code is not needed.
 
+    Nothing that a file says is executed beyond operators of tensors: see ``backquant.artifact``.
+
     Args:
         path: the file.
-        allow: packages besides torch and backquant that the file may name classes from.
+        allow: packages besides torch and backquant whose classes and functions the file may name.
 
     Raises:
-        ArtifactError: no such file, not one of ours, truncated, or written by a newer version.
+        ArtifactError: no such file, not one of ours, damaged, written by a newer version, or it names
+            something that an artifact may not.
         EngineError: this build or CPU lacks the engine that the model was lowered to.
     """
     document, tensors = read_file(path)
+    with readable(path):
+        return _model(document, tensors, tuple(allow))
+
+
+def _model(
+    document: dict[str, Any], tensors: dict[str, torch.Tensor], allow: tuple[str, ...]
+) -> QuantizedModel:
     engine = _engine(document)
-    decoder = Decoder(TensorReader(tensors, document["formats"]).get, allow=allow)
-    graph_module = decode_module(document["model"], decoder, allow)
-    assert isinstance(graph_module, torch.fx.GraphModule)
+    decoder = Decoder(TensorReader(tensors, document["strides"]), allow=allow)
+    graph_module = ModuleDecoder(decoder).decode(document["model"])
+    if not isinstance(graph_module, torch.fx.GraphModule):
+        raise TypeError("the model is no graph")
     model = QuantizedModel(
         graph_module,
         plan=Plan.from_dict(document["plan"]),
@@ -125,14 +137,18 @@ def _engine(document: dict[str, Any]) -> EngineInfo | None:
     return here
 
 
-def _config(stored: dict[str, str], allow: Sequence[str]) -> BackendConfig:
+def _config(stored: dict[str, str], allow: tuple[str, ...]) -> BackendConfig:
     if "spec" not in stored:
         return BackendConfig(stored["name"])
-    return files.loads(stored["spec"], "json", allow=tuple(allow))
+    if "extends" in json.loads(stored["spec"]):
+        raise ArtifactError(
+            "the description inside of an artifact extends another file", where="backend"
+        )
+    return files.loads(stored["spec"], "json", file="backend", allow=allow)
 
 
 def _kernel(stored: dict[str, Any]) -> KernelUse:
-    dtype = getattr(torch, stored["dtype"])
+    dtype = torch_constant(stored["dtype"], torch.dtype)
     return KernelUse(tuple(stored["nodes"]), stored["kernel"], dtype, stored["engine"])
 
 
@@ -170,12 +186,17 @@ class Description:
 def describe(path: str | os.PathLike[str]) -> Description:
     """What the file at ``path`` holds. Raises ``ArtifactError`` as ``load`` does."""
     document = read_document(path)
+    with readable(path):
+        return _description(str(path), document)
+
+
+def _description(path: str, document: dict[str, Any]) -> Description:
     kernels: dict[str, int] = {}
     for use in document["kernels"]:
         kernels[use["kernel"]] = kernels.get(use["kernel"], 0) + 1
     stored = document["report"]
     return Description(
-        path=str(path),
+        path=path,
         versions=document["versions"],
         engine=None if document["engine"] is None else EngineInfo.from_dict(document["engine"]),
         backend=document["backend"]["name"],

@@ -1,27 +1,45 @@
-"""The tensor table of an artifact: stored once each, contiguous, with their memory format."""
+"""The tensor table of an artifact: stored once each, contiguous, with their strides where those matter."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from backquant.errors import ArtifactError
 
 __all__ = ["TensorReader", "TensorWriter"]
 
-_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
+
+def _dense_strides(tensor: torch.Tensor) -> list[int] | None:
+    """Strides of a tensor that fills its memory in another order than contiguous ones do.
+
+    Kernels choose their path by strides, so that channels-last weights must come back as such.
+    """
+    strides = list(tensor.stride())
+    if strides == _contiguous_strides(tensor.shape):
+        return None
+    return strides if _is_dense(tensor.shape, strides) else None
 
 
-def _memory_format(tensor: torch.Tensor) -> str:
-    if tensor.is_contiguous():
-        return ""
-    for name, fmt in _FORMATS.items():
-        if tensor.dim() == (4 if name == "channels_last" else 5) and tensor.is_contiguous(
-            memory_format=fmt
-        ):
-            return name
-    return ""
+def _contiguous_strides(shape: Any) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _is_dense(shape: Any, strides: list[int]) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps."""
+    step = 1
+    for stride, size in sorted((b, a) for a, b in zip(shape, strides, strict=True) if a != 1):
+        if stride != step or size == 0:
+            return False
+        step *= size
+    return all(0 <= stride <= step for stride in strides)
 
 
 class TensorWriter:
@@ -29,17 +47,19 @@ class TensorWriter:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.formats: dict[str, str] = {}
+        self.strides: dict[str, list[int]] = {}
         self._keys: dict[tuple[Any, ...], str] = {}
         self._alive: list[torch.Tensor] = []  # keeps data pointers from being reused
 
     def add(self, tensor: torch.Tensor) -> str:
-        """Key under which ``tensor`` is stored."""
-        if tensor.is_quantized or tensor.is_sparse or tensor.is_mkldnn:
-            raise ArtifactError(
-                f"a {tensor.layout} tensor of dtype {tensor.dtype} cannot be stored",
-                fix="artifacts hold plain dense tensors; keep packed weights out of buffers",
-            )
+        """Key under which ``tensor`` is stored. Raises ``ArtifactError`` for what is not plain and dense.
+
+        >>> writer = TensorWriter()
+        >>> x = torch.zeros(2)
+        >>> writer.add(x), writer.add(torch.ones(2)), writer.add(x)
+        ('t0', 't1', 't0')
+        """
+        _check_plain(tensor)
         detached = tensor.detach()
         identity = (
             detached.untyped_storage().data_ptr(),
@@ -47,26 +67,60 @@ class TensorWriter:
             tuple(detached.shape),
             detached.stride(),
             detached.dtype,
+            detached.is_conj(),
+            detached.is_neg(),
         )
         if detached.numel() and identity in self._keys:
             return self._keys[identity]
         key = f"t{len(self.tensors)}"
         self._keys[identity] = key
         self._alive.append(detached)
-        self.tensors[key] = detached.cpu().contiguous().clone()
-        if fmt := _memory_format(detached):
-            self.formats[key] = fmt
+        plain = detached.cpu().resolve_conj().resolve_neg()
+        self.tensors[key] = plain.contiguous().clone()
+        if (strides := _dense_strides(plain)) is not None:
+            self.strides[key] = strides
         return key
 
 
-class TensorReader:
-    """Gives back the tensors of a table; a key read twice gives the same tensor."""
+def _check_plain(tensor: torch.Tensor) -> None:
+    kind = type(tensor)
+    lazy = nn.parameter.is_lazy(tensor)
+    unusual = kind not in (torch.Tensor, nn.Parameter) or lazy
+    if unusual or tensor.is_quantized or tensor.layout != torch.strided or tensor.is_meta:
+        what = kind.__name__ if unusual else f"{tensor.layout} tensor of {tensor.dtype}"
+        raise ArtifactError(
+            f"a {what} on {tensor.device} cannot be stored",
+            fix="artifacts hold plain dense tensors with values: convert it before quantizing",
+        )
 
-    def __init__(self, tensors: dict[str, torch.Tensor], formats: dict[str, str]) -> None:
+
+class TensorReader:
+    """Gives back the tensors of a table; a key read twice gives the same tensor, or parameter."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], strides: Mapping[str, list[int]]
+    ) -> None:
         self._tensors = {
-            key: tensor.to(memory_format=_FORMATS[formats[key]]) if key in formats else tensor
+            key: _restride(tensor, strides[key]) if key in strides else tensor
             for key, tensor in tensors.items()
         }
+        self._parameters: dict[int, nn.Parameter] = {}
 
     def get(self, key: str) -> torch.Tensor:
+        """The tensor under ``key``."""
         return self._tensors[key]
+
+    def parameter(self, tensor: torch.Tensor) -> nn.Parameter:
+        """``tensor``, which ``get`` returned, as a parameter that needs no gradient."""
+        if id(tensor) not in self._parameters:
+            self._parameters[id(tensor)] = nn.Parameter(tensor, requires_grad=False)
+        return self._parameters[id(tensor)]
+
+
+def _restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    if len(strides) != tensor.dim() or not _is_dense(tensor.shape, strides):
+        raise ArtifactError(
+            f"the strides {strides} do not fit a tensor of shape {list(tensor.shape)}",
+            fix="save the model again: backquant.save(quantized, path)",
+        )
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,9 +1,11 @@
-"""Arguments and attributes as JSON, and back: every value is a scalar or a tagged object.
+"""Arguments and attributes as JSON, and back: every value is a scalar, a list, or a tagged object.
 
-Tags: ``{"node": name}``, ``{"tensor": key}``, ``{"tuple": […]}``, ``{"dict": [[k, v], …]}``,
-``{"slice": [start, stop, step]}``, ``{"dtype": "float32"}``, ``{"device": "cpu"}``, ``{"float": "inf"}``,
-``{"layout"|"memory_format"|"qscheme": name}``, ``{"function"|"class": import path}``, ``{"ellipsis": true}``.
-Lists stay lists.
+Tags: ``node``, ``tensor``, ``tuple``, ``size``, ``namedtuple``, ``dict``, ``ordered_dict``, ``set``,
+``slice``, ``range``, ``float`` (infinite or NaN), ``complex``, ``dtype``, ``device``, ``layout``,
+``memory_format``, ``qscheme``, ``function``, ``class``, ``ellipsis``.
+
+Invariant: a value comes back equal and of the same type, or is refused by name. Lists and dicts of
+``torch.fx`` (which cannot be changed) come back as plain ones; ``torch.fx`` makes them its own again.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType, FunctionType
+from enum import Enum
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from backquant.artifact.callables import class_path, function_path, resolve
+from backquant.artifact.classes import class_path, find_class, storable_path
+from backquant.artifact.functions import find_function, function_path
+from backquant.artifact.tensors import TensorReader
 from backquant.errors import ArtifactError
 
-__all__ = ["Decoder", "Encoder"]
+__all__ = ["Decoder", "Encoder", "torch_constant"]
 
 _QSCHEMES = {
     str(scheme): scheme
@@ -32,52 +37,80 @@ _QSCHEMES = {
         torch.per_channel_affine_float_qparams,
     )
 }
-_NAMED: tuple[tuple[type, str], ...] = (
-    (torch.dtype, "dtype"),
-    (torch.layout, "layout"),
-    (torch.memory_format, "memory_format"),
-)
+_CONSTANTS: dict[type, str] = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
+_SEQUENCES: dict[type, str] = {tuple: "tuple", torch.Size: "size"}
+_DICTS: dict[type, str] = {dict: "dict", immutable_dict: "dict", OrderedDict: "ordered_dict"}
 
 
 class Encoder:
-    """Writes values; tensors go through ``store`` which returns their key."""
+    """Writes values; tensors go through ``store``, which returns their key."""
 
     def __init__(self, store: Callable[[torch.Tensor], str], allow: Sequence[str] = ()) -> None:
         self._store = store
         self.allow = tuple(allow)
 
-    def encode(self, value: Any, where: str) -> Any:  # size: one case per kind of value
-        """JSON form of ``value``; raises ``ArtifactError`` naming ``where`` for what has none."""
-        if value is None or isinstance(value, bool | int | str):
+    def encode(self, value: Any, where: str) -> Any:
+        """JSON form of ``value``; raises ``ArtifactError`` naming ``where`` for what has none.
+
+        >>> Encoder(lambda tensor: "t0").encode([1, (2.5, None), slice(1, None)], "here")
+        [1, {'tuple': [2.5, None]}, {'slice': [1, None, None]}]
+        """
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
             return value
-        if isinstance(value, float):
+        if kind is float:
             return value if math.isfinite(value) else {"float": repr(value)}
-        if isinstance(value, Node):
-            return {"node": value.name}
+        if kind in (list, immutable_list):
+            return self._each(value, where)
+        if kind in _SEQUENCES:
+            return {_SEQUENCES[kind]: self._each(value, where)}
+        if kind in _DICTS:
+            return {_DICTS[kind]: [self._each(pair, where) for pair in value.items()]}
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._store(value)}
-        if isinstance(value, tuple):
-            return {"tuple": [self.encode(item, where) for item in value]}
-        if isinstance(value, list):
-            return [self.encode(item, where) for item in value]
-        if isinstance(value, dict | OrderedDict):
-            pairs = value.items()
-            return {"dict": [[self.encode(k, where), self.encode(v, where)] for k, v in pairs]}
-        if isinstance(value, slice):
+            return {"tensor": self._tensor(value, where)}
+        return self._constant(value, where)
+
+    def _each(self, values: Any, where: str) -> list[Any]:
+        return [self.encode(value, where) for value in values]
+
+    def _tensor(self, tensor: torch.Tensor, where: str) -> str:
+        try:
+            return self._store(tensor)
+        except ArtifactError as error:
+            raise ArtifactError(error.what, where=where, fix=error.fix) from error
+
+    def _constant(self, value: Any, where: str) -> Any:
+        kind = type(value)
+        if kind is Node:
+            return {"node": value.name}
+        if kind is complex:
+            return {"complex": self._each((value.real, value.imag), where)}
+        if kind in (slice, range):
             parts = (value.start, value.stop, value.step)
-            return {"slice": [self.encode(part, where) for part in parts]}
-        if isinstance(value, torch.device):
+            return {kind.__name__: self._each(parts, where)}
+        if kind is set:
+            return {"set": sorted(self._each(value, where), key=repr)}
+        if kind is torch.device:
             return {"device": str(value)}
-        if isinstance(value, torch.qscheme):
-            return {"qscheme": str(value)}
         if value is Ellipsis:
             return {"ellipsis": True}
-        for kind, tag in _NAMED:
-            if isinstance(value, kind):
-                return {tag: str(value).removeprefix("torch.")}
+        if isinstance(value, torch.qscheme):
+            return {"qscheme": str(value)}
+        if kind in _CONSTANTS:
+            return {_CONSTANTS[kind]: str(value).removeprefix("torch.")}
+        return self._named(value, where)
+
+    def _named(self, value: Any, where: str) -> Any:
         if isinstance(value, type):
-            return {"class": class_path(value)}
-        if isinstance(value, FunctionType | BuiltinFunctionType) or callable(value):
+            return {"class": storable_path(value, where, self.allow)}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            path = storable_path(type(value), where, self.allow)
+            return {"namedtuple": [path, *self._each(value, where)]}
+        if callable(value) and value is not getattr and not isinstance(value, Enum):
             return {"function": function_path(value, self.allow)}
         raise ArtifactError(
             f"a value of type {class_path(type(value))} cannot be stored",
@@ -91,19 +124,24 @@ class Decoder:
 
     def __init__(
         self,
-        tensor: Callable[[str], torch.Tensor],
+        tensors: TensorReader,
         nodes: dict[str, Node] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        self._tensor = tensor
+        self.tensors = tensors
         self._nodes = nodes if nodes is not None else {}
         self.allow = tuple(allow)
 
     def within(self, nodes: dict[str, Node]) -> Decoder:
         """A decoder of the same tensors for a graph whose nodes are ``nodes``."""
-        return Decoder(self._tensor, nodes, self.allow)
+        return Decoder(self.tensors, nodes, self.allow)
 
     def decode(self, value: Any) -> Any:
+        """Inverse of ``Encoder.encode``. Raises ``ArtifactError`` for what is not admitted.
+
+        >>> Decoder(TensorReader({}, {})).decode([1, {"tuple": [2.5, None]}, {"slice": [1, None, None]}])
+        [1, (2.5, None), slice(1, None, None)]
+        """
         if isinstance(value, list):
             return [self.decode(item) for item in value]
         if not isinstance(value, dict):
@@ -112,7 +150,9 @@ class Decoder:
         handler = getattr(self, f"_read_{tag}", None)
         if handler is None:
             raise ArtifactError(
-                f"unknown value tag {tag!r}: the file was written by a newer version"
+                f"the kind of value {tag!r} is unknown",
+                where=repr(value)[:80],
+                fix="pip install --upgrade backquant: a newer version may know it",
             )
         return handler(content)
 
@@ -120,19 +160,41 @@ class Decoder:
         return self._nodes[name]
 
     def _read_tensor(self, key: str) -> torch.Tensor:
-        return self._tensor(key)
+        return self.tensors.get(key)
 
     def _read_tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(self.decode(item) for item in items)
+        return tuple(self.decode(items))
+
+    def _read_size(self, items: list[Any]) -> torch.Size:
+        return torch.Size(self.decode(items))
+
+    def _read_namedtuple(self, items: list[Any]) -> Any:
+        path, *fields = items
+        cls = find_class(path, self.allow)
+        if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+            raise ArtifactError(f"{path} is no named tuple", where=path)
+        return cls(*self.decode(fields))
 
     def _read_dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:
         return {self.decode(k): self.decode(v) for k, v in pairs}
 
+    def _read_ordered_dict(self, pairs: list[list[Any]]) -> OrderedDict[Any, Any]:
+        return OrderedDict(self._read_dict(pairs))
+
+    def _read_set(self, items: list[Any]) -> set[Any]:
+        return set(self.decode(items))
+
     def _read_slice(self, parts: list[Any]) -> slice:
-        return slice(*(self.decode(part) for part in parts))
+        return slice(*self.decode(parts))
+
+    def _read_range(self, parts: list[int]) -> range:
+        return range(*parts)
 
     def _read_float(self, text: str) -> float:
         return float(text)
+
+    def _read_complex(self, parts: list[Any]) -> complex:
+        return complex(*self.decode(parts))
 
     def _read_device(self, text: str) -> torch.device:
         return torch.device(text)
@@ -144,22 +206,34 @@ class Decoder:
         return Ellipsis
 
     def _read_dtype(self, name: str) -> Any:
-        return self._constant(name, torch.dtype)
+        return torch_constant(name, torch.dtype)
 
     def _read_layout(self, name: str) -> Any:
-        return self._constant(name, torch.layout)
+        return torch_constant(name, torch.layout)
 
     def _read_memory_format(self, name: str) -> Any:
-        return self._constant(name, torch.memory_format)
+        return torch_constant(name, torch.memory_format)
 
     def _read_class(self, path: str) -> Any:
-        return resolve(path, self.allow)
+        return find_class(path, self.allow)
 
     def _read_function(self, path: str) -> Any:
-        return resolve(path, self.allow)
+        if path == "builtins.getattr":  # only nodes read attributes, and there it is checked
+            raise ArtifactError("getattr is no value that an artifact may hold", where=path)
+        return find_function(path, self.allow)
 
-    def _constant(self, name: str, kind: type) -> Any:
-        constant = getattr(torch, name, None)
-        if not isinstance(constant, kind):
-            raise ArtifactError(f"this build of torch has no {kind.__name__} {name!r}", where=name)
-        return constant
+
+def torch_constant(name: str, kind: type) -> Any:
+    """``torch.<name>``, which must be a ``kind``; raises ``ArtifactError`` if it is not.
+
+    >>> torch_constant("int8", torch.dtype)
+    torch.int8
+    """
+    constant = getattr(torch, name, None)
+    if not isinstance(constant, kind):
+        raise ArtifactError(
+            f"this build of torch has no {kind.__name__} {name!r}",
+            where=name,
+            fix="load the file with the torch version that its header names",
+        )
+    return constant

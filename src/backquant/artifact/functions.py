@@ -1,0 +1,264 @@
+"""Functions as text, and back: only what a graph of tensor operators calls.
+
+A file names functions, and loading it must not run anything else. These are admitted, each found by
+looking it up, never by importing what a file asks for:
+
+1. ``torch.ops.<namespace>.<operator>``, as packet or overload, of the namespaces in ``OP_NAMESPACES``.
+2. ``torch.nn.functional``'s own functions, and those of torch, ``torch.linalg``, ``torch.fft`` and
+   ``torch.special`` that are PyTorch's operators, or dispatch through ``__torch_function__`` (torch's
+   documentation, "Extending PyTorch"): that protocol is how calls get into a traced graph. So
+   ``torch.load``, ``torch.hub``, ``torch.jit``, ``torch.compile`` and ``torch.os`` are none of them.
+3. The operators of ``operator`` that ``torch.fx`` records, functions of ``math``, a few builtins.
+4. Functions defined in ``backquant.lower.kernels``.
+5. With ``allow=("package",)``: functions and classes *defined* in that package (what it merely imports
+   is not), and ``torch.ops.package``.
+
+Names in ``_DENIED`` touch files or foreign memory and are refused in every case but 5.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import math
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional
+from torch.overrides import get_overridable_functions
+
+from backquant.errors import ArtifactError
+
+__all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
+
+OP_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed", "onednn")
+
+_DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
+_KERNELS = re.compile(r"(backquant\.lower\.kernels\.[a-z_0-9]+)\.([a-z]\w*)")
+_words = re.compile(r"\w+").findall
+_OPERATORS = _words(
+    "abs add and_ concat contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod "
+    "imul index inv invert ior ipow irshift is_ is_not isub itruediv ixor le lshift lt matmul mod mul "
+    "ne neg not_ or_ pos pow rshift setitem sub truediv truth xor"
+)
+_BUILTINS = _words(
+    "abs bool complex divmod float getattr int len list max min pow range round slice sum tuple"
+)
+# (prefix of paths, module), nearest spelling first
+_HOMES: tuple[tuple[str, Any], ...] = (
+    ("torch", torch),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.linalg", torch.linalg),
+    ("torch.fft", torch.fft),
+    ("torch.special", torch.special),
+    *(
+        (f"torch._C.{name}", getattr(torch._C, name))
+        for name in _words("_nn _linalg _fft _special")
+    ),
+)
+_OVERRIDABLE = (
+    torch,
+    torch.functional,
+    torch.nn.functional,
+    torch.linalg,
+    torch.fft,
+    torch.special,
+)
+
+
+@cache
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Every function of rules 2 and 3 by its path."""
+    table = {f"operator.{name}": getattr(operator, name) for name in _OPERATORS}
+    table |= {f"builtins.{name}": getattr(builtins, name) for name in _BUILTINS}
+    table |= {
+        f"math.{name}": value
+        for name, value in vars(math).items()
+        if isinstance(value, BuiltinFunctionType)
+    }
+    for path, function in _torch_functions():
+        table.setdefault(path, function)
+    return table
+
+
+def _torch_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    dispatched = get_overridable_functions()
+    tensor_functions = {f for home in _OVERRIDABLE for f in dispatched.get(home, ())}
+    for prefix, home in _HOMES:
+        for name, value in vars(home).items():
+            if name.startswith("_") or name in _DENIED or isinstance(value, type):
+                continue
+            if not isinstance(value, FunctionType | BuiltinFunctionType):
+                continue
+            in_c = isinstance(value, BuiltinFunctionType) and prefix.startswith("torch._C.")
+            functional = value.__module__ == prefix == "torch.nn.functional"
+            if in_c or functional or value in tensor_functions or _is_native(value, name):
+                yield f"{prefix}.{name}", value
+    yield "torch._assert", torch._assert
+
+
+def _is_native(value: Any, name: str) -> bool:
+    """Whether ``value`` is the generated binding ``torch._C._VariableFunctions.<name>``."""
+    return bool(getattr(torch._C._VariableFunctions, name, None) == value)
+
+
+@cache
+def _paths() -> dict[Callable[..., Any], str]:
+    """The first path of every function, by the function."""
+    paths: dict[Callable[..., Any], str] = {}
+    for path, function in _functions().items():
+        paths.setdefault(function, path)
+    return paths
+
+
+def function_path(function: Callable[..., Any], allow: Sequence[str] = ()) -> str:
+    """The path under which ``find_function`` finds this very function again.
+
+    Raises ``ArtifactError`` naming a function that has none (a lambda, a closure, a user's own).
+
+    >>> function_path(operator.add), function_path(torch.nn.functional.relu)
+    ('operator.add', 'torch.nn.functional.relu')
+    >>> function_path(torch.ops.aten.relu.default)
+    'torch.ops.aten.relu.default'
+    """
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        path = f"torch.ops.{function}"
+        find_function(path, allow)
+        return path
+    if isinstance(function, FunctionType | BuiltinFunctionType | type) and function in _paths():
+        return _paths()[function]
+    home = getattr(function, "__module__", None) or "?"
+    path = f"{home}.{getattr(function, '__qualname__', type(function).__name__)}"
+    try:
+        if find_function(path, allow) is function:
+            return path
+    except ArtifactError:
+        pass
+    raise ArtifactError(
+        f"the function {path} cannot be stored: a file loads without your code",
+        where=path,
+        fix=_save_fix(path.split(".", maxsplit=1)[0], "<" in path),
+    )
+
+
+def _save_fix(package: str, is_local: bool) -> str:
+    fix = "express it with torch operators, or keep the model in memory"
+    if is_local or package in ("torch", "?", "__main__", *sys.stdlib_module_names):
+        return fix
+    return f'{fix}, or pass allow=("{package}",) to save and to load'
+
+
+def find_function(path: str, allow: Sequence[str] = ()) -> Any:
+    """The function at ``path``; see the rules above. Raises ``ArtifactError`` for anything else.
+
+    >>> find_function("torch.nn.functional.relu") is torch.nn.functional.relu
+    True
+    >>> find_function("torch.os.system")
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: 'torch.os.system' is no function that an artifact may name
+      where  torch.os.system
+      fix    do not load this file: no graph of tensor operators calls it
+    """
+    known = _functions().get(path)
+    if known is not None:
+        return known
+    if path.startswith("torch.ops."):
+        return _find_op(path, allow)
+    kernel = _KERNELS.fullmatch(path)
+    if kernel is not None:
+        return _find_kernel(path, *kernel.groups())
+    if is_within(path, allow):
+        return find_defined(path, "function")
+    raise stranger(path, "function")
+
+
+def _find_op(path: str, allow: Sequence[str]) -> Any:
+    parts = path.split(".")[2:]
+    namespaces = (*OP_NAMESPACES, *allow)
+    if len(parts) not in (2, 3) or parts[0] not in namespaces or parts[1] in _DENIED:
+        raise ArtifactError(
+            f"{path!r} is no operator that an artifact may name",
+            where=path,
+            fix=f"operators of {', '.join(OP_NAMESPACES)}; of other packages with "
+            f'allow=("{parts[0] if parts else ""}",)',
+        )
+    target: Any = torch.ops
+    for part in parts:
+        target = getattr(target, part, None)
+    if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        raise ArtifactError(
+            f"this build of torch has no operator {path}",
+            where=path,
+            fix="load the file with the torch version that its header names",
+        )
+    return target
+
+
+def _find_kernel(path: str, module_name: str, name: str) -> Any:
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError:
+        found = None
+    if not isinstance(found, FunctionType) or found.__module__ != module_name:
+        raise ArtifactError(
+            f"this version of backquant has no kernel {path}",
+            where=path,
+            fix="load the file with the version of backquant that its header names",
+        )
+    return found
+
+
+def is_within(path: str, packages: Sequence[str]) -> bool:
+    """Whether ``path`` lies in one of ``packages`` (dotted names).
+
+    >>> is_within("mylib.layers.act", ["mylib"]), is_within("mylibrary.act", ["mylib"])
+    (True, False)
+    """
+    return any(path.startswith(package + ".") for package in packages)
+
+
+def find_defined(path: str, kind: str) -> Any:
+    """The object that its own ``__module__`` and ``__qualname__`` place at ``path``.
+
+    What a module only imports from elsewhere has another ``__module__`` and is not found.
+    """
+    parts = path.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:split])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module_name + ".").startswith(error.name + "."):
+                continue
+            raise ArtifactError(
+                f"{module_name} cannot be imported: {error}",
+                where=path,
+                fix="install what it needs",
+            ) from error
+        for part in parts[split:]:
+            found = getattr(found, part, None)
+        home = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
+        if home == (module_name, ".".join(parts[split:])):
+            return found
+        break
+    raise ArtifactError(
+        f"there is no {kind} {path}",
+        where=path,
+        fix="load the file with the versions of the packages that wrote it",
+    )
+
+
+def stranger(path: str, kind: str) -> ArtifactError:
+    """The error for a path outside of what an artifact may name."""
+    package = path.split(".", maxsplit=1)[0]
+    if package in ("torch", "backquant", *sys.stdlib_module_names):
+        fix = "do not load this file: no graph of tensor operators calls it"
+    else:
+        fix = f'backquant.load(path, allow=("{package}",)) if you trust the file'
+    return ArtifactError(f"{path!r} is no {kind} that an artifact may name", where=path, fix=fix)

@@ -1,0 +1,132 @@
+"""Names that a graph may hold. ``torch.fx`` writes them into source code, so they are checked.
+
+1. Methods are those of tensors (public, and the operators' own) and reading methods of dicts, except
+   the ones that call back, give away memory, or leave torch.
+2. Attributes, read with ``getattr``, are data of tensors and fields of torch's named tuples.
+3. Paths of modules and tensors hold no quotes, backslashes or control characters.
+4. Arguments and keywords are identifiers.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from functools import cache
+
+import torch
+
+from backquant.errors import ArtifactError
+
+__all__ = ["check_argument", "check_attribute", "check_keyword", "check_method", "check_path"]
+
+_words = re.compile(r"\w+").findall
+_DENIED_METHODS = frozenset(
+    _words(
+        "apply_ backward map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook "
+        "reinforce retain_grad set_ share_memory_ storage storage_type untyped_storage "
+        "data_ptr const_data_ptr mutable_data_ptr"
+    )
+)
+_BINARY = _words("add and floordiv lshift matmul mod mul or pow rshift sub truediv xor")
+_OPERATOR_METHODS = frozenset(
+    [f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")]
+    + [
+        f"__{name}__"
+        for name in _words("abs contains eq ge getitem gt invert le len lt ne neg pos")
+    ]
+)
+_DICT_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
+_DATA = frozenset(
+    _words(
+        "H T data device dtype imag index is_complex is_cpu is_cuda is_floating_point is_meta is_mkldnn "
+        "is_nested is_quantized is_signed is_sparse itemsize layout mH mT nbytes ndim real requires_grad "
+        "shape type"
+    )
+)
+_PATH = re.compile(r"[^\x00-\x1f\x7f\"'\\{}]+")
+
+
+@cache
+def _tensor_methods() -> frozenset[str]:
+    public = {name for name in dir(torch.Tensor) if not name.startswith("_")}
+    methods = {name for name in public if callable(getattr(torch.Tensor, name, None))}
+    return frozenset(methods - _DENIED_METHODS) | _OPERATOR_METHODS | _DICT_METHODS
+
+
+@cache
+def _attributes() -> frozenset[str]:
+    """Rule 2; the named tuples of torch are those of ``torch.return_types``."""
+    fields = {
+        name
+        for result in vars(torch.return_types).values()
+        if isinstance(result, type) and issubclass(result, tuple)
+        for name in vars(result)
+        if not name.startswith(("_", "n_"))
+    }
+    return _DATA | fields
+
+
+def check_method(name: str, where: str) -> str:
+    """``name`` if a graph may call this method; raises ``ArtifactError`` if not.
+
+    >>> check_method("view", "node view")
+    'view'
+    """
+    if name not in _tensor_methods():
+        raise ArtifactError(
+            f".{name}() is no method that an artifact may call",
+            where=where,
+            fix="call a function of torch on the tensor instead",
+        )
+    return name
+
+
+def check_attribute(name: object, where: str) -> str:
+    """``name`` if a graph may read this attribute; raises ``ArtifactError`` if not.
+
+    >>> check_attribute("shape", "node getattr_1")
+    'shape'
+    """
+    if not isinstance(name, str) or name not in _attributes():
+        raise ArtifactError(
+            f"{name!r} is no attribute that an artifact may read",
+            where=where,
+            fix="pass tensors, tuples and dicts; read fields by index or key",
+        )
+    return name
+
+
+def check_path(path: str, where: str) -> str:
+    """``path`` if it can be the path of a module or tensor in a graph.
+
+    >>> check_path("layers.0.weight", "node layers_0")
+    'layers.0.weight'
+    """
+    parts = path.split(".")
+    if not all(part and _PATH.fullmatch(part) and not part.startswith("__") for part in parts):
+        raise ArtifactError(
+            f"{path!r} is no path of a module or tensor", where=where, fix="rename the module"
+        )
+    return path
+
+
+def check_argument(name: str, where: str) -> str:
+    """``name`` if it can be an argument of ``forward``, ``*args`` and ``**kwargs`` included.
+
+    >>> check_argument("**options", "node options")
+    '**options'
+    """
+    stars = len(name) - len(name.lstrip("*"))
+    check_keyword(name[stars:] if stars <= 2 else name, where)
+    return name
+
+
+def check_keyword(name: str, where: str) -> str:
+    """``name`` if it can name an argument of a call.
+
+    >>> check_keyword("dim", "node sum_1")
+    'dim'
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ArtifactError(f"{name!r} is no name of an argument", where=where)
+    return name
