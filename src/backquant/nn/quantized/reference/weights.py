@@ -22,27 +22,26 @@ from typing import Any
 import torch
 
 from backquant.errors import ConfigError
+from backquant.observe.qparams import (
+    is_per_channel,
+    is_per_tensor,
+    quantize_bounds,
+    storage_dtype,
+)
 
 __all__ = ["WeightQParams", "dequantize_weight", "quantize_weight"]
 
-# dtype token -> (storage dtype, quant_min, quant_max)
-_INTEGER_STORAGE: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
-    torch.qint8: (torch.int8, -128, 127),
-    torch.int8: (torch.int8, -128, 127),
-    torch.quint8: (torch.uint8, 0, 255),
-    torch.uint8: (torch.uint8, 0, 255),
-    torch.quint4x2: (torch.uint8, 0, 15),
-    torch.int16: (torch.int16, -(2**15), 2**15 - 1),
-    torch.qint32: (torch.int32, -(2**31), 2**31 - 1),
-    torch.int32: (torch.int32, -(2**31), 2**31 - 1),
-}
-_FLOAT_STORAGE = (torch.float16, torch.bfloat16, torch.float32)
-_PER_CHANNEL = (
-    torch.per_channel_affine,
-    torch.per_channel_symmetric,
-    torch.per_channel_affine_float_qparams,
+_INTEGER = (
+    torch.qint8,
+    torch.int8,
+    torch.quint8,
+    torch.uint8,
+    torch.quint4x2,
+    torch.int16,
+    torch.qint32,
+    torch.int32,
 )
-_PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+_FLOAT_STORAGE = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,9 @@ class WeightQParams:
                 raise _unknown_dtype(dtype, "a weight without a qscheme stays floating point")
             one, zero = torch.ones((), device=device), torch.zeros((), device=device)
             return cls(None, dtype, one, zero.long(), 0, 0, 0)
-        if dtype not in _INTEGER_STORAGE:
+        if dtype not in _INTEGER:
             raise _unknown_dtype(dtype, f"a weight with {qscheme} is stored as integers")
-        if qscheme not in (*_PER_TENSOR, *_PER_CHANNEL):
+        if not (is_per_tensor(qscheme) or is_per_channel(qscheme)):
             raise ConfigError(
                 f"{qscheme} is not a scheme for weights",
                 where="weight_qparams['qscheme']",
@@ -100,12 +99,12 @@ class WeightQParams:
     @property
     def storage(self) -> torch.dtype:
         """The plain dtype that the weight is stored in."""
-        return self.dtype if self.qscheme is None else _INTEGER_STORAGE[self.dtype][0]
+        return self.dtype if self.qscheme is None else storage_dtype(self.dtype)
 
     @property
     def per_channel(self) -> bool:
         """Whether there is one scale per slice along ``axis``."""
-        return self.qscheme in _PER_CHANNEL
+        return is_per_channel(self.qscheme)
 
 
 def _unknown_dtype(dtype: object, why: str) -> ConfigError:
@@ -139,7 +138,7 @@ def _read_scale(
             where=f"weight_qparams['scale'], smallest {scale.min().item()}",
             fix="observe a weight without NaN or infinity, with an observer whose eps is above 0",
         )
-    if qscheme in _PER_TENSOR:
+    if is_per_tensor(qscheme):
         if scale.numel() != 1 or zero_point.numel() != 1:
             raise ConfigError(
                 f"{qscheme} has one scale, got {scale.numel()}",
@@ -159,7 +158,7 @@ def _read_scale(
 
 
 def _read_bounds(qparams: Mapping[str, Any], dtype: torch.dtype) -> tuple[int, int]:
-    _, low, high = _INTEGER_STORAGE[dtype]
+    low, high = quantize_bounds(dtype)
     quant_min, quant_max = qparams.get("quant_min"), qparams.get("quant_max")
     quant_min = low if quant_min is None else int(quant_min)
     quant_max = high if quant_max is None else int(quant_max)
@@ -245,7 +244,11 @@ def dequantize_weight(
     """
     if quantized.is_floating_point():
         return quantized.to(scale.dtype)
-    scale = _along_axis(scale, quantized, axis)
+    compute = torch.promote_types(torch.float32, scale.dtype)
+    wide_scale = _along_axis(scale.to(compute), quantized, axis)
     zero_point = _along_axis(zero_point, quantized, axis)
-    wide = quantized.to(zero_point.dtype if zero_point.is_floating_point() else torch.int64)
-    return (wide - zero_point).to(scale.dtype) * scale
+    if quantized.dtype == torch.int32:  # float32 cannot hold the difference
+        steps = (quantized.to(zero_point.dtype) - zero_point).to(compute)
+    else:
+        steps = quantized.to(compute) - zero_point.to(compute)
+    return (steps * wide_scale).to(scale.dtype)
