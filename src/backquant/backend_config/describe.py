@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -129,6 +130,11 @@ def describe_dtype_config(config: DTypeConfig) -> str:
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
     return ", ".join(words)
+
+
+def _has_commas(text: str) -> bool:
+    """Whether a comma stands outside of the range in brackets."""
+    return "," in re.sub(r"\[.*?\]", "", text)
 
 
 def mode_of(config: DTypeConfig) -> str:

@@ -13,6 +13,8 @@ from backquant.backend_config.files.problems import Problem, did_you_mean
 
 __all__ = ["structure_problems"]
 
+_MISSING = "this field is missing"
+
 
 def structure_problems(tree: Located, file: str) -> list[Problem]:
     """What the models say against ``tree``; empty when the structure is sound.
@@ -29,15 +31,15 @@ def structure_problems(tree: Located, file: str) -> list[Problem]:
         FileModel.model_validate(value)
     except ValidationError as error:
         found = [_problem(details, tree, file) for details in error.errors(include_url=False)]
-        return sorted(dict.fromkeys(found), key=lambda problem: problem.line or 0)
+        # on one line a misspelt field comes before the field that is missing because of it
+        return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == _MISSING))
     except RecursionError:
         return [Problem(file, tree.line, "", "nested too deeply")]
     return []
 
 
 def _problem(details: ErrorDetails, tree: Located, file: str) -> Problem:
-    location = tuple(part for part in details["loc"] if part != "[key]")
-    path = tree.known_path(location)
+    path = tree.known_path(_without_tags(details["loc"]))
     message, fix = _explain(details, path)
     return Problem(file, tree.line_of(path), field_name(path), message, fix)
 
@@ -48,9 +50,9 @@ def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
     context: dict[str, Any] = details.get("ctx", {})
     given = details["input"]
     if kind == "extra_forbidden":
-        return "unknown field", did_you_mean(str(path[-1]), _fields_at(details["loc"][:-1]))
+        return "unknown field", did_you_mean(str(path[-1]), _fields_at(path[:-1]))
     if kind == "missing":
-        return "this field is missing", ""
+        return _MISSING, ""
     if kind == "literal_error" and path == ("schema_version",):
         return (
             f"this version of backquant reads schema_version {SCHEMA_VERSION}, not {given!r}",
@@ -63,7 +65,7 @@ def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
         return f"{given!r} is not one of the values allowed here", did_you_mean(str(given), words)
     if kind == "string_pattern_mismatch":
         return f"{given!r} {_misspelt(str(context['pattern']))}", ""
-    message = details["msg"].removeprefix("Input ")
+    message = details["msg"].removeprefix("Input ").removesuffix(" after validation")
     return f"{message}, got {_short(given)}", ""
 
 
@@ -84,42 +86,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model that ``location`` (with pydantic's union tags) leads to."""
-    model: Any = FileModel
-    for part in location:
-        model = _below(model, part)
-    return list(model.model_fields) if _is_model(model) else []
+def _without_tags(location: tuple[int | str, ...]) -> Path:
+    """A location of pydantic's without what stands for members of unions and for keys."""
+    marks = ("<", "[key]")
+    return tuple(p for p in location if not (isinstance(p, str) and p.startswith(marks)))
 
 
-def _below(kind: Any, part: int | str) -> Any:
-    """The annotation one step down, or ``kind`` where the step stays inside a union."""
-    if _is_model(kind):
-        field = kind.model_fields.get(part)
-        return kind if field is None else _models_in(field.annotation)
-    if isinstance(kind, tuple):
-        for model in kind:
-            if part in model.model_fields:
-                return _models_in(model.model_fields[part].annotation)
-        return kind
-    return kind
+def _fields_at(path: Path) -> list[str]:
+    """The fields of the models that may stand at ``path``."""
+    models: list[type[BaseModel]] = [FileModel]
+    for part in path:
+        if isinstance(part, str):
+            fields = [model.model_fields.get(part) for model in models]
+            below = [field.annotation for field in fields if field is not None]
+            models = _models_in(below) if below else models
+    return [name for model in models for name in model.model_fields]
 
 
-def _models_in(annotation: Any) -> Any:
-    """The model in an annotation, a tuple of them when there are several."""
+def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:
+    """The models that the annotations mention, in order."""
     found: list[type[BaseModel]] = []
     seen: set[int] = set()
-    stack = [annotation]
+    stack = list(annotations)
     while stack:
-        item = stack.pop()
+        item = stack.pop(0)
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if _is_model(item):
+        if isinstance(item, type) and issubclass(item, BaseModel):
             found.append(item)
         stack.extend(get_args(getattr(item, "__value__", item)))
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def _is_model(item: Any) -> bool:
-    return isinstance(item, type) and issubclass(item, BaseModel)
+    return found

@@ -19,6 +19,7 @@ _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _DOTTED = rf"{_WORD}(\.{_WORD})+"
 
 
+# Tags stand in angle brackets: they appear in the location of an error, where fields do not.
 def _union(choose: Any, expected: str) -> Discriminator:
     """Choose a union's member by the kind of value, so that an error names what was expected."""
     return Discriminator(
@@ -77,7 +78,7 @@ PowerOfTwo = TypeAliasType(
     ],
 )
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Scalar = Annotated[bool | int | Finite | None, Tag("scalar")]
+Scalar = Annotated[bool | int | Finite | None, Tag("<scalar>")]
 ObservationName = Literal[
     "OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT",
     "OUTPUT_SHARE_OBSERVER_WITH_INPUT",
@@ -92,18 +93,18 @@ class _Model(BaseModel):
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, str):
-        return "text"
+        return "<text>"
     if isinstance(value, list):
-        return "list"
+        return "<list>"
     if isinstance(value, dict):
-        return "mapping"
-    return "scalar"
+        return "<mapping>"
+    return "<scalar>"
 
 
 def _number_kind(value: Any) -> str:
     if isinstance(value, str):
-        return "text"
-    return "float" if isinstance(value, float) else "int"
+        return "<text>"
+    return "<float>" if isinstance(value, float) else "<int>"
 
 
 def _kind_by_key(*keys: str) -> Any:
@@ -111,8 +112,8 @@ def _kind_by_key(*keys: str) -> Any:
 
     def choose(value: Any) -> str | None:
         kind = _kind(value)
-        if kind == "mapping":
-            return next((key for key in keys if key in value), keys[0])
+        if kind == "<mapping>":
+            return f"<{next((key for key in keys if key in value), keys[0])}>"
         return kind
 
     return choose
@@ -121,9 +122,9 @@ def _kind_by_key(*keys: str) -> Any:
 Number = TypeAliasType(
     "Number",
     Annotated[
-        Annotated[int, Tag("int")]
-        | Annotated[Finite, Tag("float")]
-        | Annotated[PowerOfTwo, Tag("text")],
+        Annotated[int, Tag("<int>")]
+        | Annotated[Finite, Tag("<float>")]
+        | Annotated[PowerOfTwo, Tag("<text>")],
         Discriminator(_number_kind),
     ],
 )
@@ -148,7 +149,7 @@ class Constraints(_Model):
 TensorDType = TypeAliasType(
     "TensorDType",
     Annotated[
-        Annotated[DTypeName, Tag("text")] | Annotated[Constraints, Tag("mapping")],
+        Annotated[DTypeName, Tag("<text>")] | Annotated[Constraints, Tag("<mapping>")],
         _union(_kind, "a dtype name, or a mapping with the key dtype"),
     ],
 )
@@ -168,9 +169,9 @@ class DTypeConfig(_Model):
 Element = TypeAliasType(  # type: ignore[misc]  # mypy knows no recursive alias of this form
     "Element",
     Annotated[
-        Annotated[Operator, Tag("text")]
+        Annotated[Operator, Tag("<text>")]
         | Scalar
-        | Annotated[list["Element"], Tag("list"), Field(min_length=1)],  # type: ignore[misc]
+        | Annotated[list["Element"], Tag("<list>"), Field(min_length=1)],  # type: ignore[misc]
         _union(_kind, "an operator, MatchAllNode, a literal, or a list [operator, argument, …]"),
     ],
 )
@@ -200,10 +201,10 @@ class PatternGraph(_Model):
 Pattern = TypeAliasType(
     "Pattern",
     Annotated[
-        Annotated[Operator, Tag("text")]
-        | Annotated[list[Operator], Tag("list"), Field(min_length=2)]
-        | Annotated[ReversedPattern, Tag("reversed")]
-        | Annotated[PatternGraph, Tag("nodes")],
+        Annotated[Operator, Tag("<text>")]
+        | Annotated[list[Operator], Tag("<list>"), Field(min_length=2)]
+        | Annotated[ReversedPattern, Tag("<reversed>")]
+        | Annotated[PatternGraph, Tag("<nodes>")],
         _union(
             _kind_by_key("reversed", "nodes"),
             "an operator, a list of operators in forward order, {reversed: […]} or {nodes: […]}",
@@ -241,11 +242,11 @@ class Factory(_Model):
 Callable = TypeAliasType(
     "Callable",
     Annotated[
-        Annotated[ImportPath, Tag("text")]
-        | Annotated[Sequential, Tag("sequential")]
-        | Annotated[ReversedArguments, Tag("reversed_arguments")]
-        | Annotated[ForwardArguments, Tag("forward_arguments")]
-        | Annotated[Factory, Tag("factory")],
+        Annotated[ImportPath, Tag("<text>")]
+        | Annotated[Sequential, Tag("<sequential>")]
+        | Annotated[ReversedArguments, Tag("<reversed_arguments>")]
+        | Annotated[ForwardArguments, Tag("<forward_arguments>")]
+        | Annotated[Factory, Tag("<factory>")],
         _union(
             _kind_by_key("sequential", "reversed_arguments", "forward_arguments", "factory"),
             "the import path of a function, or {sequential: <fused module>}",
@@ -255,12 +256,12 @@ Callable = TypeAliasType(
 Argument = TypeAliasType(
     "Argument",
     Annotated[
-        Annotated[ImportPath, Tag("text")] | Scalar | Annotated[Factory, Tag("factory")],
+        Annotated[ImportPath, Tag("<text>")] | Scalar | Annotated[Factory, Tag("<factory>")],
         _union(_kind_by_key("factory"), "a number, an import path, or {factory: …}"),
     ],
 )
 DTypeConfigRef = Annotated[
-    Annotated[str, Tag("text")] | Annotated[DTypeConfig, Tag("mapping")],
+    Annotated[str, Tag("<text>")] | Annotated[DTypeConfig, Tag("<mapping>")],
     _union(_kind, "the name of a dtype config, or a dtype config"),
 ]
 

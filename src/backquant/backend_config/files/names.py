@@ -84,7 +84,7 @@ class Resolver:
         if len(parts) < 2 or not self._allows(path):
             raise SpellingError(
                 f'"{path}" is outside of the allowed packages ({", ".join(self.allow)})',
-                f'allow it where the file is loaded: allow=("{parts[0]}",)',
+                f'if you trust it, allow it where the file is loaded: allow=("{parts[0]}",)',
             )
         here: Any = self._import(parts[0], path)
         for index, part in enumerate(parts[1:], start=1):

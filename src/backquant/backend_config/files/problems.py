@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from backquant.backend_config.checks import nearest
 from backquant.errors import SpecError
 
 __all__ = ["Problem", "SpecFileError", "did_you_mean"]
@@ -60,8 +60,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     'known: pattern, root_module'
     """
     names = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    starts = [name for name in names if word and name.lower().startswith(word.lower())]
+    near = nearest(word, names) or next(iter(starts), "")
     if near:
-        return f'did you mean "{near[0]}"?'
+        return f'did you mean "{near}"?'
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"known: {shown}" if names else ""

@@ -80,7 +80,7 @@ class _Builder:
 
     def run(self) -> Base:
         if self.base is not None:
-            self.entries = self.base.config.entries
+            self.entries = {p: _copy(entry) for p, entry in self.base.config.entries.items()}
             self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
             named = self.attempt(("dtype_configs", name), self.dtype_config, data)
@@ -223,7 +223,7 @@ class _Builder:
             return
         seen[normal] = line
         inherited = self.entries.get(normal)
-        config = _copy(inherited) if inherited is not None else BackendPatternConfig()
+        config = inherited if inherited is not None else BackendPatternConfig()
         if inherited is None or "fuser_method" in data:
             config.set_pattern(None)._set_pattern_complex_format(None)
             set_pattern = (
@@ -278,7 +278,7 @@ def _set_data_field(config: BackendPatternConfig, field: str, value: Any) -> Non
 
 
 def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
-    """An entry of its own, so that overriding does not change the extended backend."""
+    """An entry of its own, so that the extended backend does not change."""
     new = copy.copy(entry)
     new.dtype_configs = copy.deepcopy(entry.dtype_configs)
     new._num_tensor_args_to_observation_type = dict(entry._num_tensor_args_to_observation_type)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.scalars import (
+    dtype_from,
+    dtype_text,
+    number_data,
+    number_from,
+    qscheme_from,
+)
+
+
+@pytest.mark.parametrize(
+    "dtype", [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+)
+def test_every_dtype_of_torch(dtype):
+    assert dtype_from(dtype_text(dtype)) is dtype
+    assert dtype_from(f"torch.{dtype_text(dtype)}") is dtype
+
+
+def test_unknown_dtype_and_qscheme():
+    with pytest.raises(SpellingError, match='did you mean "quint8"'):
+        dtype_from("qunit8")
+    with pytest.raises(SpellingError, match='did you mean "per_tensor_affine"'):
+        qscheme_from("per_tensor_afine")
+    with pytest.raises(SpellingError, match="unknown dtype"):
+        dtype_from("add")
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-1074, 1023).map(lambda exponent: math.ldexp(1.0, exponent))
+)
+def test_numbers_come_back_exactly(value):
+    again = number_from(number_data(value))
+    assert again == value
+    assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_json_cannot_carry(value):
+    with pytest.raises(SpellingError, match="not a finite number"):
+        number_data(value)
+
+
+def test_powers_outside_of_a_float():
+    with pytest.raises(SpellingError, match="outside of the range of a float"):
+        number_from("2**5000")
