@@ -20,6 +20,7 @@ from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import saturate
+from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
 from backquant.lower.qdq import (
     QParams,
@@ -64,7 +65,7 @@ def lower(reference: GraphModule, rules: Sequence[LowerRule], engine: EngineInfo
     if any(old.name != new.name for old, new in copies.items()):
         raise PassError("the copy of the reference graph has other node names", where="lower")
     result = GraphModule(reference, graph)
-    result.train(reference.training)
+    result.training = reference.training  # of this module only: the others are shared
     return _Pass(result, index_rules(rules), engine).run()
 
 
@@ -89,7 +90,7 @@ class _Pass:
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
         result = GraphModule(self.gm, self.gm.graph)
-        result.train(self.gm.training)
+        result.training = self.gm.training
         return Lowered(result, tuple(self.kernels), left)
 
     def _visit(self, node: Node) -> None:
@@ -152,7 +153,8 @@ class _Pass:
             path = f"{node.name}_kernel"
             while hasattr(self.gm, path):
                 path += "_"
-        module.train(self.gm.training)
+        if isinstance(module, KernelModule):
+            module.train(self.gm.training)
         self.gm.add_submodule(path, module)
         return path
 

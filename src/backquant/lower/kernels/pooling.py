@@ -21,11 +21,13 @@ __all__ = [
     "avg_pool3d",
     "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "mean",
 ]
 
 _max_pool1d = torch.ops.quantized.max_pool1d.default
 _max_pool2d = torch.ops.quantized.max_pool2d.default
+_max_pool3d = torch.ops.aten.quantized_max_pool3d.default
 
 
 # size: the arguments of quantized::max_pool1d.
@@ -63,6 +65,25 @@ def max_pool2d(
     """
     q = quantized_view(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+# size: the arguments of aten::quantized_max_pool3d.
+def max_pool3d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """``x`` ``[batch, channels, depth, height, width]``; each list has three entries.
+
+    >>> x = torch.tensor([[[[[1, 5], [2, 3]]]]], dtype=torch.uint8)
+    >>> max_pool3d(x, [1, 2, 2], [1, 2, 2], [0, 0, 0], [1, 1, 1], False).item()
+    5
+    """
+    q = quantized_view(x, 1.0, 0)
+    return integer_view(_max_pool3d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
 # size: the arguments of aten::avg_pool1d after the qparams of the input.

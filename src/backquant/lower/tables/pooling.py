@@ -58,7 +58,7 @@ def max_rules() -> list[LowerRule]:
     return [
         LowerRule("max_pool1d", (one,), _max(pooling.max_pool1d, 1)),
         LowerRule("max_pool2d", (two,), _max(pooling.max_pool2d, 2)),
-        LowerRule("max_pool3d", (three,), _max(torch.max_pool3d, 3)),
+        LowerRule("max_pool3d", (three,), _max(pooling.max_pool3d, 3)),
     ]
 
 
