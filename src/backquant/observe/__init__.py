@@ -23,6 +23,7 @@ from backquant.observe.moving_average import (
 from backquant.observe.partial import (
     ObserverPartial,
     factories_equal,
+    factory_hash,
     with_args,
     with_callable_args,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "FakeQuantizeBase",
     "ObserverPartial",
     "factories_equal",
+    "factory_hash",
     "with_args",
     "with_callable_args",
     # observers

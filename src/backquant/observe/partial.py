@@ -6,7 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ObserverPartial", "factories_equal", "with_args", "with_callable_args"]
+__all__ = [
+    "ObserverPartial",
+    "factories_equal",
+    "factory_hash",
+    "with_args",
+    "with_callable_args",
+]
 
 
 class ObserverPartial:
@@ -55,7 +61,7 @@ class ObserverPartial:
         )
 
     def __hash__(self) -> int:
-        return hash((self.p.func, frozenset(self.p.keywords), frozenset(self.callable_args)))
+        return factory_hash(self)
 
     def __repr__(self) -> str:
         name = getattr(self.p.func, "__name__", repr(self.p.func))
@@ -113,6 +119,19 @@ def factories_equal(first: Any, second: Any) -> bool:
         and _keywords_equal(one.keywords, two.keywords)
         and getattr(first, "callable_args", {}) == getattr(second, "callable_args", {})
     )
+
+
+def factory_hash(factory: Any) -> int:
+    """A hash that is equal for factories that are equal (see ``factories_equal``).
+
+    >>> from backquant.observe import MinMaxObserver
+    >>> factory_hash(MinMaxObserver) == hash(MinMaxObserver)
+    True
+    """
+    partial = getattr(factory, "p", None)
+    if not isinstance(partial, functools.partial):
+        return hash(factory)
+    return hash((factory_hash(partial.func), frozenset(partial.keywords)))
 
 
 def _keywords_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:

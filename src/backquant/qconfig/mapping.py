@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -238,7 +239,11 @@ class QConfigMapping:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        lines = [f"  {f'{r.kind} {r.key}'.rstrip()}: {r.qconfig}" for r in self.rules()]
+        groups = itertools.groupby(self.rules(), key=lambda rule: (rule.kind, rule.qconfig))
+        lines = []
+        for (kind, qconfig), rules in groups:
+            keys = ", ".join(rule.key for rule in rules)
+            lines.append(f"  {f'{kind} {keys}'.rstrip()}: {qconfig}")
         return "\n".join(["QConfigMapping(", *lines, ")"])
 
     def _of_kind(self, kind: str) -> OrderedDict[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.observe import factories_equal
+from backquant.observe import factories_equal, factory_hash
 
 __all__ = ["QConfig", "QConfigAny", "qconfig_equals"]
 
@@ -37,13 +37,13 @@ class QConfig(_Pair):
         return super().__new__(cls, activation, weight)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple) and len(other) == 2 and qconfig_equals(self, other)
+        return hasattr(other, "activation") and qconfig_equals(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.activation, self.weight))
+        return hash((factory_hash(self.activation), factory_hash(self.weight)))
 
     def __repr__(self) -> str:
         return f"QConfig(activation={_name(self.activation)}, weight={_name(self.weight)})"

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+)
+from backquant.errors import ConfigError
+from backquant.qconfig import get_default_qat_qconfig, get_default_qconfig
+from backquant.qconfig.derive import derive_defaults
+
+
+def backend(*configs: DTypeConfig) -> BackendConfig:
+    entry = BackendPatternConfig(nn.Linear).set_dtype_configs(list(configs))
+    return BackendConfig("mine").set_backend_pattern_config(entry)
+
+
+def test_constraints_become_bounds_scheme_and_smallest_scale() -> None:
+    config = backend(
+        DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16),
+        DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True),
+        DTypeConfig(
+            DTypeWithConstraints(torch.quint8, quant_max_upper_bound=127),
+            torch.quint8,
+            DTypeWithConstraints(
+                torch.qint8,
+                quant_min_lower_bound=-127,
+                quant_max_upper_bound=127,
+                scale_min_lower_bound=2**-12,
+                granularity="per_channel",
+                ch_axis=0,
+            ),
+            torch.float,
+        ),
+    )
+    qconfig = get_default_qconfig(config)
+    activation, weight = qconfig.activation(), qconfig.weight()
+    assert type(activation).__name__ == "HistogramObserver"
+    assert (activation.dtype, activation.quant_min, activation.quant_max) == (torch.quint8, 0, 127)
+    assert activation.qscheme == torch.per_tensor_affine
+    assert type(weight).__name__ == "PerChannelMinMaxObserver"
+    assert (weight.quant_min, weight.quant_max, weight.ch_axis) == (-127, 127, 0)
+    assert (weight.qscheme, weight.eps.item()) == (torch.per_channel_symmetric, 2**-12)
+    trained = get_default_qat_qconfig(config)
+    activation, weight = trained.activation(), trained.weight()
+    assert (activation.quant_min, activation.quant_max) == (0, 127)
+    assert type(weight.activation_post_process).__name__ == "MovingAveragePerChannelMinMaxObserver"
+    assert (weight.quant_min, weight.quant_max) == (-127, 127)
+
+
+def test_plain_dtypes_take_per_tensor_symmetric_weights() -> None:
+    qconfig = get_default_qconfig(
+        backend(DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float))
+    )
+    assert qconfig.activation().qscheme == torch.per_tensor_affine
+    assert qconfig.weight().qscheme == torch.per_tensor_symmetric
+    trained = get_default_qat_qconfig(
+        backend(DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float))
+    )
+    assert (trained.activation().quant_min, trained.activation().quant_max) == (-128, 127)
+
+
+def test_the_zero_point_rule_of_the_constraints_decides() -> None:
+    symmetric = DTypeWithConstraints(torch.qint8, symmetric=True)
+    affine = DTypeWithConstraints(torch.qint8, symmetric=False)
+    qconfig = get_default_qconfig(backend(DTypeConfig(symmetric, symmetric, affine, torch.float)))
+    assert qconfig.activation().qscheme == torch.per_tensor_symmetric
+    assert qconfig.weight().qscheme == torch.per_tensor_affine
+
+
+def test_without_a_weight_the_weight_is_signed() -> None:
+    defaults = derive_defaults(backend(DTypeConfig(torch.quint8, torch.quint8)))
+    assert defaults.weight.dtype == torch.qint8
+
+
+def test_entries_with_weights_come_first() -> None:
+    config = backend(
+        DTypeConfig(torch.quint8, torch.quint8),
+        DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float),
+    )
+    assert derive_defaults(config).activation.dtype == torch.qint8
+
+
+def test_a_backend_without_integers_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="no static integer dtype config") as caught:
+        get_default_qconfig(backend(DTypeConfig(torch.float16, torch.float16)))
+    assert "set_defaults" in caught.value.fix

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.ao.quantization as ao
+from torch import nn
+
+from backquant.errors import ConfigError
+from backquant.observe import FakeQuantize, MinMaxObserver
+from backquant.qconfig import QConfig, default_qconfig, qconfig_equals
+
+
+def test_it_is_a_named_tuple_of_two() -> None:
+    qconfig = QConfig(activation=MinMaxObserver, weight=nn.Identity)
+    activation, weight = qconfig
+    assert (activation, weight) == (qconfig.activation, qconfig.weight)
+    assert qconfig._fields == ("activation", "weight")
+    assert isinstance(qconfig._replace(weight=MinMaxObserver), QConfig)
+
+
+@pytest.mark.parametrize("role", ["activation", "weight"])
+def test_instances_are_refused_with_the_fix(role: str) -> None:
+    factories = {"activation": MinMaxObserver, "weight": MinMaxObserver, role: FakeQuantize()}
+    with pytest.raises(ConfigError, match=f"instance of FakeQuantize as {role}") as caught:
+        QConfig(**factories)
+    assert f"{role}=FakeQuantize.with_args(...)" in caught.value.fix
+    with pytest.raises(ValueError, match="instance"):  # as PyTorch's, so that callers can catch it
+        QConfig(**factories)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'int8' as weight"):
+        QConfig(activation=MinMaxObserver, weight="int8")
+    assert QConfig(activation=MinMaxObserver, weight=None).weight is None
+
+
+def test_equality_is_by_what_is_made() -> None:
+    def make(eps: float = 0.5) -> QConfig:
+        partial = MinMaxObserver.with_args(eps=eps)
+        return QConfig(partial, FakeQuantize.with_args(observer=partial))
+
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert make() != make(0.25)
+    assert qconfig_equals(make(), make())
+    assert not qconfig_equals(make(), None)
+    assert qconfig_equals(None, None)
+    assert make() != "something"
+
+
+def test_pytorchs_qconfigs_compare_with_each_other_and_differ_from_ours() -> None:
+    one, two = (ao.get_default_qconfig("fbgemm") for _ in range(2))
+    assert qconfig_equals(one, two)
+    assert not qconfig_equals(one, ao.get_default_qconfig("qnnpack"))
+    assert not qconfig_equals(one, default_qconfig)
+    wrapped = QConfig(ao.MinMaxObserver.with_args(eps=0.5), nn.Identity)
+    again = QConfig(ao.MinMaxObserver.with_args(eps=0.5), nn.Identity)
+    assert wrapped == again
+    assert hash(wrapped) == hash(again)
+
+
+def test_copies_and_pickles_are_equal() -> None:
+    assert copy.deepcopy(default_qconfig) == default_qconfig
+    assert pickle.loads(pickle.dumps(default_qconfig)) == default_qconfig
+
+
+def test_repr_is_code() -> None:
+    qconfig = QConfig(MinMaxObserver.with_args(dtype=torch.qint8), nn.Identity)
+    assert repr(qconfig) == (
+        "QConfig(activation=MinMaxObserver.with_args(dtype=torch.qint8), weight=Identity)"
+    )
