@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from backquant.convert.measured import Measured
 from backquant.convert.reference import convert_to_reference
-from backquant.convert.state import ReferenceState, reference_state
+from backquant.convert.state import ReferenceModel, ReferenceState, reference_state
 
-__all__ = ["Measured", "ReferenceState", "convert_to_reference", "reference_state"]
+__all__ = ["Measured", "ReferenceModel", "ReferenceState", "convert_to_reference", "reference_state"]

@@ -61,11 +61,11 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
     """``value`` quantized and dequantized on plain tensors; static, dynamic or float16."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
-    if found.is_dynamic:
-        return _decomposed_dynamic(writer, value, found)
-    if found.dtype == torch.float16:
+    if found.dtype == torch.float16:  # static and dynamic: there is nothing to measure
         half = writer.call(ops.convert_element_type.no_fuse, value, torch.float16)
         return writer.call(ops.convert_element_type.no_fuse, half, torch.float32)
+    if found.is_dynamic:
+        return _decomposed_dynamic(writer, value, found)
     bounds = (found.quant_min, found.quant_max, found.storage)
     if found.axis is None:
         qparams: tuple[Any, ...] = (found.scalar_scale, found.scalar_zero_point, *bounds)

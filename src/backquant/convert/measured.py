@@ -88,8 +88,7 @@ def _bound(observer: Any, name: str) -> int:
     value = getattr(observer, name, None)
     if value is not None:
         return int(value)
-    try:
-        limits = torch.iinfo(storage_dtype(observer.dtype))
-    except TypeError:  # float16
+    if observer.dtype.is_floating_point:
         return 0
+    limits = torch.iinfo(storage_dtype(observer.dtype))
     return int(limits.min if name == "quant_min" else limits.max)

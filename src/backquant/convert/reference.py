@@ -16,7 +16,7 @@ from backquant.convert.functional_weights import (
 from backquant.convert.interface import quantize_interface
 from backquant.convert.measured import Measured, measure
 from backquant.convert.scales import measured_scales
-from backquant.convert.state import Conversion, ReferenceState
+from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor, remove_unused_modules, shallow_copy, verify
@@ -28,7 +28,7 @@ __all__ = ["convert_to_reference"]
 
 def convert_to_reference(
     prepared: fx.GraphModule, *, dialect: str = "decomposed"
-) -> fx.GraphModule:
+) -> ReferenceModel:
     """The reference model of a calibrated (or trained) ``prepared`` model.
 
     It computes in float what integer kernels would compute: values pass through quantize and
@@ -73,7 +73,7 @@ def convert_to_reference(
 
 
 def _working_copy(prepared: fx.GraphModule, state: PreparedState, dialect: str) -> Conversion:
-    module = rebuilt(prepared, shallow_copy(prepared))
+    module = rebuilt(prepared, shallow_copy(prepared), ReferenceModel)
     return Conversion(
         module=module,
         editor=GraphEditor(module, state.provenance.copy()),
@@ -95,12 +95,16 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
     return found
 
 
-def _finished(work: Conversion, needed: set[str]) -> fx.GraphModule:
+def _finished(work: Conversion, needed: set[str]) -> ReferenceModel:
+    read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
+    for path in read - _tensors_read(work.module):
+        _drop_tensor(work.module, path)
     for site in work.prepared.sites.sites:
         del work.module._modules[site.name]  # one by one: shared observers have several names
     remove_unused_modules(work.module)
     result = work.editor.finish()
+    assert isinstance(result, ReferenceModel)
     verify(result, after="pass 'convert to reference'")
     sites = work.prepared.sites.sites
     result.meta["backquant"] = ReferenceState(
@@ -113,3 +117,16 @@ def _finished(work: Conversion, needed: set[str]) -> fx.GraphModule:
         dialect=work.dialect,
     )
     return result
+
+
+def _tensors_read(module: fx.GraphModule) -> set[str]:
+    return {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+
+
+def _drop_tensor(module: fx.GraphModule, path: str) -> None:
+    """Remove a tensor that the graph no longer reads, unless a called module owns it."""
+    called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
+    *owners, name = path.split(".")
+    if any(".".join(owners[: i + 1]) in called for i in range(len(owners))):
+        return
+    delattr(module.get_submodule(".".join(owners)), name)

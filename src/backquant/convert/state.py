@@ -12,9 +12,9 @@ from backquant.convert.measured import Measured
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor, Provenance, Scope
 from backquant.match.plan import Plan
-from backquant.prepare import ObserverSource, PreparedState, SiteTable
+from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, SiteTable
 
-__all__ = ["Conversion", "ReferenceState", "reference_state"]
+__all__ = ["Conversion", "ReferenceModel", "ReferenceState", "reference_state"]
 
 _KEY = "backquant"
 
@@ -55,6 +55,10 @@ def reference_state(module: nn.Module) -> ReferenceState:
             fix="reference = backquant.convert_to_reference_fx(prepared)",
         )
     return state
+
+
+class ReferenceModel(KeptGraphModule):
+    """A graph module of quantize and dequantize nodes; see ``reference_state``."""
 
 
 @dataclass

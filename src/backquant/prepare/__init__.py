@@ -8,6 +8,7 @@ from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.prepare.state import (
+    KeptGraphModule,
     Origin,
     PreparedModule,
     PreparedState,
@@ -18,6 +19,7 @@ from backquant.prepare.state import (
 )
 
 __all__ = [
+    "KeptGraphModule",
     "ObserverSource",
     "ObserverSpec",
     "Origin",

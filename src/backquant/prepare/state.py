@@ -19,6 +19,7 @@ from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = [
+    "KeptGraphModule",
     "Origin",
     "PreparedModule",
     "PreparedState",
@@ -57,22 +58,29 @@ class PreparedState:
     custom: PrepareCustomConfig | None = None
 
 
-class PreparedModule(fx.GraphModule):
-    """A graph module with observers. ``copy.deepcopy`` and ``pickle`` keep its state.
+class KeptGraphModule(fx.GraphModule):
+    """A graph module whose ``meta`` and node names survive ``pickle`` (and ``copy.deepcopy``).
 
     A plain ``GraphModule`` loses ``meta`` when pickled, and gives nodes new names when loaded.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
         body = {name: value for name, value in self.__dict__.items() if name not in _OWN}
-        return _restore, (body, dump((graph_rows(self.graph), dict(self.meta))))
+        kind = next(cls for cls in type(self).__mro__ if not cls.__qualname__.endswith("Impl"))
+        return _restore, (kind, body, dump((graph_rows(self.graph), dict(self.meta))))
 
 
-def _restore(body: dict[str, Any], stored: bytes) -> PreparedModule:
+class PreparedModule(KeptGraphModule):
+    """A graph module with observers; see ``prepared_state``."""
+
+
+def _restore(
+    kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes
+) -> KeptGraphModule:
     rows, meta = load(stored)
     root = nn.Module()
     root.__dict__.update(body)
-    restored = PreparedModule(root, graph_from_rows(rows))
+    restored = kind(root, graph_from_rows(rows))
     restored.meta.update(meta)
     _carry(root, restored)
     return restored
