@@ -162,5 +162,7 @@ def test_the_training_flags_stay(flow):
 def test_no_observer_is_left(flow):
     model, batches = flow.model("dense")
     converted = _convert(flow, model, batches[0])
-    assert not [n for n, _ in converted.named_modules(remove_duplicate=False) if "post_process" in n]
+    assert not [
+        n for n, _ in converted.named_modules(remove_duplicate=False) if "post_process" in n
+    ]
     assert not [n for n in converted.state_dict() if "post_process" in n]

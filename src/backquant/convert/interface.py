@@ -10,11 +10,11 @@ from backquant.convert.dialects import is_dequantize
 from backquant.convert.state import Conversion
 from backquant.errors import ConfigError
 
-__all__ = ["quantize_interface"]
+__all__ = ["dequantize_inputs", "keep_outputs_quantized"]
 
 
-def quantize_interface(work: Conversion) -> None:
-    """Dequantize the inputs, and leave out the last dequantize of the outputs, that were named.
+def dequantize_inputs(work: Conversion) -> None:
+    """Dequantize the inputs that arrive quantized.
 
     Raises ConfigError for quantized inputs in the decomposed dialect: a plain integer tensor does not
     tell its scale.
@@ -26,7 +26,12 @@ def quantize_interface(work: Conversion) -> None:
     for index in custom.input_quantized_indexes:
         if index < len(inputs):
             _dequantize_input(work, inputs[index])
-    if custom.output_quantized_indexes:
+
+
+def keep_outputs_quantized(work: Conversion) -> None:
+    """Leave out the last dequantize of the outputs that were named."""
+    custom = work.prepared.custom
+    if custom is not None and custom.output_quantized_indexes:
         output = next(node for node in reversed(work.module.graph.nodes) if node.op == "output")
         _keep_quantized(output, list(custom.output_quantized_indexes))
 

@@ -13,7 +13,7 @@ from backquant.convert.functional_weights import (
     convert_functional_weights,
     measure_functional_weights,
 )
-from backquant.convert.interface import quantize_interface
+from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.measured import Measured, measure
 from backquant.convert.scales import measured_scales
 from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
@@ -65,10 +65,11 @@ def convert_to_reference(
     work.qparams = _measured(prepared, work)
     work.plan = recheck(work.plan, measured_scales(work))
     needed = needed_sites(work)
+    dequantize_inputs(work)
     skipped = convert_functional_weights(work)
     convert_activations(work, skipped)
     convert_weighted_modules(work)
-    quantize_interface(work)
+    keep_outputs_quantized(work)
     return _finished(work, needed)
 
 
