@@ -182,3 +182,21 @@ def test_the_histogram_fake_quantizer_rounds_to_the_best_range() -> None:
     scale, zero_point = observer.calculate_qparams()
     expected = torch.fake_quantize_per_tensor_affine(x, float(scale), int(zero_point), 0, 127)
     assert torch.equal(fake(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_model_in_half_precision_still_measures(dtype: torch.dtype, when: str) -> None:
+    reference, observer = HistogramObserver(), HistogramObserver()
+    x = torch.randn(2, 2000).to(dtype).float()
+    reference(x[0]), reference(x[1])
+    if when == "before":
+        observer.to(dtype)
+    observer(x[0].to(dtype))
+    observer.to(dtype)
+    observer(x[1].to(dtype))
+    assert observer.bin_low.dtype == torch.float32
+    assert torch.equal(observer.bin_count, reference.bin_count)
+    assert torch.equal(observer.bin_high, reference.bin_high)
+    scale = observer.calculate_qparams()[0].float()
+    assert float(scale) == pytest.approx(float(reference.calculate_qparams()[0]), rel=0.02)

@@ -165,9 +165,19 @@ def test_malformed_rules_are_refused(rule: Callable[[Any], Any], message: str) -
         ({"zzz": []}, "use '', 'object_type'"),
         ({"module_name": [("a",)]}, "tuple of 2"),
         ({"module_name_object_type_order": [("a", nn.Linear, None)]}, "tuple of 4"),
+        ({"module_name": [("fc", None), ("fc", default_qconfig)]}, "name fc with different"),
+        (
+            {"object_type": [(nn.Linear, None), (nn.Linear, default_qconfig)]},
+            "name torch.nn.Linear with different",
+        ),
     ],
 )
 def test_malformed_dicts_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         QConfigMapping.from_dict(given)
     assert message in str(caught.value)
+
+
+def test_the_same_rule_twice_is_one_rule() -> None:
+    twice = [("fc", default_qconfig), ("fc", default_qconfig)]
+    assert len(QConfigMapping.from_dict({"module_name": twice}).module_name_qconfigs) == 1

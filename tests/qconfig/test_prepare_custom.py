@@ -86,3 +86,24 @@ def test_malformed_dicts_are_refused() -> None:
     assert caught.value.fix == "did you mean 'standalone_module_name'?"
     with pytest.raises(ConfigError, match="expected a QConfigMapping"):
         PrepareCustomConfig.from_dict({"standalone_module_name": [("a", 3, (), None, None)]})
+
+
+@pytest.mark.parametrize(
+    ("setter", "value"),
+    [
+        ("set_non_traceable_module_names", "encoder"),
+        ("set_non_traceable_module_names", [nn.LSTM]),
+        ("set_non_traceable_module_classes", nn.LSTM),
+        ("set_non_traceable_module_classes", ["LSTM"]),
+        ("set_input_quantized_indexes", 0),
+        ("set_input_quantized_indexes", [-1]),
+        ("set_output_quantized_indexes", [True]),
+        ("set_preserved_attributes", "tag"),
+    ],
+)
+def test_lists_are_lists(setter: str, value: Any) -> None:
+    config = PrepareCustomConfig()
+    with pytest.raises(ConfigError, match="expected a list such as") as caught:
+        getattr(config, setter)(value)
+    assert setter in caught.value.where
+    assert config == PrepareCustomConfig()

@@ -97,8 +97,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     @property
     def state(self) -> Bins:
-        """The bins that are not empty."""
-        return Bins(self.bin_key, self.bin_count, self.bin_low, self.bin_high)
+        """The bins that are not empty; float32 also after ``module.half()``."""
+        low, high = self.bin_low.to(torch.float32), self.bin_high.to(torch.float32)
+        return Bins(self.bin_key, self.bin_count, low, high)
 
     def forward(self, x: Tensor) -> Tensor:
         """Count the values of ``x`` (any shape, any real dtype); returns ``x``."""
@@ -113,7 +114,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         error; 1 and 0, warned, before any data.
         """
         low, high = self.min_val, self.max_val
-        if bool(low < high):
+        if self.bin_key.numel() > 0 and bool(self.bin_low.min() < self.bin_high.max()):
             low, high = best_range(self.state, self.quant_range, self.eps)
         return self._calculate_qparams(low, high)
 
@@ -122,11 +123,11 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.min_val.fill_(float("inf"))
         self.max_val.fill_(float("-inf"))
         for name in _BUFFERS:
-            getattr(self, name).resize_(0)
+            setattr(self, name, getattr(self, name).new_empty(0))
 
     def _add(self, bins: Bins, low: Tensor, high: Tensor) -> None:
         for name, value in zip(_BUFFERS, merge_bins(self.state, bins), strict=True):
-            getattr(self, name).resize_(value.shape).copy_(value)
+            setattr(self, name, value)
         self.min_val.copy_(torch.minimum(self.min_val, low))
         self.max_val.copy_(torch.maximum(self.max_val, high))
 
@@ -143,5 +144,6 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """The buffers take the length of what is loaded."""
         for name in _BUFFERS:
             if prefix + name in state_dict:
-                getattr(self, name).resize_(state_dict[prefix + name].shape)
+                shape = state_dict[prefix + name].shape
+                setattr(self, name, getattr(self, name).new_empty(shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -92,6 +92,7 @@ class ConvertCustomConfig(CustomConfig):
         >>> ConvertCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
         ['tag']
         """
+        check_list(attributes, str, "ConvertCustomConfig.set_preserved_attributes")
         self.preserved_attributes = attributes
         return self
 
@@ -147,6 +148,7 @@ class FuseCustomConfig(CustomConfig):
         >>> FuseCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
         ['tag']
         """
+        check_list(attributes, str, "FuseCustomConfig.set_preserved_attributes")
         self.preserved_attributes = attributes
         return self
 
@@ -182,6 +184,25 @@ def check_class_has(cls: type, method: str, where: str) -> None:
             where=where,
             fix=f"define @classmethod def {method}(cls, module) in {cls.__name__}",
         )
+
+
+def check_list(values: Any, kind: type, where: str) -> None:
+    """Raise ConfigError unless ``values`` is a list or tuple of this kind (numbers: from 0).
+
+    >>> check_list(["encoder"], str, "here")
+    """
+    if isinstance(values, (list, tuple)) and all(_is(value, kind) for value in values):
+        return
+    example = {str: '["encoder.layer1"]', type: "[torch.nn.LSTM]", int: "[0]"}[kind]
+    raise ConfigError(
+        f"expected a list such as {example}, got {values!r}", where=where, fix=example
+    )
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, kind)
 
 
 def by_name(mapping: Mapping[QuantType, ClassMap]) -> dict[str, ClassMap]:

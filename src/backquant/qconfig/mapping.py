@@ -206,7 +206,8 @@ class QConfigMapping:
         """From a dict as ``to_dict`` writes it, or PyTorch's older ``qconfig_dict``.
 
         All keys are optional; a kind may be a list of tuples or a dict from key to QConfig.
-        Raises ConfigError for an unknown key or a malformed rule.
+        Raises ConfigError for an unknown key, a malformed rule, or two rules for the same thing
+        with different QConfigs.
 
         >>> QConfigMapping.from_dict({"": None, "module_name": [("fc", None)]}).rules()[-1].key
         'fc'
@@ -222,7 +223,9 @@ class QConfigMapping:
             _ORDER: (mapping.set_module_name_object_type_order, 4),
         }
         for kind, (setter, length) in setters.items():
+            seen: dict[Any, Any] = {}
             for rule in _tuples(qconfig_dict.get(kind, ()), kind, length):
+                _check_once(seen, kind, rule)
                 setter(*rule)
         return mapping
 
@@ -302,6 +305,16 @@ def _check_keys(qconfig_dict: Mapping[str, Any]) -> None:
                 where="QConfigMapping.from_dict",
                 fix=f"did you mean {near[0]!r}?" if near else f"use {', '.join(map(repr, known))}",
             )
+
+
+def _check_once(seen: dict[Any, Any], kind: str, rule: tuple[Any, ...]) -> None:
+    target = rule[0] if len(rule) == 2 else rule[:-1]
+    if not qconfig_equals(seen.setdefault(target, rule[-1]), rule[-1]):
+        raise ConfigError(
+            f"two rules of {kind!r} name {_readable(kind, target)} with different QConfigs",
+            where=f"QConfigMapping.from_dict, key {kind!r}",
+            fix="keep one of them",
+        )
 
 
 def _tuples(rules: Any, kind: str, length: int) -> Iterator[tuple[Any, ...]]:

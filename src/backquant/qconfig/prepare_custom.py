@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.qconfig.custom import ClassMap, CustomConfig, by_name, check_class_has
+from backquant.qconfig.custom import (
+    ClassMap,
+    CustomConfig,
+    by_name,
+    check_class_has,
+    check_list,
+)
 from backquant.qconfig.mapping import QConfigMapping
 from backquant.qconfig.quant_type import QuantType, quant_type_from_str
 
@@ -139,6 +145,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_non_traceable_module_names(["a"]).non_traceable_module_names
         ['a']
         """
+        check_list(module_names, str, "PrepareCustomConfig.set_non_traceable_module_names")
         self.non_traceable_module_names = module_names
         return self
 
@@ -148,6 +155,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_non_traceable_module_classes([]).non_traceable_module_classes
         []
         """
+        check_list(module_classes, type, "PrepareCustomConfig.set_non_traceable_module_classes")
         self.non_traceable_module_classes = module_classes
         return self
 
@@ -157,6 +165,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_input_quantized_indexes([1]).input_quantized_indexes
         [1]
         """
+        check_list(indexes, int, "PrepareCustomConfig.set_input_quantized_indexes")
         self.input_quantized_indexes = indexes
         return self
 
@@ -166,6 +175,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_output_quantized_indexes([0]).output_quantized_indexes
         [0]
         """
+        check_list(indexes, int, "PrepareCustomConfig.set_output_quantized_indexes")
         self.output_quantized_indexes = indexes
         return self
 
@@ -175,6 +185,7 @@ class PrepareCustomConfig(CustomConfig):
         >>> PrepareCustomConfig().set_preserved_attributes(["tag"]).preserved_attributes
         ['tag']
         """
+        check_list(attributes, str, "PrepareCustomConfig.set_preserved_attributes")
         self.preserved_attributes = attributes
         return self
 
