@@ -41,7 +41,7 @@ def test_this_machine_has_the_engines_it_reports():
 def test_the_instruction_set_decides_whether_sums_are_wide(facts, isa, wide):
     info = engine_info("onednn", facts)
     assert (info.isa, info.wide_accumulation) == (isa, wide)
-    assert (info.max_product is None) is wide
+    assert (info.max_product() is None) is wide
 
 
 def test_the_variable_of_onednn_is_read(monkeypatch):
@@ -53,6 +53,8 @@ def test_without_vnni_fbgemm_sums_in_16_bits_and_qnnpack_does_not():
     assert engine_info("fbgemm", VNNI).wide_accumulation
     assert not engine_info("fbgemm", NO_VNNI).wide_accumulation
     assert engine_info("qnnpack", NO_VNNI).wide_accumulation
+    assert engine_info("fbgemm", VNNI).max_product(depthwise=True) == 16383
+    assert engine_info("qnnpack", VNNI).max_product(depthwise=True) is None
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_name():

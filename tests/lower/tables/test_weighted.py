@@ -33,14 +33,15 @@ def _out_qparams(tools, value, low=0, high=255):
     return tools.qparams(scale, zero_point, low, high)
 
 
-def _model(tools, module, x, activation=None, out_range=(0, 255)):
+def _model(tools, module, x, activation=None, out_range=(0, 255), before=None):
     """quantize, module, activation, quantize."""
+    before = before or tools.u8
     act = activation or (lambda value: value)
     with torch.no_grad():
         out = _out_qparams(tools, act(module(x)).float(), *out_range)
 
     def forward(self, value):
-        return tools.qdq(act(self.op(tools.qdq(value, tools.u8))), out)
+        return tools.qdq(act(self.op(tools.qdq(value, before))), out)
 
     return tools.trace(forward, op=module), out
 
@@ -70,7 +71,9 @@ def test_convolutions_of_any_geometry(tools, engine, dims, number):
     )
     axis = pick(0, None)
     x = torch.randn(pick(1, 3), inputs, *(pick(7, 8, 11) for _ in range(dims))) * 3
-    reference, out = _model(tools, ref.from_float(conv, tools.weight_qparams(conv, axis)), x)
+    module = ref.from_float(conv, tools.weight_qparams(conv, axis))
+    seven = tools.qparams(0.1, 60, 0, 127) if engine == "fbgemm" else None
+    reference, out = _model(tools, module, x, before=seven)
     lowered = _run(tools, reference, engine)
     assert lowered.left_in_float == ()
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
@@ -78,11 +81,12 @@ def test_convolutions_of_any_geometry(tools, engine, dims, number):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_depthwise_and_odd_channels(tools, engine):
-    for channels in (1, 13, 37):
+    for channels in (1, 13, 16, 37):
         conv = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
-        x = torch.randn(2, channels, 9, 10) * 3
+        x = torch.randn(2, channels, 9, 10) * 6
         module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
-        reference, out = _model(tools, module, x, torch.relu)
+        seven = tools.qparams(0.1, 60, 0, 127) if engine == "fbgemm" else None
+        reference, out = _model(tools, module, x, torch.relu, before=seven)
         lowered = _run(tools, reference, engine)
         assert lowered.left_in_float == ()
         tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
@@ -340,6 +344,16 @@ def test_without_vnni_eight_bits_are_refused_and_seven_are_not(tools):
     lowered = lower(reference, onednn.rules(), NARROW)
     assert lowered.left_in_float == ()
     tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
+
+
+def test_fbgemm_is_not_given_depthwise_convolutions_of_eight_bits(tools):
+    conv = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+    x = torch.randn(4, 16, 6, 6) * 6
+    module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
+    reference, out = _model(tools, module, x)
+    lowered = _run(tools, reference, "fbgemm")
+    assert [reason.rule for reason in lowered.left_in_float] == ["saturation"]
+    tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
 
 
 def test_a_small_weight_may_be_multiplied_by_eight_bits_without_vnni(tools):

@@ -57,7 +57,7 @@ def _build(site: Site) -> Emit | Reason:
     if dtypes != {torch.uint8}:
         return site.refuse("dtype", ", ".join(map(str, dtypes)), "torch.uint8 throughout")
     tensors = module_weight(module)
-    refused = check_weight(site, tensors, x.qparams, module.weight_axis)
+    refused = check_weight(site, tensors, x.qparams, module.weight_axis, module.groups)
     if refused:
         return refused
     dilation = numbers(module.dilation, 2)

@@ -45,7 +45,7 @@ def _out(out: QParams | None) -> tuple[float, int, torch.dtype]:
 def _conv(site: Site, call: WeightedCall) -> Emit | Reason:
     x, geometry = call.x.qparams, call.geometry
     assert x is not None and geometry is not None
-    refused = check_weight(site, call.weight, x, call.axis)
+    refused = check_weight(site, call.weight, x, call.axis, geometry.groups)
     if refused:
         return refused
     if site.out is not None and site.out.dtype != torch.uint8:

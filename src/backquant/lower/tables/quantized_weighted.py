@@ -42,7 +42,8 @@ def _check(site: Site, call: WeightedCall) -> Reason | None:
         return site.refuse("float-output", "a float result", "a quantized result")
     if site.out.dtype != call.x.qparams.dtype:
         return site.refuse("output-dtype", str(site.out.dtype), str(call.x.qparams.dtype))
-    return check_weight(site, call.weight, call.x.qparams, call.axis)
+    groups = call.geometry.groups if call.geometry is not None else 1
+    return check_weight(site, call.weight, call.x.qparams, call.axis, groups)
 
 
 def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:

@@ -75,7 +75,9 @@ def constant(graph_module: GraphModule, node: object) -> torch.Tensor | None:
     return value.detach() if isinstance(value, (torch.Tensor, nn.Parameter)) else None
 
 
-def check_weight(site: Site, tensors: WeightTensors, x: QParams, axis: int) -> Reason | None:
+def check_weight(
+    site: Site, tensors: WeightTensors, x: QParams, axis: int, groups: int = 1
+) -> Reason | None:
     """Why the engine cannot multiply this weight with this input; ``None`` if it can.
 
     1. Dtypes are the engine's.
@@ -97,11 +99,13 @@ def check_weight(site: Site, tensors: WeightTensors, x: QParams, axis: int) -> R
             fix="PerChannelMinMaxObserver.with_args(dtype=torch.qint8, "
             "qscheme=torch.per_channel_symmetric)",
         )
-    return _check_saturation(site, tensors, x)
+    depthwise = groups > 1 and tensors.weight.shape[1] == 1
+    return _check_saturation(site, tensors, x, site.engine.max_product(depthwise))
 
 
-def _check_saturation(site: Site, tensors: WeightTensors, x: QParams) -> Reason | None:
-    limit = site.engine.max_product
+def _check_saturation(
+    site: Site, tensors: WeightTensors, x: QParams, limit: int | None
+) -> Reason | None:
     if limit is None or tensors.weight.numel() == 0:
         return None
     low, high = tensors.weight.aminmax()
@@ -112,9 +116,15 @@ def _check_saturation(site: Site, tensors: WeightTensors, x: QParams) -> Reason 
     return site.refuse(
         "saturation",
         f"activations to {reach} times weights to {largest}, summed in pairs in 16 bits",
-        f"products to {limit} ({site.engine.isa} has no VNNI)",
+        f"products to {limit} ({_why_narrow(site)})",
         fix="quantize activations to 7 bits: HistogramObserver.with_args(reduce_range=True)",
     )
+
+
+def _why_narrow(site: Site) -> str:
+    if site.engine.wide_accumulation:
+        return f"{site.engine.name}'s depthwise kernel"
+    return f"{site.engine.isa} has no VNNI"
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
