@@ -117,10 +117,7 @@ def describe_dtype_config(config: DTypeConfig) -> str:
         role: describe_dtype(getattr(config, f"{role}_dtype_with_constraints"))
         for role in ("input", "weight", "output")
     }
-    several = any(", " in text for text in parts.values())
-    shown = {
-        role: f"({text})" if several and ", " in text else text for role, text in parts.items()
-    }
+    shown = {role: f"({text})" if _has_commas(text) else text for role, text in parts.items()}
     left = shown["input"] if shown["weight"] == "any" else f"{shown['input']} × {shown['weight']}"
     words = [f"{left} → {shown['output']}"]
     if config.bias_dtype is not None:

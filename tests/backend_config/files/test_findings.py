@@ -19,11 +19,7 @@ def test_a_broken_file(write):
 
 def test_findings_of_validation_have_lines(write):
     entry = "- {pattern: torch.nn.Conv1d, fused_module: torch.nn.Linear}\n"
-    path = write(
-        "mine.yaml",
-        HEAD
-        + "extends: x86\nentries:\n- {pattern: torch.nn.Conv1d, fused_module: torch.nn.Linear}\n",
-    )
+    path = write("mine.yaml", HEAD + "extends: x86\nentries:\n" + entry)
     errors = [finding for finding in check_file(path) if finding.severity == "error"]
     assert [finding.rule for finding in errors] == ["fused-without-fuser"]
     assert errors[0].place == f"{path}:5: entry 0 (torch.nn.Conv1d): fused_module"
@@ -34,10 +30,7 @@ def test_the_engine_is_passed_on(write):
         dtypes = ()
 
     entry = "- {pattern: torch.add, dtype_configs: [{input_dtype: quint8}]}\n"
-    path = write(
-        "mine.yaml",
-        HEAD + "entries:\n- {pattern: torch.add, dtype_configs: [{input_dtype: quint8}]}\n",
-    )
+    path = write("mine.yaml", HEAD + "entries:\n" + entry)
     assert check_file(path) == []
     assert [finding.rule for finding in check_file(path, engine=Engine())] == ["engine-dtype"]
 

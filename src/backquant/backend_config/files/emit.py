@@ -47,7 +47,7 @@ def _node(value: Any, depth: int) -> yaml.Node:
     if isinstance(value, list):
         items = [_node(item, depth + 1) for item in value]
         return yaml.SequenceNode("tag:yaml.org,2002:seq", items, flow_style=_flow(value, depth))
-    node: yaml.ScalarNode = _Dumper(_Sink()).represent_data(value)
+    node: Any = _Dumper(_Sink()).represent_data(value)
     if isinstance(value, str) and not value.isprintable():
         node.style = '"'  # with escapes: the other styles lose some line breaks
     return node
