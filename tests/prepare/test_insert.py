@@ -154,3 +154,21 @@ def test_cost_is_linear(flow):
     fixed = calls(2)
     small, large = calls(40) - fixed, calls(160) - fixed
     assert large < 4.6 * small
+
+
+def test_custom_modules_stay_float_and_say_so(flow):
+    from dataclasses import replace
+
+    from backquant.graph import capture
+    from backquant.match import CustomMatching, MatchKind, Outcome, plan
+    from backquant.prepare import insert_observers
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    captured, backend, mapping = capture(model), get_x86_backend_config(), flow.mapping()
+    apart = replace(CustomMatching(), standalone_names=frozenset({"1"}))
+    planned = plan(captured.module, captured.scopes, backend, mapping, custom=apart)
+    assert planned.matches[1].kind is MatchKind.STANDALONE
+    state = prepared_state(insert_observers(captured.module, planned, backend, mapping))
+    assert state.plan.decisions["_1"].outcome is Outcome.FLOAT
+    assert state.plan.decisions["_1"].reasons[-1].rule == "standalone"
+    assert [site.producer for site in state.sites.sites] == ["", "_0"]

@@ -99,8 +99,7 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
 def _finished(work: Conversion, needed: set[str]) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
-    for path in read - _tensors_read(work.module):
-        _drop_tensor(work.module, path)
+    _drop_tensors(work.module, read - _tensors_read(work.module))
     for site in work.prepared.sites.sites:
         del work.module._modules[site.name]  # one by one: shared observers have several names
     remove_unused_modules(work.module)
@@ -124,10 +123,10 @@ def _tensors_read(module: fx.GraphModule) -> set[str]:
     return {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
 
 
-def _drop_tensor(module: fx.GraphModule, path: str) -> None:
-    """Remove a tensor that the graph no longer reads, unless a called module owns it."""
+def _drop_tensors(module: fx.GraphModule, paths: set[str]) -> None:
+    """Remove tensors that the graph no longer reads, unless a called module owns them."""
     called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
-    *owners, name = path.split(".")
-    if any(".".join(owners[: i + 1]) in called for i in range(len(owners))):
-        return
-    delattr(module.get_submodule(".".join(owners)), name)
+    for path in paths:
+        *owners, name = path.split(".")
+        if not any(".".join(owners[: i + 1]) in called for i in range(len(owners))):
+            delattr(module.get_submodule(".".join(owners)), name)

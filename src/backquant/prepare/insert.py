@@ -8,7 +8,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, own_buffers, set_module, verify
-from backquant.match.plan import Plan
+from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.prepare.state import (
@@ -70,9 +70,23 @@ def insert_observers(
 
 
 def _without_refused(plan: Plan, table: SiteTable) -> Plan:
-    refused = {reason.node: reason for reason in table.refused}
-    indexes = {i: refused[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in refused}
+    reasons = {reason.node: reason for reason in table.refused}
+    for match in plan.matches:
+        if match.kind is not MatchKind.PATTERN and plan.decisions[match.anchor].quantized:
+            reasons[match.anchor] = _apart(match)
+    indexes = {i: reasons[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in reasons}
     return turned_to_float(plan, indexes)
+
+
+def _apart(match: Match) -> Reason:
+    """Standalone and custom modules are matched, and have no observers here."""
+    return Reason(
+        node=match.anchor,
+        rule=match.kind.value,
+        asked=f"{match.pattern} as a {match.kind.value.replace('_', ' ')} of its own",
+        admitted="patterns of the backend's entries",
+        fix="leave it out of the PrepareCustomConfig, or quantize the module by itself",
+    )
 
 
 def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource) -> None:

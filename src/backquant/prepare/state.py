@@ -74,9 +74,7 @@ class PreparedModule(KeptGraphModule):
     """A graph module with observers; see ``prepared_state``."""
 
 
-def _restore(
-    kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes
-) -> KeptGraphModule:
+def _restore(kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes) -> KeptGraphModule:
     rows, meta = load(stored)
     root = nn.Module()
     root.__dict__.update(body)
