@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
 from backquant.api.one_call import explain, quantize
+from backquant.api.qat import prepare_qat_fx
 
 __all__ = [
     "convert_fx",
@@ -11,5 +12,6 @@ __all__ = [
     "explain",
     "fuse_fx",
     "prepare_fx",
+    "prepare_qat_fx",
     "quantize",
 ]

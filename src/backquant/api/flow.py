@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import fx, nn
 
+from backquant.api.arguments import given_backend, given_custom, given_mapping
 from backquant.api.lowering import quantized_model
+from backquant.api.skipped import warn_of_skipped
 from backquant.api.steps import fused_graph, planned
-from backquant.backend_config import BackendConfig, get_native_backend_config
+from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
 from backquant.errors import UsageError
 from backquant.graph import check_inputs
 from backquant.lower import QuantizedModel, engine_info
-from backquant.match import Plan
 from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
 from backquant.qconfig import FuseCustomConfig, PrepareCustomConfig, QConfigMapping
 
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
-
-_SHOWN = 10
-
-
-def _backend(config: BackendConfig | dict[str, Any] | None) -> BackendConfig:
-    if config is None:
-        return get_native_backend_config()
-    return BackendConfig.from_dict(config) if isinstance(config, dict) else config
 
 
 def fuse_fx(
@@ -46,7 +38,7 @@ def fuse_fx(
     custom = PrepareCustomConfig()
     if fuse_custom_config is not None:
         custom.set_preserved_attributes(fuse_custom_config.preserved_attributes)
-    return fused_graph(model, _backend(backend_config), custom)[0].module
+    return fused_graph(model, given_backend(backend_config), custom)[0].module
 
 
 def prepare_fx(  # size: PyTorch's signature
@@ -76,44 +68,20 @@ def prepare_fx(  # size: PyTorch's signature
     """
     if _equalization_config is not None:
         raise UsageError("_equalization_config is not supported", where="prepare_fx")
-    if isinstance(qconfig_mapping, dict):
-        qconfig_mapping = QConfigMapping.from_dict(qconfig_mapping)
-    if isinstance(prepare_custom_config, dict):
-        prepare_custom_config = PrepareCustomConfig.from_dict(prepare_custom_config)
-    backend = _backend(backend_config)
+    mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
+    backend = given_backend(backend_config)
     check_inputs(model, example_inputs)
-    step = planned(model, backend, qconfig_mapping, prepare_custom_config)
+    step = planned(model, backend, mapping, custom)
     prepared = insert_observers(
         step.module,
         step.plan,
         backend,
-        qconfig_mapping,
+        mapping,
         origin=Origin(step.fused.scopes, step.fused.provenance),
-        custom=prepare_custom_config,
+        custom=custom,
     )
-    _warn_of_skipped(prepared_state(prepared).plan)
+    warn_of_skipped(prepared_state(prepared).plan)
     return prepared
-
-
-def _warn_of_skipped(plan: Plan) -> None:
-    """One warning for all operators that a QConfig asked for and the backend refused."""
-    refused = [
-        decision
-        for decision in plan.decisions.values()
-        if decision.rule is not None
-        and decision.reasons
-        and decision.match is not None
-        and not decision.quantized
-        and decision.asked_activation is not None
-    ]
-    if not refused:
-        return
-    lines = [str(decision) for decision in refused[:_SHOWN]]
-    if len(refused) > _SHOWN:
-        lines.append(f"… and {len(refused) - _SHOWN} more")
-    warnings.warn(
-        f"{len(refused)} operators stay float on {plan.backend}:\n" + "\n".join(lines), stacklevel=3
-    )
 
 
 def convert_to_reference_fx(

@@ -66,9 +66,11 @@ def planned(
     backend: BackendConfig,
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
+    *,
+    is_qat: bool = False,
 ) -> Planned:
-    """The fused graph of ``model`` and the plan for it."""
-    fused, fusions = fused_graph(model, backend, custom)
+    """The fused graph of ``model`` and the plan for it; ``is_qat``: fused for training."""
+    fused, fusions = fused_graph(model, backend, custom, is_qat=is_qat)
     decided = plan(
         fused.module,
         fused.scopes,
