@@ -21,8 +21,8 @@ from backquant.backend_config import get_backend_config, list_backends  # noqa: 
 from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.backend_config.tables import (  # noqa: E402
     default_lines,
-    markdown_table,
-    support_table,
+    support_rows,
+    to_markdown,
 )
 
 COMMAND = "python tools/generate_backend_docs.py"
@@ -62,7 +62,7 @@ def backends_page() -> str:
     sections = []
     for name in names:
         config = get_backend_config(name)
-        modes = dict.fromkeys(mode for row in support_table(config).rows for mode in row.modes)
+        modes = dict.fromkeys(mode for row in support_rows(config) for mode in row.modes)
         engine = config.engine or "none: the reference model"
         count = len(config.configs)
         overview.append(f"| [{name}](#{name}) | {count} | {', '.join(modes)} | {engine} |")
@@ -80,7 +80,7 @@ def section(name: str) -> str:
         parts += ["Observed by default with:", ""]
         parts += [f"- {line.replace('_', chr(92) + '_')}" for line in defaults]
         parts.append("")
-    return "\n".join([*parts, markdown_table(config)])
+    return "\n".join([*parts, to_markdown(config)])
 
 
 def _module_file(name: str) -> Path | None:

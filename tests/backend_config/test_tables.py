@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 from html.parser import HTMLParser
 
 import pytest
@@ -23,10 +24,10 @@ from backquant.backend_config.describe import describe_pattern
 from backquant.backend_config.tables import (
     COLUMNS,
     default_lines,
-    html_table,
-    markdown_table,
-    support_table,
-    text_table,
+    support_rows,
+    to_html,
+    to_markdown,
+    to_text,
 )
 
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
@@ -48,13 +49,12 @@ def backend(*entries: BackendPatternConfig) -> BackendConfig:
 def test_every_pattern_is_in_every_form(name):
     config = get_backend_config(name)
     patterns = [describe_pattern(pattern) for pattern in config.entries]
-    support = support_table(config)
-    assert [text for row in support.rows for text in row.operators] == patterns
-    assert {letter for row in support.rows for letter in row.dtypes} == set(support.legend)
+    rows = support_rows(config)
+    assert [text for row in rows for text in row.operators] == patterns
     console = Console(file=io.StringIO(), width=220)
-    console.print(text_table(config))
+    console.print(to_text(config))
     text = console.file.getvalue()
-    markdown, page = markdown_table(config), html_table(config)
+    markdown, page = to_markdown(config), to_html(config)
     for pattern in patterns:
         assert pattern in text
         assert pattern.replace("_", "\\_").replace("*", "\\*") in markdown
@@ -73,7 +73,7 @@ def test_every_pattern_is_in_every_form(name):
     ],
 )
 def test_per_channel(configs, expected):
-    [row] = support_table(backend(BackendPatternConfig(torch.add).set_dtype_configs(configs))).rows
+    [row] = support_rows(backend(BackendPatternConfig(torch.add).set_dtype_configs(configs)))
     assert row.per_channel == expected
 
 
@@ -81,7 +81,7 @@ def test_observation_by_number_of_tensors():
     entry = BackendPatternConfig(torch.add)._set_num_tensor_args_to_observation_type(
         {2: ObservationType(0), 1: ObservationType(1), 0: ObservationType(2)}
     )
-    [row] = support_table(backend(entry)).rows
+    [row] = support_rows(backend(entry))
     assert row.observation == ("0 tensors: none", "1 tensor: shared", "2 tensors: own")
 
 
@@ -92,7 +92,7 @@ def test_modules():
         .set_qat_module(torch.nn.Linear)
         .set_reference_quantized_module(torch.nn.Identity)
     )
-    [row] = support_table(backend(entry)).rows
+    [row] = support_rows(backend(entry))
     assert (row.fused_as, row.qat, row.reference) == (
         ("nn.Sequential",),
         ("nn.Linear",),
@@ -106,7 +106,7 @@ def test_rows_that_differ_stay_apart():
         BackendPatternConfig(torch.mul).add_dtype_config(PER_TENSOR),
         BackendPatternConfig(torch.sub).add_dtype_config(PER_TENSOR),
     ]
-    rows = support_table(backend(*entries)).rows
+    rows = support_rows(backend(*entries))
     assert [row.operators for row in rows] == [("torch.add",), ("torch.mul", "torch.sub")]
 
 
@@ -116,14 +116,16 @@ def test_more_dtype_configs_than_letters():
         for bound in range(60)
     ]
     entry = BackendPatternConfig(torch.add).set_dtype_configs(configs)
-    legend = list(support_table(backend(entry)).legend)
-    assert (legend[0], legend[25], legend[26], legend[52]) == ("A", "Z", "A2", "A3")
-    assert len(set(legend)) == 60
+    lines = to_markdown(backend(entry)).splitlines()
+    letters = [line.split("**")[1] for line in lines if line.startswith("- **")]
+    assert (letters[0], letters[25], letters[26], letters[52]) == ("A", "Z", "A2", "A3")
+    assert len(set(letters)) == 60
+    assert ", ".join(letters) in lines[-1]
 
 
 def test_markdown_has_one_cell_per_column_and_no_markup_from_names():
     entries = [BackendPatternConfig("a|b"), BackendPatternConfig("<b>*x*</b>")]
-    lines = markdown_table(backend(*entries)).splitlines()
+    lines = to_markdown(backend(*entries)).splitlines()
     assert lines[-1].count(" | ") == len(COLUMNS) - 1
     assert "a\\|b" in lines[-1]
     assert "&lt;b&gt;\\*x\\*&lt;/b&gt;" in lines[-1]
@@ -149,7 +151,7 @@ class Reader(HTMLParser):
 def test_html_is_balanced_and_escaped():
     name = '<script>alert("x")</script>'
     config = backend(BackendPatternConfig(name), BackendPatternConfig(torch.add)).set_name(name)
-    text = html_table(config)
+    text = to_html(config)
     reader = Reader()
     reader.feed(text)
     assert reader.open == []
@@ -160,7 +162,7 @@ def test_html_is_balanced_and_escaped():
 
 def test_text_is_not_markup():
     console = Console(file=io.StringIO(), width=120)
-    console.print(text_table(backend(BackendPatternConfig("[red]x[/red]"))))
+    console.print(to_text(backend(BackendPatternConfig("[red]x[/red]"))))
     assert "[red]x[/red]" in console.file.getvalue()
 
 
@@ -174,3 +176,17 @@ def test_default_lines():
         "training, activation: minmax, quint8",
         "nn.Linear, .view() – training, weight: minmax, quint8",
     ]
+
+
+def test_rows_are_json():
+    [row] = support_rows(backend(BackendPatternConfig(torch.add).add_dtype_config(WEIGHTED)))
+    assert json.loads(json.dumps(row.to_dict())) == {
+        "operators": ["torch.add"],
+        "modes": ["static"],
+        "dtypes": ["static: quint8 × qint8 → quint8"],
+        "per_channel": ["yes"],
+        "fused_as": [],
+        "qat": [],
+        "reference": [],
+        "observation": ["own"],
+    }

@@ -1,11 +1,10 @@
 """Support tables of a backend as text, Markdown and HTML, made from its description.
 
-Dtype configs stand in a legend and have letters; a row names the letters that it admits, first choice
-first. A row is a run of entries that differ in their operators only. Columns:
+A row is a run of entries that differ in their operators only. Columns:
 
 * ``operators``: patterns in the order in which they are registered;
 * ``modes``: static, dynamic, weight-only, float (see ``describe.mode_of``);
-* ``dtypes``: letters of the legend;
+* ``dtypes``: what is admitted, first choice first; rendered as letters that a legend explains;
 * ``per_channel``: whether the weight may have one scale per channel;
 * ``fused_as``, ``qat``, ``reference``: the modules that it becomes;
 * ``observation``: where observers stand.
@@ -37,12 +36,11 @@ from backquant.backend_config.pattern_config import BackendPatternConfig
 __all__ = [
     "COLUMNS",
     "SupportRow",
-    "SupportTable",
     "default_lines",
-    "html_table",
-    "markdown_table",
-    "support_table",
-    "text_table",
+    "support_rows",
+    "to_html",
+    "to_markdown",
+    "to_text",
 ]
 
 #: Field of ``SupportRow`` → heading.
@@ -87,68 +85,76 @@ class SupportRow:
     reference: tuple[str, ...]
     observation: tuple[str, ...]
 
-    def cells(self) -> Iterator[tuple[str, ...]]:
-        """The cells in the order of ``COLUMNS``; modes and letters on one line each."""
-        for name in COLUMNS:
-            cell = getattr(self, name)
-            yield (", ".join(cell),) if name in ("modes", "dtypes") else cell
+    def to_dict(self) -> dict[str, list[str]]:
+        """The row as JSON-able data, by the names of its fields.
+
+        >>> row = SupportRow(("torch.add",), ("static",), (), (), (), (), (), ("own",))
+        >>> row.to_dict()["operators"]
+        ['torch.add']
+        """
+        return {name: list(getattr(self, name)) for name in COLUMNS}
 
 
-@dataclass(frozen=True)
-class SupportTable:
-    """``legend``: letter → what it stands for (mode, then ``input × weight → output``)."""
-
-    title: str
-    legend: dict[str, str]
-    rows: tuple[SupportRow, ...]
-
-
-def support_table(config: BackendConfig) -> SupportTable:
-    """The support table as data, rows in the order of the entries.
+def support_rows(config: BackendConfig) -> list[SupportRow]:
+    """The rows of the support table, in the order of the entries.
 
     >>> import torch
     >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
     >>> int8 = DTypeConfig(torch.quint8, torch.quint8)
     >>> entries = [BackendPatternConfig(op).add_dtype_config(int8) for op in (torch.add, torch.mul)]
-    >>> table = support_table(BackendConfig("mine").set_backend_pattern_configs(entries))
-    >>> table.legend, table.rows[0].operators, table.rows[0].dtypes
-    ({'A': 'static: quint8 → quint8'}, ('torch.add', 'torch.mul'), ('A',))
+    >>> [row] = support_rows(BackendConfig("mine").set_backend_pattern_configs(entries))
+    >>> row.operators, row.dtypes
+    (('torch.add', 'torch.mul'), ('static: quint8 → quint8',))
     """
-    letters: dict[str, str] = {}
     rows: list[SupportRow] = []
     for entry in config.configs:
-        row = _row(entry, letters)
+        row = _row(entry)
         if rows and replace(rows[-1], operators=()) == replace(row, operators=()):
             rows[-1] = replace(row, operators=rows[-1].operators + row.operators)
         else:
             rows.append(row)
+    return rows
+
+
+def _title(config: BackendConfig) -> str:
     engine = f", engine {config.engine}" if config.engine else ""
-    title = f"{config.name}: {len(config.configs)} patterns{engine}"
-    return SupportTable(title, {letter: text for text, letter in letters.items()}, tuple(rows))
+    return f"{config.name}: {len(config.configs)} patterns{engine}"
 
 
-def _row(entry: BackendPatternConfig, letters: dict[str, str]) -> SupportRow:
-    """``letters``: text of a dtype config → its letter; extended here."""
-    names = []
-    for config in entry.dtype_configs:
-        text = f"{mode_of(config)}: {describe_dtype_config(config)}"
-        names.append(letters.setdefault(text, _letter(len(letters))))
-    return SupportRow(
-        operators=(describe_pattern(entry.normal_pattern),),
-        modes=tuple(dict.fromkeys(map(mode_of, entry.dtype_configs))),
-        dtypes=tuple(names),
-        per_channel=_per_channel(entry),
-        fused_as=_name(entry.fused_module),
-        qat=_name(entry.qat_module),
-        reference=_name(entry.reference_quantized_module),
-        observation=_observation(entry),
-    )
+def _legend(rows: Iterable[SupportRow]) -> dict[str, str]:
+    """Dtype config → its letter, in order of first use."""
+    texts = dict.fromkeys(text for row in rows for text in row.dtypes)
+    return {text: _letter(index) for index, text in enumerate(texts)}
 
 
 def _letter(index: int) -> str:
     """A … Z, then A2 … Z2, and so on."""
     turn, position = divmod(index, len(_LETTERS))
     return _LETTERS[position] + (str(turn + 1) if turn else "")
+
+
+def _cells(row: SupportRow, legend: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    """The cells in the order of ``COLUMNS``, with letters for dtypes."""
+    for name in COLUMNS:
+        cell = getattr(row, name)
+        if name == "dtypes":
+            yield (", ".join(legend[text] for text in cell),)
+        else:
+            yield (", ".join(cell),) if name == "modes" else cell
+
+
+def _row(entry: BackendPatternConfig) -> SupportRow:
+    configs = entry.dtype_configs
+    return SupportRow(
+        operators=(describe_pattern(entry.normal_pattern),),
+        modes=tuple(dict.fromkeys(map(mode_of, configs))),
+        dtypes=tuple(f"{mode_of(config)}: {describe_dtype_config(config)}" for config in configs),
+        per_channel=_per_channel(entry),
+        fused_as=_name(entry.fused_module),
+        qat=_name(entry.qat_module),
+        reference=_name(entry.reference_quantized_module),
+        observation=_observation(entry),
+    )
 
 
 def _name(module: Any) -> tuple[str, ...]:
@@ -203,47 +209,50 @@ def default_lines(config: BackendConfig) -> list[str]:
     return lines
 
 
-def text_table(config: BackendConfig) -> Group:
+def to_text(config: BackendConfig) -> Group:
     """The table for a terminal, with its legend: something ``rich.print`` shows.
 
     The modules share one column, ``becomes``, so that it fits into 100 characters.
 
     >>> from rich.console import Console
-    >>> Console(width=80).print(text_table(BackendConfig("mine")).renderables[0])
+    >>> Console(width=80).print(to_text(BackendConfig("mine")).renderables[0])
     mine: 0 patterns
     """
-    support = support_table(config)
+    rows = support_rows(config)
+    legend = _legend(rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, width in _TEXT_COLUMNS.items():
         table.add_column(Text(heading), overflow="fold", min_width=width)
-    for row in support.rows:
-        table.add_row(*(Text("\n".join(cell)) for cell in _text_cells(row)))
-    legend = [Text(f"{letter}  {text}") for letter, text in support.legend.items()]
-    return Group(Text(support.title), *legend, table)
+    for row in rows:
+        table.add_row(*(Text("\n".join(cell)) for cell in _text_cells(row, legend)))
+    lines = [Text(f"{letter}  {text}") for text, letter in legend.items()]
+    return Group(Text(_title(config)), *lines, table)
 
 
-def _text_cells(row: SupportRow) -> Iterator[tuple[str, ...]]:
+def _text_cells(row: SupportRow, legend: dict[str, str]) -> Iterator[tuple[str, ...]]:
     modules = (("fused", row.fused_as), ("QAT", row.qat), ("ref.", row.reference))
     yield row.operators
     yield row.modes
-    yield (" ".join(row.dtypes),)
+    yield (" ".join(legend[text] for text in row.dtypes),)
     yield row.per_channel
     yield tuple(f"{label} {name}" for label, names in modules for name in names)
     yield row.observation
 
 
-def markdown_table(config: BackendConfig) -> str:
+def to_markdown(config: BackendConfig) -> str:
     """Legend and table in Markdown (GitHub's form), without a heading.
 
-    >>> print(markdown_table(BackendConfig("mine")).splitlines()[0])
+    >>> print(to_markdown(BackendConfig("mine")).splitlines()[0])
     | operators | quantization | dtypes | per channel | fused as | QAT | reference | output qparams |
     """
-    support = support_table(config)
-    lines = [f"- **{letter}** {_escape(text)}" for letter, text in support.legend.items()]
+    rows = support_rows(config)
+    legend = _legend(rows)
+    lines = [f"- **{letter}** {_escape(text)}" for text, letter in legend.items()]
     lines += [""] if lines else []
     lines += [_markdown_row(COLUMNS.values()), _markdown_row("---" for _ in COLUMNS)]
-    for row in support.rows:
-        lines.append(_markdown_row("<br>".join(map(_escape, cell)) for cell in row.cells()))
+    for row in rows:
+        cells = ("<br>".join(map(_escape, cell)) for cell in _cells(row, legend))
+        lines.append(_markdown_row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -259,25 +268,26 @@ def _escape(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def html_table(config: BackendConfig) -> str:
+def to_html(config: BackendConfig) -> str:
     """Legend and table as an HTML fragment (``<div class="backquant-support">``), texts escaped.
 
-    >>> "&lt;b&gt;" in html_table(BackendConfig("<b>"))
+    >>> "&lt;b&gt;" in to_html(BackendConfig("<b>"))
     True
     """
-    support = support_table(config)
-    legend = "".join(
+    rows = support_rows(config)
+    legend = _legend(rows)
+    terms = "".join(
         f"<dt>{html.escape(letter)}</dt><dd>{html.escape(text)}</dd>"
-        for letter, text in support.legend.items()
+        for text, letter in legend.items()
     )
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in COLUMNS.values())
     body = "\n".join(
-        "<tr>" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in row.cells()) + "</tr>"
-        for row in support.rows
+        "<tr>" + "".join(f"<td>{_html_cell(cell)}</td>" for cell in _cells(row, legend)) + "</tr>"
+        for row in rows
     )
     return (
-        f'<div class="backquant-support">\n<dl>{legend}</dl>\n<table>\n'
-        f"<caption>{html.escape(support.title)}</caption>\n"
+        f'<div class="backquant-support">\n<dl>{terms}</dl>\n<table>\n'
+        f"<caption>{html.escape(_title(config))}</caption>\n"
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
     )
 

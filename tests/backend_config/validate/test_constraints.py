@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.backend_config.validate.constraints import constraint_findings, integer_range
+from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Place
 
 PLACE = Place(0, "torch.add").at("dtype_configs[0]").at("input_dtype")
@@ -165,23 +165,3 @@ def test_a_finding_says_where_what_and_how_to_mend_it():
         "nothing: the dtype holds -128 to 127 [bounds-unreachable]\n"
         "  fix  choose a bound that the dtype holds",
     ]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        (torch.quint2x4, (0, 3)),
-        (torch.int4, (-8, 7)),
-        (torch.uint4, (0, 15)),
-        (torch.int1, (-1, 0)),
-        (torch.int16, (-32768, 32767)),
-        (torch.qint32, (-(2**31), 2**31 - 1)),
-        (torch.bool, None),
-        (torch.complex64, None),
-        (torch.float8_e4m3fn, None),
-        (torch.bits8, None),
-        (None, None),
-    ],
-)
-def test_integer_range(dtype, expected):
-    assert integer_range(dtype) == expected

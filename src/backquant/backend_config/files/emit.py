@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -47,10 +47,10 @@ def _node(value: Any, depth: int) -> yaml.Node:
     if isinstance(value, list):
         items = [_node(item, depth + 1) for item in value]
         return yaml.SequenceNode("tag:yaml.org,2002:seq", items, flow_style=_flow(value, depth))
-    node: Any = _Dumper(_Sink()).represent_data(value)
+    scalar: yaml.ScalarNode = cast("Any", _Dumper(_Sink())).represent_data(value)
     if isinstance(value, str) and not value.isprintable():
-        node.style = '"'  # with escapes: the other styles lose some line breaks
-    return node
+        scalar.style = '"'  # with escapes: the other styles lose some line breaks
+    return scalar
 
 
 def _flow(value: Any, depth: int) -> bool:

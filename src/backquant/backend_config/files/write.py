@@ -22,6 +22,7 @@ from backquant.backend_config.files.scalars import dtype_text, number_data
 from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.ranges import integer_range
 from backquant.errors import SpecError
 
 __all__ = ["to_data"]
@@ -95,8 +96,17 @@ def _descriptive_name(config: DTypeConfig) -> str:
         words += ["to", dtype_text(config.output_dtype)]
     if config.weight_dtype is not None:
         words += ["weight", dtype_text(config.weight_dtype)]
-    exact = config.output_dtype_with_constraints.scale_exact_match
-    return "_".join([*words, *(["fixed"] if exact is not None else [])]) or "any"
+    return "_".join([*words, *_fixed_range(config.output_dtype_with_constraints)]) or "any"
+
+
+def _fixed_range(given: DTypeWithConstraints) -> list[str]:
+    """``from_-1_to_1`` for fixed qparams: the real range that a byte covers with them."""
+    scale, zero_point = given.scale_exact_match, given.zero_point_exact_match
+    limits = integer_range(given.dtype)
+    if scale is None or zero_point is None or limits is None:
+        return []
+    low, high = ((bound - zero_point) * scale for bound in (limits[0], limits[1] + 1))
+    return ["from", f"{low:g}", "to", f"{high:g}"]
 
 
 def _dtype_config(config: DTypeConfig) -> dict[str, Any]:

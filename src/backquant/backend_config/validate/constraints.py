@@ -13,41 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
-
 from backquant.backend_config.dtypes import DTypeWithConstraints
+from backquant.backend_config.ranges import integer_range
 from backquant.backend_config.validate.finding import Finding, Place
 
-__all__ = ["constraint_findings", "integer_range"]
-
-_PACKED = {torch.quint4x2: (0, 15), torch.quint2x4: (0, 3)}
-
-
-def integer_range(dtype: torch.dtype | None) -> tuple[int, int] | None:
-    """Smallest and largest value of one element; None for what holds no integers.
-
-    >>> integer_range(torch.qint8), integer_range(torch.quint4x2), integer_range(torch.float16)
-    ((-128, 127), (0, 15), None)
-    """
-    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        return None
-    if dtype in _PACKED:
-        return _PACKED[dtype]
-    name = str(dtype).removeprefix("torch.")
-    bits = name.removeprefix("u").removeprefix("int")
-    if bits in ("1", "2", "3", "4", "5", "6", "7"):
-        count = 2 ** int(bits)
-        return (0, count - 1) if name.startswith("u") else (-count // 2, count // 2 - 1)
-    try:
-        info = torch.iinfo(dtype)
-    except TypeError:  # bits8 and the like hold no numbers
-        return None
-    return info.min, info.max
+__all__ = ["constraint_findings"]
 
 
 def constraint_findings(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     """Everything that the rules of this module say about ``given``.
 
+    >>> import torch
     >>> wrong = DTypeWithConstraints(torch.quint8, quant_min_lower_bound=9, quant_max_upper_bound=3)
     >>> [finding.rule for finding in constraint_findings(wrong, Place(0, "torch.add"))]
     ['bounds-order']

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
-from backquant.backend_config.validate.constraints import constraint_findings, integer_range
+from backquant.backend_config.ranges import integer_range
+from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Finding, Place
 
 __all__ = ["dtype_config_findings", "subsumes"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 __all__ = ["Finding", "Place", "Severity"]
 
@@ -27,6 +27,14 @@ class Finding:
     message: str
     fix: str = ""
     entry: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, as JSON-able data.
+
+        >>> Finding("note", "rule", "place", "message").to_dict()["severity"]
+        'note'
+        """
+        return asdict(self)
 
     def __str__(self) -> str:
         head = f"{self.place}: " if self.place else ""
