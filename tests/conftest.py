@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 
@@ -34,3 +39,75 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """Compare a message with ``<folder of the test>/messages/<name>.txt``.
+
+    ``BACKQUANT_WRITE_MESSAGES=1`` writes the files instead; read the diff before committing it.
+    Temporary folders and versions are replaced by fixed words, ``replace`` maps what else varies.
+    """
+    folder = request.path.parent / "messages"
+
+    def check(name: str, message: object, replace: Mapping[str, str] | None = None) -> None:
+        versions = {str(tmp_path): "<tmp>", torch.__version__.split("+")[0]: "<torch>"}
+        text = str(message)
+        for old, new in {**versions, **(replace or {})}.items():
+            text = text.replace(old, new)
+        text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+        path = folder / f"{name}.txt"
+        if os.environ.get("BACKQUANT_WRITE_MESSAGES"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        expected = path.read_text(encoding="utf-8") if path.exists() else "(no such file)\n"
+        assert text == expected, f"{path} holds another text; see the fixture {check.__qualname__}"
+
+    return check
+
+
+def _model_state(model: nn.Module) -> dict[str, Any]:
+    """Everything about a model that a call could change: identities, values, flags, hooks."""
+    state: dict[str, Any] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = dict(vars(module))
+        tables = {name: dict(own.pop(name)) for name in ("_parameters", "_buffers", "_modules")}
+        hooks = {name: dict(own.pop(name)) for name in list(own) if name.endswith("_hooks")}
+        state[path] = {
+            "identity": (id(module), type(module)),
+            "training": own.pop("training"),
+            "attributes": {name: (id(value), repr(value)) for name, value in own.items()},
+            "hooks": hooks,
+            "members": {
+                name: {k: id(v) for k, v in table.items()} for name, table in tables.items()
+            },
+            "tensors": {
+                name: (tensor.data_ptr(), tensor.requires_grad, tensor.grad, tensor._version)
+                for table in (tables["_parameters"], tables["_buffers"])
+                for name, tensor in table.items()
+                if tensor is not None
+            },
+        }
+    return state
+
+
+@pytest.fixture
+def unchanged() -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """``with unchanged(model):`` asserts that the block leaves ``model`` exactly as it was.
+
+    Parameters and buffers are the same objects with the same bits and were not written to; modules,
+    attributes, hooks and training flags of every submodule are the same.
+    """
+
+    @contextmanager
+    def watch(model: nn.Module) -> Iterator[None]:
+        before, values = _model_state(model), copy.deepcopy(model.state_dict())
+        yield
+        assert _model_state(model) == before
+        after = model.state_dict()
+        assert list(after) == list(values)
+        for name, value in values.items():
+            bits = [torch.as_tensor(t).contiguous().view(-1) for t in (after[name], value)]
+            assert torch.equal(*(b.view(torch.uint8) for b in bits)), name
+
+    return watch

@@ -1,7 +1,8 @@
 """The artifact file: a safetensors file whose ``__metadata__`` holds one JSON document. No pickle.
 
-The document names the versions of torch and backquant that wrote it, the engine with its instruction
-set, and holds the graph and modules, the backend's spec, the plan and the report.
+The document, under the key ``backquant``, names the format version, the versions of torch and
+backquant that wrote it, the engine with its instruction set, and holds the graph and modules, the
+backend's spec, the plan and the report. One model gives one file, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_save
 
-from backquant.errors import ArtifactError
+from backquant.errors import ArtifactError, BackquantError, EngineError
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "read_document", "read_file", "readable", "write_file"]
+__all__ = ["FORMAT_VERSION", "read_document", "read_file", "readable", "write_file"]
 
-FORMAT = "backquant"
+_KEY = "backquant"
 FORMAT_VERSION = 1
 _SAVE_AGAIN = "write it again: backquant.save(quantized, path)"
+# What reading data of an unexpected shape raises.
+_CAUSES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BackquantError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 def write_file(
@@ -46,7 +60,7 @@ def write_file(
         raise ArtifactError(
             f"{target} is a folder", where=str(target), fix=f"name a file: {target / 'model.bq'}"
         )
-    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": json.dumps(document)}
+    metadata = {_KEY: json.dumps({"format_version": FORMAT_VERSION, **document})}
     payload = safetensors_save(tensors, metadata=metadata)
     try:
         _replace(target, payload)
@@ -84,53 +98,48 @@ def _mode(target: Path) -> int:
 
 @contextlib.contextmanager
 def readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever a damaged file leads to into an ``ArtifactError`` that names the file."""
+    """Turn whatever a damaged file leads to into an ``ArtifactError`` that names the file.
+
+    An ``EngineError`` says nothing about the file and stays as it is.
+    """
     try:
         yield
+    except EngineError:
+        raise
     except ArtifactError as error:
-        where = f"{path}: {error.where}" if error.where and str(path) not in error.where else ""
-        raise type(error)(error.what, where=where or str(path), fix=error.fix) from error
+        known = str(path) in error.where
+        where = error.where if known else ": ".join(filter(None, (str(path), error.where)))
+        raise ArtifactError(error.what, where=where, fix=error.fix) from error
     except (SafetensorError, OSError) as error:
         raise ArtifactError(
             f"{path} is not a readable artifact: {error}",
             where=str(path),
             fix=f"{_SAVE_AGAIN}; the file may be truncated",
         ) from error
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _CAUSES as error:
+        reason = error.what if isinstance(error, BackquantError) else error
         raise ArtifactError(
-            f"{path} does not hold what its format asks for ({type(error).__name__}: {error})",
+            f"{path} does not hold what its format asks for ({type(error).__name__}: {reason})",
             where=str(path),
             fix=_SAVE_AGAIN,
         ) from error
 
 
 def _document(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
-    if not metadata or metadata.get("format") != FORMAT:
+    if not metadata or _KEY not in metadata:
         raise ArtifactError(
             f"{path} is a safetensors file, but not one that backquant wrote",
             where=str(path),
             fix="backquant.save(quantized, path) writes such files",
         )
-    if int(metadata["version"]) > FORMAT_VERSION:
+    document: dict[str, Any] = json.loads(metadata[_KEY])
+    if int(document["format_version"]) > FORMAT_VERSION:
         raise ArtifactError(
-            f"{path} has format version {metadata['version']}; this backquant reads up to "
+            f"{path} has format version {document['format_version']}; this backquant reads up to "
             f"{FORMAT_VERSION}",
             where=str(path),
             fix="pip install --upgrade backquant",
         )
-    document = json.loads(metadata["document"])
-    if not isinstance(document, dict):
-        raise TypeError(f"the document is a {type(document).__name__}")
     return document
 
 

@@ -140,8 +140,9 @@ def function_path(function: Callable[..., Any], allow: Sequence[str] = ()) -> st
             return path
     except ArtifactError:
         pass
+    kind = "class" if isinstance(function, type) else "function"
     raise ArtifactError(
-        f"the function {path} cannot be stored: a file loads without your code",
+        f"the {kind} {path} cannot be stored: a file loads without your code",
         where=path,
         fix=_save_fix(path.split(".", maxsplit=1)[0], "<" in path),
     )

@@ -39,6 +39,10 @@ class _Storable(Protocol):
 
 _INTERNAL = frozenset(nn.Module().__dict__)
 _HOOKS = tuple(name for name in _INTERNAL if name.endswith("_hooks"))
+_UNDO = {
+    "WeightNorm": "torch.nn.utils.remove_weight_norm(module)",
+    "SpectralNorm": "torch.nn.utils.remove_spectral_norm(module)",
+}
 _REBUILT = frozenset({"_flat_weights", "_flat_weight_refs"})  # by nn.RNNBase
 
 
@@ -58,16 +62,16 @@ class ModuleEncoder:
         if id(module) in self._written:
             return {"same_as": self._written[id(module)]}
         self._written[id(module)] = path
-        _refuse_hooks(module, path)
+        where = path or "the model"
         entry: dict[str, Any] = {"training": module.training}
         if isinstance(module, torch.fx.GraphModule):
             entry["graph"] = encode_graph(module.graph, self._encoder, path)
             preserved = module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
             entry["preserved"] = self._values(module, preserved, path)
         else:
-            where = path or type(module).__name__
             entry["class"] = storable_path(type(module), where, self._encoder.allow)
         entry |= self._tables(module, path)
+        _refuse_hooks(module, where)
         if "class" in entry and isinstance(module, _Storable):
             entry["config"] = self._encoder.encode(module.artifact_config(), path)
             return entry
@@ -75,7 +79,7 @@ class ModuleEncoder:
             own = {k: v for k, v in vars(module).items() if k not in _INTERNAL | _REBUILT}
             entry["attributes"] = self._values(module, own, path)
         entry["children"] = {
-            name: self.encode(child, check_path(f"{path}.{name}".lstrip("."), path))
+            name: self.encode(child, check_path(f"{path}.{name}".lstrip("."), where))
             for name, child in module._modules.items()
             if child is not None
         }
@@ -90,22 +94,25 @@ class ModuleEncoder:
         }
 
     def _tables(self, module: nn.Module, path: str) -> dict[str, Any]:
+        parameters = module._parameters.items()
         return {
-            "parameters": self._values(module, dict(module._parameters), path),
+            "parameters": self._values(module, dict(parameters), path),
+            "frozen": [name for name, p in parameters if p is not None and not p.requires_grad],
             "buffers": self._values(module, dict(module._buffers), path),
             "non_persistent": sorted(module._non_persistent_buffers_set),
         }
 
 
-def _refuse_hooks(module: nn.Module, path: str) -> None:
+def _refuse_hooks(module: nn.Module, where: str) -> None:
     for name in _HOOKS:
-        if getattr(module, name, None):
+        hooks = getattr(module, name, None)
+        if hooks:
             kind = name.strip("_").replace("_", " ").removesuffix("s")
+            undo = _UNDO.get(type(next(iter(hooks.values()))).__name__, "handle.remove()")
             raise ArtifactError(
                 f"the {type(module).__name__} has a {kind}, and hooks cannot be stored",
-                where=path or "the model",
-                fix="remove it before quantizing: handle.remove(), or for weight norm and spectral "
-                "norm torch.nn.utils.remove_weight_norm(module)",
+                where=where,
+                fix=f"before quantizing: {undo}",
             )
 
 
@@ -155,11 +162,12 @@ class ModuleDecoder:
         return module
 
     def _fill(self, module: nn.Module, entry: dict[str, Any]) -> None:
+        frozen = entry.get("frozen", ())
         for name, value in entry.get("parameters", {}).items():
             tensor = self._decoder.decode(value)
-            module._parameters[name] = (
-                None if tensor is None else self._decoder.tensors.parameter(tensor)
-            )
+            if tensor is not None:
+                tensor = self._decoder.tensors.parameter(tensor, name not in frozen)
+            module._parameters[name] = tensor
         for name, value in entry.get("buffers", {}).items():
             module._buffers[name] = self._decoder.decode(value)
         module._non_persistent_buffers_set = set(entry.get("non_persistent", ()))

@@ -104,17 +104,21 @@ class TensorReader:
             key: _restride(tensor, strides[key]) if key in strides else tensor
             for key, tensor in tensors.items()
         }
-        self._parameters: dict[int, nn.Parameter] = {}
+        self._parameters: dict[tuple[int, bool], nn.Parameter] = {}
 
     def get(self, key: str) -> torch.Tensor:
         """The tensor under ``key``."""
         return self._tensors[key]
 
-    def parameter(self, tensor: torch.Tensor) -> nn.Parameter:
-        """``tensor``, which ``get`` returned, as a parameter that needs no gradient."""
-        if id(tensor) not in self._parameters:
-            self._parameters[id(tensor)] = nn.Parameter(tensor, requires_grad=False)
-        return self._parameters[id(tensor)]
+    def parameter(self, tensor: torch.Tensor, requires_grad: bool) -> nn.Parameter:
+        """``tensor``, which ``get`` returned, as a parameter.
+
+        The flag is kept because modules choose their path by it (``nn.MultiheadAttention`` does).
+        """
+        key = (id(tensor), requires_grad)
+        if key not in self._parameters:
+            self._parameters[key] = nn.Parameter(tensor, requires_grad=requires_grad)
+        return self._parameters[key]
 
 
 def _restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from backquant.report.model import ReasonRow, Report, Row
 
-__all__ = ["human_bytes", "render_text", "renderable", "summary"]
+__all__ = ["human_bytes", "render", "render_text", "renderable", "summary"]
 
 _STYLE = {"quantized": "green", "float": "yellow", "not_tensor": "dim"}
 
@@ -22,9 +22,18 @@ def render_text(report: Report, *, width: int = 120, color: bool = False) -> str
     ... # doctest: +ELLIPSIS
     x86 (reference model): 1 of 1 operators quantized...
     """
+    return render(renderable(report), width=width, color=color)
+
+
+def render(shown: RenderableType, *, width: int = 120, color: bool = False) -> str:
+    """Anything that rich can print, as a string without trailing blanks.
+
+    >>> render(Text("a table"))
+    'a table'
+    """
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color)
-    console.print(renderable(report))
+    console.print(shown)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 

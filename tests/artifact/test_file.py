@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from backquant.artifact import file
+from backquant.artifact.file import read_document, read_file, readable, write_file
+from backquant.errors import ArtifactError, EngineError
+
+TENSORS = {"t0": torch.arange(1000.0)}
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_document_and_its_tensors(tmp_path: Path) -> None:
+    target = tmp_path / "model.bq"
+    write_file(target, {"a": [1, None, "ü"]}, TENSORS)
+    document, tensors = read_file(target)
+    assert document == {"format_version": 1, "a": [1, None, "ü"]} == read_document(target)
+    assert torch.equal(tensors["t0"], TENSORS["t0"])
+    assert only(tmp_path) == ["model.bq"]
+
+
+def test_the_same_content_is_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_file(
+            tmp_path / name, {"x": 1, "y": {"z": 2}}, {"t1": torch.ones(2), "t0": torch.zeros(3)}
+        )
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_permissions_are_those_of_new_files_or_of_the_old_one(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        write_file(tmp_path / "new", {}, TENSORS)
+        (tmp_path / "old").touch()
+        (tmp_path / "old").chmod(0o604)
+        write_file(tmp_path / "old", {}, TENSORS)
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "old").stat().st_mode & 0o777 == 0o604
+
+
+FULL_DISK = """
+import resource, signal, sys, torch
+from backquant.artifact.file import write_file
+from backquant.errors import ArtifactError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    write_file(sys.argv[1], {}, {"t0": torch.arange(1000.0)})
+except ArtifactError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("before", [None, b"what was there"])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, before: bytes | None, snapshot: Callable[..., None]
+) -> None:
+    target = tmp_path / "model.bq"
+    if before is not None:
+        target.write_bytes(before)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(target)], capture_output=True, text=True, check=True
+    )
+    snapshot("file-full-disk", done.stdout)
+    assert only(tmp_path) == ([] if before is None else ["model.bq"])
+    assert before is None or target.read_bytes() == before
+
+
+def test_an_interruption_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(file.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "model.bq", {}, TENSORS)
+    assert only(tmp_path) == []
+
+
+def write_header(path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"t0": torch.ones(2)}, path, metadata=metadata)
+
+
+def make(path: Path) -> dict[str, Path]:
+    """Files that are no readable artifacts, by what is wrong with them."""
+    files = {
+        name: path / f"{name}.bq"
+        for name in (
+            "missing",
+            "folder",
+            "empty",
+            "text",
+            "foreign",
+            "no-metadata",
+            "newer",
+            "no-version",
+            "no-json",
+            "no-object",
+            "truncated-header",
+            "truncated-data",
+        )
+    }
+    files["folder"].mkdir()
+    files["empty"].touch()
+    files["text"].write_text("not a safetensors file, whatever its name says" * 10)
+    write_header(files["foreign"], {"format": "pt"})
+    write_header(files["no-metadata"], None)
+    write_header(files["newer"], {"backquant": json.dumps({"format_version": 99})})
+    write_header(files["no-version"], {"backquant": "{}"})
+    write_header(files["no-json"], {"backquant": "{not json"})
+    write_header(files["no-object"], {"backquant": "[1]"})
+    write_file(files["truncated-data"], {}, TENSORS)
+    whole = files["truncated-data"].read_bytes()
+    files["truncated-data"].write_bytes(whole[:-100])
+    files["truncated-header"].write_bytes(whole[:20])
+    return files
+
+
+@pytest.mark.parametrize("read", [read_document, read_file])
+def test_files_that_are_no_artifacts(
+    tmp_path: Path, read: Callable[[Path], Any], snapshot: Callable[..., None]
+) -> None:
+    for name, path in make(tmp_path).items():
+        with pytest.raises(ArtifactError) as caught:
+            read(path)
+        snapshot(f"file-{name}", caught.value)
+
+
+def test_folders_that_cannot_be_written_to(tmp_path: Path, snapshot: Callable[..., None]) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        write_file(tmp_path / "deep" / "model.bq", {}, TENSORS)
+    snapshot("file-no-folder", caught.value)
+    with pytest.raises(ArtifactError) as caught:
+        write_file(tmp_path, {}, TENSORS)
+    snapshot("file-is-folder", caught.value)
+    assert only(tmp_path) == []
+
+
+def test_errors_while_reading_name_the_file(snapshot: Callable[..., None]) -> None:
+    with pytest.raises(ArtifactError) as caught, readable("model.bq"):
+        raise ArtifactError("bad name", where="node x", fix="rename it")
+    snapshot("file-where", caught.value)
+    with pytest.raises(ArtifactError) as caught, readable("model.bq"):
+        {}["rows"]
+    snapshot("file-damaged", caught.value)
+    with pytest.raises(EngineError), readable("model.bq"):
+        raise EngineError("no such engine")
+    with pytest.raises(ArtifactError), readable("model.bq"):
+        raise RecursionError("nested too deeply")

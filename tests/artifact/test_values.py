@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from backquant.artifact.tensors import TensorReader, TensorWriter
+from backquant.artifact.values import Decoder, Encoder
+from backquant.errors import ArtifactError
+
+CONSTANTS = [
+    torch.float32,
+    torch.quint8,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.strided,
+    torch.channels_last,
+    torch.preserve_format,
+    torch.device("cpu"),
+    torch.device("cuda", 1),
+    torch.per_channel_symmetric,
+    torch.per_tensor_affine,
+    Ellipsis,
+    None,
+    F.relu,
+    torch.add,
+    torch.nn.LayerNorm,
+]
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=8),
+    st.sampled_from(CONSTANTS),
+    st.builds(
+        slice, st.none() | st.integers(), st.none() | st.integers(), st.none() | st.integers()
+    ),
+    st.builds(range, st.integers(0, 9), st.integers(0, 9)),
+)
+keys = st.text(max_size=4) | st.integers() | st.booleans()
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+        st.sets(st.integers() | st.text(max_size=3), max_size=3),
+        st.lists(st.integers(0, 9), max_size=3).map(torch.Size),
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal and of the same types, NaN being equal to itself and 0.0 differing from -0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(map(same, a.items(), b.items()))
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (
+            a == b and math.copysign(1, a) == math.copysign(1, b)
+        )
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
+    return bool(a == b)
+
+
+@given(values)
+def test_every_value_comes_back_equal_and_of_its_type(value: Any) -> None:
+    writer = TensorWriter()
+    text = json.dumps(Encoder(writer.add).encode(value, "here"), allow_nan=False)
+    assert same(
+        Decoder(TensorReader(writer.tensors, writer.strides)).decode(json.loads(text)), value
+    )
+
+
+def test_tensors_by_key_tied_ones_once() -> None:
+    writer = TensorWriter()
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    encoded = Encoder(writer.add).encode([x, (y, x)], "here")
+    assert encoded == [{"tensor": "t0"}, {"tuple": [{"tensor": "t1"}, {"tensor": "t0"}]}]
+    a, (b, c) = Decoder(TensorReader(writer.tensors, writer.strides)).decode(encoded)
+    assert a is c and torch.equal(a, x) and torch.equal(b, y)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Colour.RED,
+        Text("x"),
+        Path("/"),
+        defaultdict(list, a=[1]),
+        b"bytes",
+        torch.Generator(),
+        (i for i in range(2)),
+        getattr,
+        [1, {"x": object()}],
+        lambda x: x,
+        torch.nn.Linear(1, 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_not_come_back_the_same_is_refused(value: Any) -> None:
+    with pytest.raises(ArtifactError):
+        Encoder(TensorWriter().add).encode(value, "fc.attribute (Linear)")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"node": "x"},
+        {"tensor": "t9"},
+        {"dtype": "load"},
+        {"dtype": "nn"},
+        {"layout": "float32"},
+        {"function": "os.system"},
+        {"function": "builtins.getattr"},
+        {"class": "subprocess.Popen"},
+        {"namedtuple": ["torch.nn.modules.linear.Linear", 1]},
+        {"named": 1},
+        {"__class__": 1},
+        {"tuple": 1},
+        {"slice": [1, 2, 3, 4]},
+        {"a": 1, "b": 2},
+        {},
+        {"float": "x"},
+        {"qscheme": "x"},
+    ],
+    ids=str,
+)
+def test_what_no_encoder_wrote_is_an_error(value: Any) -> None:
+    """Errors of Python's own are turned into ours by ``file.readable``."""
+    with pytest.raises((ArtifactError, LookupError, TypeError, ValueError)):
+        Decoder(TensorReader({}, {})).decode(value)
+
+
+def test_messages(snapshot: Callable[..., None]) -> None:
+    encoder = Encoder(TensorWriter().add)
+    for name, value in {"type": object(), "sparse": torch.eye(2).to_sparse()}.items():
+        with pytest.raises(ArtifactError) as caught:
+            encoder.encode(value, "fc.attribute (Linear)")
+        snapshot(f"value-{name}", caught.value)
+    decoder = Decoder(TensorReader({}, {}))
+    contents: dict[str, Any] = {
+        "tag": {"later": 1},
+        "dtype": {"dtype": "float7"},
+        "getattr": {"function": "builtins.getattr"},
+        "namedtuple": {"namedtuple": ["torch.nn.modules.linear.Linear", 1]},
+    }
+    for name, value in contents.items():
+        with pytest.raises(ArtifactError) as caught:
+            decoder.decode(value)
+        snapshot(f"value-{name}", caught.value)
