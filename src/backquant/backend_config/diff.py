@@ -126,17 +126,10 @@ class BackendDiff:
         counts = {kind: sum(e.kind == kind for e in self.entries) for kind in _MARKS}
         summary = f"{counts['added']} entries added, {counts['removed']} removed"
         lines = [f"{self.first} ⇒ {self.second}: {summary}, {counts['changed']} changed"]
-        lines += [str(change) for change in self.fields]
+        lines += _field_lines(self.fields)
         for (kind, changes), patterns in _grouped(self.entries).items():
             lines.append("")
-            lines += textwrap.wrap(
-                ", ".join(patterns),
-                width=_WIDTH,
-                initial_indent=f"{_MARKS[kind]} ",
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines += _wrapped(patterns, _MARKS[kind])
             lines += [f"    {change}" for change in changes]
         return "\n".join(lines)
 
@@ -169,6 +162,32 @@ def diff(first: BackendConfig, second: BackendConfig) -> BackendDiff:
             entries.append(EntryChange(describe_pattern(pattern), "added", _all_fields(entry, 1)))
     fields = (*_head_changes(first, second), *_order_changes(mine, theirs))
     return BackendDiff(first.name, second.name, fields, tuple(entries))
+
+
+def _wrapped(patterns: list[str], mark: str) -> list[str]:
+    """Patterns with commas between, broken between patterns only."""
+    glued = ", ".join(pattern.replace(" ", "\u00a0") for pattern in patterns)
+    lines = textwrap.wrap(
+        glued,
+        width=_WIDTH,
+        initial_indent=f"{mark} ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _field_lines(changes: tuple[FieldChange, ...]) -> list[str]:
+    """One line per change; operators whose defaults change alike share a line."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for change in changes:
+        head, bracket, operator = change.field.partition("[")
+        groups.setdefault((head + bracket, change.before, change.after), []).append(operator[:-1])
+    return [
+        str(FieldChange(f"{head}{', '.join(names)}]" if names[0] else head, before, after))
+        for (head, before, after), names in groups.items()
+    ]
 
 
 def _field_dict(change: FieldChange) -> dict[str, str]:

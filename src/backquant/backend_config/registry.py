@@ -24,6 +24,7 @@ __all__ = [
     "get_tensorrt_backend_config",
     "get_tensorrt_backend_config_dict",
     "get_x86_backend_config",
+    "is_spec_file",
     "list_backends",
 ]
 
@@ -65,7 +66,7 @@ def get_backend_config(name_or_path: str | os.PathLike[str]) -> BackendConfig:
       where  backend='x68'
       fix    did you mean 'x86'? list_backends() names all
     """
-    if _is_file(name_or_path):
+    if is_spec_file(name_or_path):
         from backquant.backend_config import files
 
         return files.load_file(Path(name_or_path))
@@ -182,7 +183,12 @@ def _targets() -> dict[str, list[str]]:
     return {**targets, **{name: sorted(found[name]) for name in sorted(found)}}
 
 
-def _is_file(name_or_path: str | os.PathLike[str]) -> bool:
+def is_spec_file(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether this names a file, not a backend: by its suffix, or a path separator.
+
+    >>> is_spec_file("x86"), is_spec_file("mine.yaml"), is_spec_file(Path("mine"))
+    (False, True, True)
+    """
     if isinstance(name_or_path, os.PathLike):
         return True
     separators = [s for s in (os.sep, os.altsep, "/") if s]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from backquant.cli.console import DONE, NO, emit, guarded, stop
-from backquant.errors import SpecError
 
 __all__ = ["backends", "check", "diff", "schema", "show"]
 
@@ -67,23 +65,24 @@ def diff(a: Backend, b: Backend, as_json: Json = False) -> None:
 
     with guarded():
         difference = get_backend_config(a).diff(get_backend_config(b))
-    emit(as_json=as_json, data=difference.to_dict(), shown=difference.render())
+    emit(as_json=as_json, data=difference.to_dict(), shown=Text(difference.render()))
     stop(NO if difference else DONE)
 
 
 def check(
-    spec: Annotated[Path, typer.Argument(help="A YAML or JSON file, or a backend's name.")],
+    spec: Annotated[str, typer.Argument(help="A YAML or JSON file, or a backend's name.")],
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Validate a description and print the findings. Exit 1 when one of them is an error."""
-    from backquant.backend_config import get_backend_config
+    from backquant.backend_config import files, get_backend_config
+    from backquant.backend_config.registry import is_spec_file
 
     with guarded():
-        try:
-            findings = get_backend_config(str(spec)).validate()
-        except SpecError as error:
-            emit(as_json=as_json, data={"error": str(error)}, shown=Text(f"error: {error}"))
-            stop(NO)
+        if is_spec_file(spec):
+            findings = files.check_file(spec, allow=tuple(allow or ()))
+        else:
+            findings = get_backend_config(spec).validate()
     errors = [finding for finding in findings if finding.severity == "error"]
     data = [finding.to_dict() for finding in findings]
     counts = f"{len(errors)} errors, {len(findings) - len(errors)} warnings and notes"

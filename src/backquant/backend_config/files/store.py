@@ -18,7 +18,7 @@ from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.write import to_data
 from backquant.backend_config.files.yaml_reader import read_yaml
-from backquant.backend_config.registry import get_backend_config
+from backquant.backend_config.registry import get_backend_config, is_spec_file
 from backquant.errors import BackquantError, SpecError
 
 __all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
@@ -145,7 +145,7 @@ def _base(
     if value is None or value.value is None:
         return None
     extends: str = value.value
-    if not extends.endswith(tuple(_FORMATS)) and "/" not in extends and os.sep not in extends:
+    if not is_spec_file(extends):
         try:
             return Base(get_backend_config(extends))
         except BackquantError as error:
