@@ -23,6 +23,19 @@ def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
     """Each observer of a prepared model once, by the name of the first site that uses it.
 
     Raises UsageError when the model is not prepared.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config import get_x86_backend_config
+    >>> from backquant.graph import capture
+    >>> from backquant.match import plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> planned = plan(captured.module, captured.scopes, x86, mapping)
+    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> list(site_observers(prepared))
+    ['activation_post_process_0', 'activation_post_process_1']
     """
     sites = prepared_state(prepared).sites
     return {head: prepared.get_submodule(head) for head in sites.groups()}

@@ -18,6 +18,19 @@ def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The state of all observers: ``"activation_post_process_0.min_val"`` → tensor. Copies.
 
     An observer that several sites share appears once. Raises UsageError when not prepared.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config import get_x86_backend_config
+    >>> from backquant.graph import capture
+    >>> from backquant.match import plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> planned = plan(captured.module, captured.scopes, x86, mapping)
+    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> calibration_state(prepared)["activation_post_process_0.min_val"]
+    tensor(inf)
     """
     return {
         f"{name}.{key}": value.detach().clone()
@@ -32,6 +45,21 @@ def load_calibration_state(prepared: fx.GraphModule, state: Mapping[str, torch.T
 
     Raises CalibrationError when the state is not that of a model prepared in the same way; then
     nothing changes.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config import get_x86_backend_config
+    >>> from backquant.graph import capture
+    >>> from backquant.match import plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> planned = plan(captured.module, captured.scopes, x86, mapping)
+    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> state = calibration_state(prepared)
+    >>> _ = prepared(torch.ones(1, 2)); load_calibration_state(prepared, state)
+    >>> prepared.activation_post_process_0.min_val
+    tensor(inf)
     """
     observers = site_observers(prepared)
     parts = _parts(observers, state)
@@ -50,6 +78,22 @@ def merge_state(
 
     Raises ConfigError naming the observer when one depends on order (moving averages), and
     CalibrationError when the copies differ; then nothing changes.
+
+    >>> from torch import nn
+    >>> from backquant.backend_config import get_x86_backend_config
+    >>> from backquant.graph import capture
+    >>> from backquant.match import plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> planned = plan(captured.module, captured.scopes, x86, mapping)
+    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> other = copy.deepcopy(prepared)
+    >>> _ = prepared(torch.ones(1, 2)), other(-torch.ones(1, 2))
+    >>> merge_state(prepared, other)
+    >>> prepared.activation_post_process_0.min_val, prepared.activation_post_process_0.max_val
+    (tensor(-1.), tensor(1.))
     """
     observers = site_observers(prepared)
     with unchanged_on_error(observers.values()):

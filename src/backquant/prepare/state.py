@@ -132,7 +132,14 @@ def prepared_state(module: nn.Module) -> PreparedState:
 
 
 def with_state(module: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
-    """Attach ``state``; returns ``module``."""
+    """Attach ``state``; returns ``module``.
+
+    >>> from torch import nn
+    >>> state = PreparedState(
+    ...     Plan("x86"), {}, BackendConfig("x86"), QConfigMapping(), SiteTable(), Provenance())
+    >>> prepared_state(with_state(fx.symbolic_trace(nn.ReLU()), state)) is state
+    True
+    """
     module.meta[_KEY] = state
     return module
 
