@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import backquant
 from backquant.cli import model_commands, spec_commands
 from backquant.cli.demo.command import demo
 
@@ -11,11 +14,33 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="backquant",
-    help="Quantization for PyTorch, driven by a declarative description of the backend.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"backquant {backquant.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Exit status: 0 done, 1 the answer is no (check failed, coverage too low), 2 bad usage."
+)
+def _app(
+    version: Annotated[  # noqa: ARG001 - the callback acts
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Quantization for PyTorch, driven by a declarative description of the backend."""
+
+
 for _command in (
     spec_commands.backends,
     spec_commands.show,

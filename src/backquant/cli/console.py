@@ -1,46 +1,76 @@
-"""Output and exit statuses that every command shares: 0 done, 1 the answer is no, 2 bad usage."""
+"""Output and exit statuses that every command shares.
+
+Exit status: 0 done, 1 the answer is no (a check failed, backends differ, coverage too low), 2 bad usage.
+Standard output holds the answer and nothing else: text, or with ``--json`` one JSON document (for an
+error ``{"error": {…}}``). Progress, remarks and messages of errors go to standard error.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from backquant.errors import BackquantError, CoverageError
 
-__all__ = ["DONE", "NO", "USAGE", "emit", "guarded", "note", "stop"]
+__all__ = ["DONE", "NO", "USAGE", "console", "emit", "guarded", "note", "print_parts", "stop"]
 
 DONE, NO, USAGE = 0, 1, 2
+WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or ``WIDTH`` columns where there is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    fixed = not stream.isatty() and "COLUMNS" not in os.environ
+    return Console(file=stream, width=WIDTH if fixed else None, highlight=False)
+
+
+def print_parts(target: Console, shown: RenderableType) -> None:
+    """Print tables as wide as ``target``; lines of text are wrapped on terminals only."""
+    if isinstance(shown, Group):
+        for part in shown.renderables:
+            print_parts(target, part)
+    elif isinstance(shown, Text):
+        target.print(shown, soft_wrap=not target.is_terminal)
+    else:
+        target.print(shown)
 
 
 def emit(*, as_json: bool, data: Any, shown: RenderableType) -> None:
     """Print ``data`` as JSON, or what a person reads, on standard output."""
     if as_json:
-        print(json.dumps(data, indent=2, default=str))
+        print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(shown)
+        print_parts(console(), shown)
 
 
 def note(text: str) -> None:
     """A remark on standard error, so that output stays clean for pipes."""
-    Console(stderr=True, highlight=False).print(text, style="dim", markup=False)
+    console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
 def stop(status: int) -> NoReturn:
+    """End the command with this exit status."""
     raise typer.Exit(status)
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
+def guarded(*, as_json: bool = False) -> Iterator[None]:
     """Turn an error of ours into its message on standard error and the right exit status."""
     try:
         yield
     except BackquantError as error:
-        console = Console(stderr=True, highlight=False)
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        if as_json:
+            kind = type(error).__name__
+            parts = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}
+            print(json.dumps({"error": parts}, indent=2))
         raise typer.Exit(NO if isinstance(error, CoverageError) else USAGE) from error

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from backquant.cli.console import DONE, NO, emit, guarded, stop
+
+if TYPE_CHECKING:
+    from backquant.backend_config.validate import Finding
 
 __all__ = ["backends", "check", "diff", "schema", "show"]
 
@@ -17,54 +24,81 @@ Backend = Annotated[str, typer.Argument(help="A backend's name, or a YAML or JSO
 Allow = Annotated[
     list[str] | None, typer.Option("--allow", help="Package that a file may name classes from.")
 ]
+_SHOWN = 3  # findings of one kind that are printed; --json has all
+
+
+class Format(str, Enum):
+    """Forms in which ``show`` prints a table."""
+
+    text = "text"
+    markdown = "markdown"
+    html = "html"
 
 
 def backends(as_json: Json = False) -> None:
-    """List the backends that are found by name."""
-    from backquant.backend_config import get_backend_config, list_backends
+    """List the backends that are found by name, and which of their engines run here."""
+    from backquant.backend_config import list_backends
+    from backquant.cli.backends import engine_here, load_backend
 
-    with guarded():
-        rows = []
+    rows = []
+    with guarded(as_json=as_json):
         for name in list_backends():
-            config = get_backend_config(name)
-            rows.append({"name": name, "engine": config.engine, "entries": len(config.configs)})
-    table = Table("backend", "engine", "entries", show_edge=False)
+            config = load_backend(name)
+            rows.append(
+                {
+                    "name": name,
+                    "engine": config.engine,
+                    "entries": len(config.configs),
+                    "runs_here": engine_here(config),
+                }
+            )
+    table = Table("backend", "engine", "entries", "runs here", show_edge=False)
     for row in rows:
-        table.add_row(str(row["name"]), str(row["engine"] or "reference only"), str(row["entries"]))
+        table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row.values()))
     emit(as_json=as_json, data=rows, shown=table)
 
 
 def show(
     backend: Backend,
     as_json: Json = False,
-    form: Annotated[str, typer.Option("--format", help="text, markdown or html")] = "text",
+    form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.text,
+    allow: Allow = None,
 ) -> None:
-    """Print what a backend supports, operator by operator."""
-    from backquant.backend_config import get_backend_config, tables
+    """Print what a backend supports, operator by operator, and its default observers."""
+    from backquant.backend_config import tables
+    from backquant.cli.backends import engine_here, load_backend
 
-    with guarded():
-        config = get_backend_config(backend)
-        rows = tables.support_rows(config)
-        shown: Any = {
-            "text": lambda: tables.to_text(config),
-            "markdown": lambda: Text(tables.to_markdown(config)),
-            "html": lambda: Text(tables.to_html(config)),
-        }[_one_of(form, "text", "markdown", "html")]()
-    emit(as_json=as_json, data=[row.to_dict() for row in rows], shown=shown)
+    with guarded(as_json=as_json):
+        config = load_backend(backend, allow)
+        shown: RenderableType
+        if form is Format.text:
+            shown = Group(tables.to_text(config), *_defaults(tables.default_lines(config)))
+        else:
+            render = tables.to_markdown if form is Format.markdown else tables.to_html
+            shown = Text(render(config).rstrip())
+        rows = [row.to_dict() for row in tables.support_rows(config)]
+    data = {
+        "name": config.name,
+        "engine": config.engine,
+        "runs_here": engine_here(config),
+        "rows": rows,
+        "defaults": tables.default_lines(config),
+    }
+    emit(as_json=as_json, data=data, shown=shown)
 
 
-def _one_of(value: str, *choices: str) -> str:
-    if value not in choices:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}")
-    return value
+def _defaults(lines: list[str]) -> Iterator[Text]:
+    if lines:
+        yield Text("\ndefaults")
+        yield from (Text(f"  {line}") for line in lines)
 
 
-def diff(a: Backend, b: Backend, as_json: Json = False) -> None:
+def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> None:
     """Print what differs between two backends, per operator and field. Exit 1 if anything does."""
-    from backquant.backend_config import get_backend_config
+    from backquant.cli.backends import load_backend
 
-    with guarded():
-        difference = get_backend_config(a).diff(get_backend_config(b))
+    with guarded(as_json=as_json):
+        difference = load_backend(a, allow).diff(load_backend(b, allow))
     emit(as_json=as_json, data=difference.to_dict(), shown=Text(difference.render()))
     stop(NO if difference else DONE)
 
@@ -75,24 +109,37 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Validate a description and print the findings. Exit 1 when one of them is an error."""
-    from backquant.backend_config import files, get_backend_config
-    from backquant.backend_config.registry import is_spec_file
+    from backquant.cli.backends import findings
 
-    with guarded():
-        if is_spec_file(spec):
-            findings = files.check_file(spec, allow=tuple(allow or ()))
-        else:
-            findings = get_backend_config(spec).validate()
-    errors = [finding for finding in findings if finding.severity == "error"]
-    data = [finding.to_dict() for finding in findings]
-    counts = f"{len(errors)} errors, {len(findings) - len(errors)} warnings and notes"
-    lines = [str(finding) for finding in findings] + [f"{spec}: {counts}"]
+    with guarded(as_json=as_json):
+        found = findings(spec, allow)
+    counts = {severity: 0 for severity in ("error", "warning", "note")}
+    for finding in found:
+        counts[finding.severity] += 1
+    total = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items())
+    lines = [*_finding_lines(found), f"{spec}: {total}"]
+    data = {"spec": spec, "findings": [finding.to_dict() for finding in found], **counts}
     emit(as_json=as_json, data=data, shown=Text("\n".join(lines)))
-    stop(NO if errors else DONE)
+    stop(NO if counts["error"] else DONE)
 
 
-def schema() -> None:
-    """Print the JSON Schema of description files."""
+def _finding_lines(found: list[Finding]) -> Iterator[str]:
+    """Each finding; of many that say the same about different places, the first ones."""
+    order = {"error": 0, "warning": 1, "note": 2}
+
+    def kind(finding: Finding) -> tuple[int, str, str]:
+        return order[finding.severity], finding.rule, finding.message
+
+    for _, group in groupby(sorted(found, key=kind), key=kind):
+        same = list(group)
+        few = same if len(same) <= _SHOWN + 1 or same[0].severity == "error" else same[:_SHOWN]
+        yield from map(str, few)
+        if len(few) < len(same):
+            yield f"  … and the same at {len(same) - len(few)} more places (--json lists them)"
+
+
+def schema(as_json: Json = True) -> None:  # noqa: ARG001 - accepted as on every command
+    """Print the JSON Schema of description files. It is JSON with and without --json."""
     from backquant.backend_config import json_schema
 
     emit(as_json=True, data=json_schema(), shown="")

@@ -1,0 +1,71 @@
+"""``BACKEND`` on the command line: a name or a file, and whether its engine runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backquant.backend_config import BackendConfig, get_backend_config
+from backquant.backend_config.registry import is_spec_file
+from backquant.backend_config.validate import Finding
+from backquant.errors import EngineError
+from backquant.lower.engine import ENGINES, engine_info
+
+__all__ = ["engine_here", "findings", "load_backend"]
+
+
+def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendConfig:
+    """The description that ``BACKEND`` names; ``allow``: packages that a file may name classes from.
+
+    >>> load_backend("x86").name
+    'x86'
+    """
+    if is_spec_file(backend):
+        return BackendConfig.load(backend, allow=tuple(allow or ()))
+    return get_backend_config(backend)
+
+
+def engine_here(config: BackendConfig) -> str:
+    """What the backend's models run on, on this machine, in a few words.
+
+    >>> engine_here(BackendConfig("mine"))
+    'reference model'
+    """
+    if config.engine is None:
+        return "reference model"
+    try:
+        return f"yes, {engine_info(config.engine).isa}"
+    except EngineError as error:
+        return f"no: {error.what}"
+
+
+def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
+    """Everything there is to say about a description, what only its engine knows included.
+
+    Raises ``SpecError`` when there is no such file, ``UnknownBackendError`` when no such backend.
+
+    >>> {finding.severity for finding in findings("x86")} <= {"note", "warning"}
+    True
+    """
+    from backquant.backend_config import files
+
+    if not is_spec_file(backend):
+        config = get_backend_config(backend)
+        engine, lacking = _engine(config)
+        return config.validate(engine) + lacking
+    packages = tuple(allow or ())
+    found = files.check_file(backend, packages)
+    if any(finding.rule == "file" for finding in found):
+        return found
+    engine, lacking = _engine(files.load_file(backend, packages))
+    return files.check_file(backend, packages, engine) + lacking
+
+
+def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
+    """The engine of ``config`` on this machine, or what is to say about its absence."""
+    if config.engine is None:
+        return None, []
+    try:
+        return engine_info(config.engine), []
+    except EngineError as error:
+        severity = "note" if config.engine in ENGINES else "error"
+        return None, [Finding(severity, "engine", "engine", error.what, error.fix)]
