@@ -25,7 +25,7 @@ __all__ = ["best_range", "squared_error"]
 _ROUNDS = ((-8.0, 0.0), (-0.125, 0.125))
 _TWO_ENDS = (65, 25)  # factors per end and round, when both ends move
 _ONE_END = (1025, 769)  # the same when one end is zero or mirrors the other
-_EXAMINED = 1 << 18  # bins times ranges, per round, that get the exact error
+_EXAMINED = 1 << 15  # bins times ranges, per round, that get the exact error
 _AT_ONCE = 1 << 20  # bins times ranges that are held in memory
 
 
