@@ -218,6 +218,8 @@ def quantize_weight(weight: torch.Tensor, qparams: WeightQParams) -> torch.Tenso
         limit = torch.finfo(qparams.dtype).max
         return weight.clamp(-limit, limit).to(qparams.dtype, copy=True)
     _check_weight(weight, qparams)
+    if weight.is_meta:  # torch interprets every operator on such a tensor in Python: 100 µs each
+        return torch.empty_like(weight, dtype=qparams.storage)
     inverse = _along_axis(1.0 / qparams.scale, weight, qparams.axis)
     zero_point = _along_axis(qparams.zero_point, weight, qparams.axis)
     if not qparams.per_channel and qparams.storage.itemsize == 1:
