@@ -83,3 +83,14 @@ def test_kinds_of_entry() -> None:
     fused = fusion((nn.Linear, nn.ReLU), nn.Sequential, lambda is_qat, a, b: nn.Sequential(a, b))
     assert fused.fused_module is nn.Sequential
     assert fused.fuser_method is not None
+
+
+def test_backends_share_no_dtype_config() -> None:
+    """A DTypeConfig can be changed; changing one entry's must not change another's."""
+    from backquant.backends.x86 import backend_config
+
+    one, two = backend_config(), backend_config()
+    ids = [id(d) for config in (one, two) for entry in config.configs for d in entry.dtype_configs]
+    assert len(ids) == len(set(ids))
+    one.configs[0].dtype_configs[0].input_dtype_with_constraints.quant_max_upper_bound = 1
+    assert one != two and two == backend_config()

@@ -1,11 +1,12 @@
 """The kinds of entry that operator families are written in.
 
 Each function gives a fresh ``BackendPatternConfig`` without dtype configs; ``admit`` adds those,
-a list of its own to every entry.
+copies of their own to every entry.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def admit(
     >>> e.pattern.__name__, e.dtype_configs[0].input_dtype
     ('ELU', torch.quint8)
     """
-    return [entry.set_dtype_configs(list(dtype_configs)) for entry in entries]
+    return [entry.set_dtype_configs(copy.deepcopy(list(dtype_configs))) for entry in entries]
 
 
 def observed(pattern: Any) -> BackendPatternConfig:
