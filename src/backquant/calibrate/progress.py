@@ -18,13 +18,14 @@ class Progress(Protocol):
 
 
 class ProgressBar:
-    """A bar on the terminal (rich), shown while the ``with`` block lasts.
+    """A bar on standard error (rich), shown while the ``with`` block lasts.
 
     >>> with ProgressBar("calibrating", quiet=True) as progress:
     ...     progress(1, 2)
     """
 
     def __init__(self, title: str = "calibrating", *, quiet: bool = False) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
@@ -33,6 +34,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            console=Console(stderr=True),
             disable=quiet,
         )
         self._task = self._bar.add_task(title, total=None)

@@ -31,7 +31,7 @@ def _print_version(wanted: bool) -> None:
     epilog="Exit status: 0 done, 1 the answer is no (check failed, coverage too low), 2 bad usage."
 )
 def _app(
-    version: Annotated[  # noqa: ARG001 - the callback acts
+    version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.backend_config.registry import is_spec_file
-from backquant.backend_config.validate import Finding
+from backquant.backend_config.validate import Finding, Severity
 from backquant.errors import EngineError
 from backquant.lower.engine import ENGINES, engine_info
 
@@ -67,5 +67,5 @@ def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
     try:
         return engine_info(config.engine), []
     except EngineError as error:
-        severity = "note" if config.engine in ENGINES else "error"
+        severity: Severity = "note" if config.engine in ENGINES else "error"
         return None, [Finding(severity, "engine", "engine", error.what, error.fix)]

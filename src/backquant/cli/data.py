@@ -1,16 +1,22 @@
-"""``--data`` on the command line: .npz, .safetensors, a folder of arrays, or ``module:iterable``.
+"""``--data`` on the command line: .npz, .safetensors, a folder of .npy files, or ``module:iterable``.
 
-In files, axis 0 counts samples, and an array's name is the argument it is for; a file with a single
-array may call it anything. Each batch is a dict of keyword arguments, or a tensor for a single array.
+1. In files, axis 0 counts samples, and an array's name is the argument of ``forward`` that it is for.
+2. Arrays named ``arr_0``, ``arr_1``, … (``numpy.savez`` without names) are positional arguments, and a
+   single array may call itself anything.
+3. ``module:iterable`` is an iterable of batches (a list, a ``DataLoader``), or a function that returns
+   one; its batches are taken as they are.
+4. float64 arrays (numpy's default) are read as float32 for a model that has no float64 parameters.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -18,25 +24,39 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from backquant.cli.models import import_object
+from backquant.cli.console import note
+from backquant.cli.models import call, import_object
 from backquant.errors import UsageError
 
 __all__ = ["Batches", "load_data"]
+
+Array = Any  # numpy.ndarray or torch.Tensor
+_FIX = "give an .npz or .safetensors file, a folder of .npy files, or module:iterable"
+_POSITIONAL = re.compile(r"arr_(\d+)")
 
 
 class Batches:
     """Slices of arrays along axis 0, in order; the last batch may be smaller.
 
-    >>> [len(batch) for batch in Batches({"x": torch.zeros(5, 2)}, 2, positional=True)]
+    A batch is a dict of keyword arguments, or with ``positional`` a tuple. Arrays may be mapped files:
+    only the slices are read. ``float32``: whether float64 arrays are read as float32.
+
+    >>> [len(batch["x"]) for batch in Batches({"x": torch.zeros(5, 2)}, 2)]
     [2, 2, 1]
     """
 
     def __init__(
-        self, arrays: dict[str, torch.Tensor], batch_size: int, *, positional: bool
+        self,
+        arrays: Mapping[str, Array],
+        batch_size: int,
+        *,
+        positional: bool = False,
+        float32: bool = False,
     ) -> None:
-        self._arrays = arrays
+        self._arrays = dict(arrays)
         self._batch_size = batch_size
         self._positional = positional
+        self._float32 = float32
         self.samples = len(next(iter(arrays.values())))
 
     def __len__(self) -> int:
@@ -44,73 +64,118 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, self.samples, self._batch_size):
-            batch = {k: v[start : start + self._batch_size] for k, v in self._arrays.items()}
-            yield next(iter(batch.values())) if self._positional else batch
+            rows = slice(start, start + self._batch_size)
+            batch = {name: self._tensor(array[rows]) for name, array in self._arrays.items()}
+            yield tuple(batch.values()) if self._positional else batch
+
+    def _tensor(self, rows: Array) -> torch.Tensor:
+        tensor = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
+        return tensor.float() if self._float32 and tensor.dtype == torch.float64 else tensor
 
 
 def load_data(text: str, model: nn.Module, batch_size: int) -> Iterable[Any]:
-    """The batches that ``--data`` names, as arguments that ``model`` takes."""
+    """The batches that ``--data`` names, as arguments that ``model`` takes.
+
+    Raises ``UsageError`` for what cannot be found or read, or does not fit the model's arguments.
+    """
     path = Path(text)
     if path.exists():
-        return _bind(_read(path), text, model, batch_size)
-    if ":" in text and path.suffix == "":
-        found = import_object(text, "--data")
-        made = found() if callable(found) else found
-        if not isinstance(made, Iterable):
-            raise UsageError(
-                f"{text!r} is {type(made).__name__}, not an iterable of batches",
-                where=f"--data {text!r}",
-                fix="name a list, a DataLoader, or a function that returns one",
-            )
-        return made
-    raise UsageError(
-        f"there is no file or folder {text!r}",
-        where="--data",
-        fix="give an .npz or .safetensors file, a folder of .npy files, or module:iterable",
-    )
+        return _bind(_read(path), path, model, batch_size)
+    if re.fullmatch(r"[\w.]+:[\w.]+", text):
+        return _iterable(text)
+    raise UsageError(f"there is no file or folder {text!r}", where="--data", fix=_FIX)
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _iterable(text: str) -> Iterable[Any]:
+    found = import_object(text, "--data")
+    made = found if _is_set(found) else call(found, text, "--data")
+    if not _is_set(made):
+        raise UsageError(
+            f"{text} gives {type(made).__name__}, not an iterable of batches",
+            where=f"--data {text}",
+            fix="name a list, a DataLoader, or a function that returns one",
+        )
+    batches: Iterable[Any] = made
+    return batches
+
+
+def _is_set(value: Any) -> bool:
+    one_batch = isinstance(value, torch.Tensor | Mapping | str)
+    return isinstance(value, Iterable) and not isinstance(value, type) and not one_batch
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """The arrays of a file by name, as numpy arrays or tensors of supported dtypes."""
     try:
         if path.is_dir():
-            arrays = {p.stem: np.load(p, allow_pickle=False) for p in sorted(path.glob("*.npy"))}
+            files = sorted(path.glob("*.npy"))
+            arrays = {p.stem: np.load(p, mmap_mode="r", allow_pickle=False) for p in files}
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
         elif path.suffix == ".safetensors":
-            return load_file(path)
+            arrays = dict(load_file(path))
         else:
-            raise UsageError(
-                f"{path} has the suffix {path.suffix!r}, which is not read",
-                where="--data",
-                fix="give an .npz or .safetensors file, or a folder of .npy files",
-            )
-    except (ValueError, OSError, SafetensorError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} cannot be read: {error}", where="--data") from error
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def _bind(
-    arrays: dict[str, torch.Tensor], text: str, model: nn.Module, batch_size: int
-) -> Iterable[Any]:
-    if not arrays:
-        raise UsageError(f"{text} holds no array", where="--data", fix="save at least one array")
-    lengths = {name: array.shape[0] if array.dim() else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
+            raise UsageError(f"{path} is no file of arrays", where="--data", fix=_FIX)
+        for array in arrays.values():
+            torch.as_tensor(array[:0] if array.ndim else array)  # TypeError: no such dtype in torch
+    except UsageError:
+        raise
+    except (ValueError, TypeError, OSError, EOFError, BadZipFile, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
-            "the arrays have different numbers of samples: "
-            + ", ".join(f"{name} {count}" for name, count in lengths.items()),
-            where=f"--data {text}",
-            fix="axis 0 counts samples and must agree",
+            f"{path} cannot be read: {reason}",
+            where="--data",
+            fix="save plain arrays of numbers: numpy.savez(path, x=images)",
+        ) from error
+    return arrays
+
+
+def _bind(arrays: dict[str, Array], path: Path, model: nn.Module, batch_size: int) -> Iterable[Any]:
+    """Rules 1, 2 and 4."""
+    where = f"--data {path}"
+    if not arrays:
+        kind = "no .npy file" if path.is_dir() else "no array"
+        raise UsageError(f"{path} holds {kind}", where=where, fix=_FIX)
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise UsageError(
+            f"the arrays differ in their number of samples: {counts}",
+            where=where,
+            fix="axis 0 counts samples; save as many of each argument",
         )
-    known = inspect.signature(model.forward).parameters
-    strange = [name for name in arrays if name not in known]
+    float32 = _reads_float32(arrays, model)
+    if all(map(_POSITIONAL.fullmatch, arrays)):
+        in_order = dict(sorted(arrays.items(), key=lambda item: int(item[0].removeprefix("arr_"))))
+        return Batches(in_order, batch_size, positional=True, float32=float32)
+    strange = _strange(arrays, model)
     if strange and len(arrays) > 1:
         raise UsageError(
             f"the model takes no argument {strange[0]!r}",
-            where=f"--data {text}",
-            fix="name the arrays after the arguments of forward: " + ", ".join(known),
+            where=where,
+            fix="name the arrays after the arguments of forward: " + ", ".join(_arguments(model)),
         )
-    return Batches(arrays, batch_size, positional=bool(strange))
+    return Batches(arrays, batch_size, positional=bool(strange), float32=float32)
+
+
+def _reads_float32(arrays: dict[str, Array], model: nn.Module) -> bool:
+    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        return False
+    wide = [name for name, a in arrays.items() if str(a.dtype) in ("float64", "torch.float64")]
+    if wide:
+        note(f"{', '.join(wide)}: float64 in the file, read as float32 like the model")
+    return bool(wide)
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    return list(inspect.signature(model.forward).parameters)
+
+
+def _strange(arrays: dict[str, Array], model: nn.Module) -> list[str]:
+    """Names that ``forward`` does not take as keywords."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    keywords = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return [name for name in arrays if name not in keywords]

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.text import Text
 
 from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
 
+if TYPE_CHECKING:
+    from backquant.lower import QuantizedModel
+    from backquant.report.model import Report
+
 __all__ = ["explain", "inspect", "quantize"]
 
-Model = Annotated[str, typer.Argument(help="module:factory; it returns model or (model, inputs).")]
+Model = Annotated[
+    str, typer.Argument(help="module:factory; it gives model or (model, example_inputs).")
+]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--inputs", help="Shape and dtype of one argument, e.g. 1,3,224,224:float32."),
+    typer.Option(
+        "--inputs", help="Shape and dtype of an argument, e.g. 1,3,224,224:float32; once for each."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Also write the report as a page.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Also write the report as a page (replaces a file).")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="Package that the backend's file and the artifact may name."),
+]
 
 
 def explain(
@@ -27,79 +43,126 @@ def explain(
     backend: Backend = "x86",
     inputs: Inputs = None,
     html: Html = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Say for every operator what it would become on a backend, and why. Needs no data."""
     import backquant
+    from backquant.cli.backends import load_backend
     from backquant.cli.models import load_model, parse_inputs
 
-    with guarded():
+    with guarded(as_json=as_json):
+        config = load_backend(backend, allow)
         module, example = load_model(model)
         example = parse_inputs(inputs) if inputs else example
         if example is None:
             raise UsageError(
                 "example inputs are needed",
-                where=f"MODEL {model!r}",
-                fix="return (model, example_inputs) from the factory, or pass --inputs "
-                "1,3,224,224:float32",
+                where=f"MODEL {model}",
+                fix="return (model, example_inputs) from the factory, or pass "
+                "--inputs 1,3,224,224:float32",
             )
-        report = backquant.explain(module.eval(), example, backend=backend)
-        if html:
-            report.save_html(str(html))
+        report = backquant.explain(module, example, backend=config)
+        _save_page(report, html)
     emit(as_json=as_json, data=report.to_dict(), shown=_renderable(report))
 
 
 def quantize(  # size: one parameter per option of the command
     model: Model,
-    data: Annotated[str, typer.Option("--data", "-d", help="File, folder, or module:iterable.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", "-d", help=".npz, .safetensors, folder of .npy files, or module:iterable."
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the artifact.")],
     backend: Backend = "x86",
     inputs: Inputs = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 32,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Samples a batch, for files of arrays.")
+    ] = 32,
     require: Annotated[
         list[str] | None,
         typer.Option(
-            "--require", help="Share of multiply-adds (0.9), or a module that must be int8."
+            "--require",
+            help="Least share of multiply-adds in integers (0.9), or a module that must be.",
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace OUTPUT if it exists.")
+    ] = False,
     html: Html = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Quantize a model with calibration data and write one file that runs without its code."""
     import backquant
+    from backquant.cli.backends import load_backend
     from backquant.cli.data import load_data
     from backquant.cli.models import load_model, parse_inputs
 
-    with guarded():
+    with guarded(as_json=as_json):
+        _check_output(output, force)
+        required = _requirement(require)
+        config = load_backend(backend, allow)
         module, example = load_model(model)
         batches = load_data(data, module, batch_size)
-        example = parse_inputs(inputs) if inputs else example
         quantized = backquant.quantize(
-            module.eval(),
-            example,
-            backend=backend,
+            module,
+            parse_inputs(inputs) if inputs else example,
+            backend=config,
             calibration=batches,
-            require=_requirement(require),
+            require=required,
             progress=not as_json,
         )
-        backquant.save(quantized, output)
-        if html:
-            quantized.report.save_html(str(html))
+        backquant.save(quantized, output, allow=tuple(allow or ()))
+        _save_page(quantized.report, html)
     if quantized.engine is None:
-        note(f"{backend} names no engine: {output} holds the reference model")
-    emit(as_json=as_json, data=quantized.report.to_dict(), shown=_renderable(quantized.report))
+        note(
+            f"{config.name} names no engine: {output} holds the reference model, which computes in float"
+        )
+    report = quantized.report
+    data_out = {
+        "artifact": str(output),
+        "artifact_bytes": output.stat().st_size,
+        **report.to_dict(),
+    }
+    emit(as_json=as_json, data=data_out, shown=_summary(quantized, output))
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Refuse before minutes of work what ``save`` would refuse after them."""
+    if output.is_dir() or not output.parent.is_dir():
+        what = f"{output} is a folder" if output.is_dir() else f"there is no folder {output.parent}"
+        fix = f"-o {output / 'model.bq'}" if output.is_dir() else f"mkdir -p {output.parent}"
+        raise UsageError(what, where="--output", fix=fix)
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} exists",
+            where="--output",
+            fix="choose another name, or replace it with --force",
+        )
 
 
 def _requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
     """A share when one number is given, else module names."""
     if not texts:
         return None
-    if len(texts) == 1:
-        try:
-            return float(texts[0])
-        except ValueError:
-            pass
-    return tuple(texts)
+    shares = [share for share in map(_number, texts) if share is not None]
+    if shares and len(texts) > 1:
+        raise UsageError(
+            "a share of multiply-adds cannot be combined with module names or another share",
+            where="--require " + " --require ".join(texts),
+            fix="--require 0.9, or --require encoder.fc1 --require encoder.fc2",
+        )
+    return shares[0] if shares else tuple(texts)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def inspect(
@@ -110,14 +173,33 @@ def inspect(
     """Print what an artifact holds: engine, kernels, what stays float; reads no tensor."""
     from backquant.artifact import describe
 
-    with guarded():
+    with guarded(as_json=as_json):
         description = describe(artifact)
-        if html:
-            description.report.save_html(str(html))
+        _save_page(description.report, html)
     emit(as_json=as_json, data=description.to_dict(), shown=description.renderable())
 
 
-def _renderable(report: Any) -> Any:
+def _save_page(report: Report, html: Path | None) -> None:
+    if html is None:
+        return
+    try:
+        report.save_html(html)
+    except OSError as error:
+        raise UsageError(
+            f"{html} cannot be written: {error.strerror or error}",
+            where="--html",
+            fix="name a file in a folder that can be written to",
+        ) from error
+
+
+def _renderable(report: Report) -> Any:
     from backquant.report.text import renderable
 
     return renderable(report)
+
+
+def _summary(quantized: QuantizedModel, output: Path) -> Group:
+    from backquant.report.text import human_bytes
+
+    size = human_bytes(output.stat().st_size)
+    return Group(_renderable(quantized.report), Text(f"\nwritten: {output} ({size})", style="bold"))

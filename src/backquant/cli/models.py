@@ -1,23 +1,32 @@
-"""``MODEL`` and ``--inputs`` on the command line: a factory by import path, example inputs by shape."""
+"""``MODEL`` and ``--inputs`` on the command line: a factory by import path, example inputs by shape.
+
+``module:name`` names a module (the current folder is searched first) and in it a model, a pair
+``(model, example_inputs)``, or a function or class that makes one of these without arguments.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from backquant.errors import UsageError
+from backquant.errors import BackquantError, UsageError
 
-__all__ = ["import_object", "load_model", "parse_inputs"]
+__all__ = ["call", "import_object", "load_model", "parse_inputs"]
 
 
 def import_object(text: str, what: str) -> Any:
-    """The object that ``package.module:name`` names; the current folder is searched first.
+    """The object that ``package.module:name`` names; ``what`` is the argument it was given as.
+
+    Raises ``UsageError`` for text of another form, a module that does not exist or fails to import,
+    and a name that it has not.
 
     >>> import_object("math:pi", "MODEL")
     3.141592653589793
@@ -28,65 +37,107 @@ def import_object(text: str, what: str) -> Any:
             f"{what} {text!r} is not of the form module:name",
             fix=f"write {what} as package.module:name, e.g. mymodels:make_resnet",
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        target: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise  # the module exists; something that it imports does not
-        raise UsageError(
-            f"there is no module {module_name!r}",
-            where=f"{what} {text!r}",
-            fix=f"run from the folder that holds {module_name.split('.')[0]}, or install it",
-        ) from error
+    target = _import(module_name, f"{what} {text}")
     for part in name.split("."):
         if not hasattr(target, part):
-            public = [n for n in vars(target) if not n.startswith("_")]
             raise UsageError(
-                f"{module_name!r} has no {part!r}",
-                where=f"{what} {text!r}",
-                fix="it has: " + ", ".join(sorted(public)[:12]),
+                f"{module_name!r} has no {part!r}", where=f"{what} {text}", fix=_has(target, part)
             )
         target = getattr(target, part)
     return target
 
 
-def load_model(text: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
-    """The model that ``MODEL`` names, with its example inputs where the factory gives them."""
+def _import(module_name: str, where: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failed(f"the module {module_name!r} fails to import", where, error) from error
+        raise UsageError(
+            f"there is no module {error.name!r}", where=where, fix=_spelled(module_name)
+        ) from error
+    except Exception as error:
+        raise _failed(f"the module {module_name!r} fails to import", where, error) from error
+
+
+def _spelled(module_name: str) -> str:
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        return f"name the module, not its file: {dotted}:name"
+    return f"run from the folder that holds {module_name.split('.', maxsplit=1)[0]}, or install it"
+
+
+def _has(target: Any, wanted: str) -> str:
+    public = sorted(name for name in dir(target) if not name.startswith("_"))
+    near = get_close_matches(wanted, public, 3)
+    if near:
+        return "did you mean " + " or ".join(map(repr, near)) + "?"
+    return "it has: " + ", ".join(public[:12]) + (", …" if len(public) > 12 else "")
+
+
+def _failed(what: str, where: str, error: Exception) -> UsageError:
+    """The error for a failure in the user's own code, with the line where it happened."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and frame.filename != __file__
+    ]
+    line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UsageError(
+        f"{what}: {reason}",
+        where=f"{where}, {line}" if line else where,
+        fix="repair that line first",
+    )
+
+
+def load_model(text: str) -> tuple[nn.Module, Any]:
+    """The model that ``MODEL`` names, and its example inputs (None where it gives none).
+
+    Raises ``UsageError`` for anything that is or makes no ``nn.Module``.
+    """
     if text.endswith(".pt2"):
         raise UsageError(
             "a .pt2 file holds a torch.export graph, which this version does not capture",
-            where=f"MODEL {text!r}",
+            where=f"MODEL {text}",
             fix="name a factory instead: MODEL is module:factory, which returns the nn.Module",
         )
     found = import_object(text, "MODEL")
-    made = found if isinstance(found, nn.Module) else _call(found, text)
+    made = found if isinstance(found, nn.Module | tuple) else call(found, text, "MODEL")
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"the factory returned {type(model).__name__}, not an nn.Module",
-            where=f"MODEL {text!r}",
+            f"{text} gives {type(model).__name__}, not an nn.Module",
+            where=f"MODEL {text}",
             fix="return model, or (model, example_inputs)",
         )
-    if inputs is not None and not isinstance(inputs, tuple):
-        inputs = (inputs,)
     return model, inputs
 
 
-def _call(factory: Any, text: str) -> Any:
+def call(factory: Any, text: str, what: str) -> Any:
+    """What ``factory`` makes. Raises ``UsageError`` when it cannot be called without arguments."""
     if not callable(factory):
         raise UsageError(
-            f"{text!r} is {type(factory).__name__}: neither a model nor a function that makes one",
-            where=f"MODEL {text!r}",
-            fix="name a function without required arguments that returns the model",
+            f"{text} is {type(factory).__name__}: nothing that can be called",
+            where=f"{what} {text}",
+            fix="name a function or class without required arguments",
         )
-    return factory()
+    try:
+        return factory()
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise _failed(f"{text} cannot be called", f"{what} {text}", error) from error
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """Random tensors of the given shapes and dtypes, one per positional argument.
+    """Example tensors of the given shapes and dtypes, one per positional argument.
+
+    Floating point values are random (with a fixed seed); integers are zero, which any embedding has.
+    Raises ``UsageError`` for text of another form.
 
     >>> [tuple(t.shape) for t in parse_inputs(["1,3,8,8:float32", "2,5:int64"])]
     [(1, 3, 8, 8), (2, 5)]
@@ -97,16 +148,14 @@ def parse_inputs(texts: Sequence[str]) -> tuple[torch.Tensor, ...]:
 def _parse_input(text: str) -> torch.Tensor:
     shape_text, _, dtype_text = text.partition(":")
     dtype = getattr(torch, dtype_text or "float32", None)
-    try:
-        shape = tuple(int(part) for part in shape_text.split(","))
-    except ValueError:
-        shape = (-1,)
-    if not isinstance(dtype, torch.dtype) or min(shape) < 0:
+    sizes = shape_text.strip("()[] ").split(",") if shape_text else []
+    if not isinstance(dtype, torch.dtype) or not all(size.strip().isdecimal() for size in sizes):
         raise UsageError(
-            f"--inputs {text!r} is not a shape with a dtype",
+            f"{text!r} is not a shape with a dtype",
+            where="--inputs",
             fix="write sizes, then a colon and a torch dtype: --inputs 1,3,224,224:float32",
         )
-    generator = torch.Generator().manual_seed(0)
+    shape = tuple(map(int, sizes))
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     return torch.zeros(shape, dtype=dtype)

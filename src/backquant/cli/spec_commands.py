@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -113,7 +113,7 @@ def check(
 
     with guarded(as_json=as_json):
         found = findings(spec, allow)
-    counts = {severity: 0 for severity in ("error", "warning", "note")}
+    counts = dict.fromkeys(("error", "warning", "note"), 0)
     for finding in found:
         counts[finding.severity] += 1
     total = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items())

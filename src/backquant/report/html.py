@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def render_html(report: Report) -> str:
     )
 
 
-def save_html(report: Report, path: str | Path) -> None:
+def save_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the page under a temporary name, then rename."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -129,7 +130,7 @@ class Report:
 
         return render_html(self)
 
-    def save_html(self, path: str) -> None:
+    def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the page to ``path`` (under a temporary name first)."""
         from backquant.report.html import save_html
 

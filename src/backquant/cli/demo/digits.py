@@ -65,7 +65,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return self.relu(y + self.shortcut(x))
+        out: torch.Tensor = self.relu(y + self.shortcut(x))
+        return out
 
 
 class DigitsNet(nn.Module):
@@ -86,7 +87,8 @@ class DigitsNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.block2(self.block1(self.stem(x))))
-        return self.head(torch.flatten(x, 1))
+        logits: torch.Tensor = self.head(torch.flatten(x, 1))
+        return logits
 
 
 def train(
