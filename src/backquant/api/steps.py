@@ -56,7 +56,7 @@ def fused_graph(
         non_traceable_classes=apart.untraced_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
-    fusions = plan_fusion(captured.module, backend)
+    fusions = plan_fusion(captured.module, backend, is_qat=is_qat)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat)
     return fused, fusions
 

@@ -30,6 +30,8 @@ from backquant.backend_config.fusers import (
     ForwardFuser,
     ReversedFuser,
     SequentialFuser,
+    folds_for_inference_only,
+    is_for_inference_only,
     reverse_sequential_wrapper2,
 )
 from backquant.backend_config.naming import operator_name, short_name
@@ -92,6 +94,8 @@ __all__ = [
     "ForwardFuser",
     "ReversedFuser",
     "SequentialFuser",
+    "folds_for_inference_only",
+    "is_for_inference_only",
     "reverse_sequential_wrapper2",
     # backends by name
     "get_backend_config",

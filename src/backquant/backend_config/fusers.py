@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -23,12 +23,16 @@ __all__ = [
     "Fuser",
     "ReversedFuser",
     "SequentialFuser",
+    "folds_for_inference_only",
     "in_forward_order",
     "in_reversed_order",
+    "is_for_inference_only",
     "reverse_sequential_wrapper2",
 ]
 
 Fuser: TypeAlias = Callable[..., Any]
+_FuserT = TypeVar("_FuserT", bound=Callable[..., Any])
+_MARK = "folds_for_inference_only"
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,6 +137,32 @@ def reverse_sequential_wrapper2(sequential: Callable[..., torch.nn.Module]) -> R
     ReLU()
     """
     return ReversedFuser(SequentialFuser(sequential))
+
+
+def folds_for_inference_only(fuser: _FuserT) -> _FuserT:
+    """Mark a fuser that folds a batch norm for inference and has no form of it for training.
+
+    Patterns with a batch norm are then left alone by ``prepare_qat_fx``; without the mark the fuser
+    is called with ``is_qat=True``, as PyTorch does.
+
+    >>> @folds_for_inference_only
+    ... def fuse(is_qat, root, bn): ...
+    >>> is_for_inference_only(in_forward_order(in_reversed_order(fuse)))
+    True
+    """
+    setattr(fuser, _MARK, True)
+    return fuser
+
+
+def is_for_inference_only(fuser: Fuser | None) -> bool:
+    """Whether ``fuser`` (within a change of argument order, too) has the mark.
+
+    >>> is_for_inference_only(SequentialFuser(torch.nn.Sequential))
+    False
+    """
+    while isinstance(fuser, (ReversedFuser, ForwardFuser)):
+        fuser = fuser.fuser
+    return bool(getattr(fuser, _MARK, False))
 
 
 def in_forward_order(fuser: Fuser) -> Fuser:

@@ -1,9 +1,14 @@
 """Which modules become one fused module.
 
 Fusion patterns are the entries with a fuser. They are tried as in ``matcher``; the root, whose place
-the fused module takes, has to call a module. Nothing is fused that would change what is computed:
-operators that disappear may have no argument that the fused module does not know.
-*Different:* PyTorch drops such arguments (``torch.add(conv(x), y, alpha=2)`` loses its ``alpha``).
+the fused module takes, has to call a module. Nothing is fused that would change what is computed.
+*Different* from PyTorch:
+
+1. Operators that disappear may have no argument that the fused module does not know. PyTorch drops
+   it: ``torch.add(conv(x), y, alpha=2)`` loses its ``alpha``.
+2. Extra inputs of a fused module are values of the graph. PyTorch passes constants, too:
+   ``conv(x) + 1`` becomes a ``ConvAdd2d`` for which there is no kernel.
+3. No extra input is computed inside of the fusion. PyTorch fails on ``y + y`` with ``y = conv(x)``.
 """
 
 from __future__ import annotations
@@ -11,8 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    is_for_inference_only,
+)
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex
 from backquant.match.index import PatternIndex
@@ -24,12 +34,16 @@ from backquant.match.structure import extra_inputs_of, nested, root_of
 __all__ = ["plan_fusion"]
 
 
-def plan_fusion(module: fx.GraphModule, backend_config: BackendConfig) -> tuple[Fusion, ...]:
+def plan_fusion(
+    module: fx.GraphModule, backend_config: BackendConfig, *, is_qat: bool = False
+) -> tuple[Fusion, ...]:
     """The fusions that a backend wants in a captured graph, in graph order. Edits nothing.
 
     Args:
         module: a captured graph.
         backend_config: its entries with a ``fuser_method`` are the fusion patterns.
+        is_qat: plan for training: a batch norm whose fuser is marked
+            ``folds_for_inference_only`` is not fused. *Different:* PyTorch raises there.
 
     Raises:
         ConfigError: a getter of an entry fails, or the root of a pattern calls no module.
@@ -42,9 +56,22 @@ def plan_fusion(module: fx.GraphModule, backend_config: BackendConfig) -> tuple[
     ('_0', '_1')
     """
     graph = GraphIndex(module)
-    patterns = PatternIndex(backend_config, lambda config: config.fuser_method is not None)
+    patterns = PatternIndex(backend_config, _trainable if is_qat else _fusible)
     matcher = Matcher(graph, patterns, lambda found: _keeps_meaning(found, graph))
     return tuple(_fusion(found, graph, backend_config) for found in matcher.run())
+
+
+def _fusible(config: BackendPatternConfig) -> bool:
+    return config.fuser_method is not None
+
+
+def _trainable(config: BackendPatternConfig) -> bool:
+    """Whether the fuser has a form for training of everything in its pattern."""
+    if config.fuser_method is None:
+        return False
+    kinds = [node.op for node in config.normal_pattern.nodes if node.kind == "module"]
+    with_batch_norm = any(issubclass(kind, _BatchNorm) for kind in kinds)
+    return not (with_batch_norm and is_for_inference_only(config.fuser_method))
 
 
 def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
@@ -80,9 +107,12 @@ def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
 def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
     pattern = found.candidate.pattern
     inside = set(found.members)
+    has_extra = found.candidate.config._extra_inputs_getter is not None
     for part, value in zip(pattern.nodes, found.bound, strict=True):
-        if part.kind == "any" and value in inside:
-            return False  # an input of the fused module would be computed inside of it
+        if part.kind == "any":
+            if value in inside or (has_extra and not isinstance(value, fx.Node)):
+                return False
+            continue
         if part.inputs is None or not isinstance(value, fx.Node):
             continue
         if not _drops_nothing(value, len(part.inputs), graph.module_of(value)):

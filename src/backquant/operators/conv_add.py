@@ -9,7 +9,8 @@ are written in the reversed nested form, so their fusers and getters take their 
    ``(ReLU, (add, …))``.
 
 The root is the convolution, whose input the fused module takes first; the other operand is its
-second input. Batch norm is folded for inference only; there is no form for training.
+second input. Batch norm is folded for inference only; there is no form for training, where
+convolution and batch norm are fused without the addition.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from backquant.backend_config import (
     DTypeConfig,
     MatchAllNode,
     ObservationType,
+    folds_for_inference_only,
 )
 from backquant.errors import ConfigError
 from backquant.nn import intrinsic
@@ -73,6 +75,7 @@ def _folded(is_qat: bool, operand: Any) -> nn.Module:
     return folded
 
 
+@folds_for_inference_only
 def fuse_left(is_qat: bool, add: Any, conv: Any, _other: Any) -> nn.Module:
     """``conv(x) + y`` as ``ConvAdd2d``; ``conv`` is a module or ``(batch_norm, conv)``.
 
@@ -82,6 +85,7 @@ def fuse_left(is_qat: bool, add: Any, conv: Any, _other: Any) -> nn.Module:
     return intrinsic.ConvAdd2d(_folded(is_qat, conv), add)
 
 
+@folds_for_inference_only
 def fuse_right(is_qat: bool, add: Any, _other: Any, conv: Any) -> nn.Module:
     """``y + conv(x)`` as ``ConvAdd2d``.
 
@@ -91,6 +95,7 @@ def fuse_right(is_qat: bool, add: Any, _other: Any, conv: Any) -> nn.Module:
     return intrinsic.ConvAdd2d(_folded(is_qat, conv), add)
 
 
+@folds_for_inference_only
 def fuse_left_relu(is_qat: bool, relu: nn.Module, added: tuple[Any, Any, Any]) -> nn.Module:
     """``relu(conv(x) + y)`` as ``ConvAddReLU2d``.
 
@@ -102,6 +107,7 @@ def fuse_left_relu(is_qat: bool, relu: nn.Module, added: tuple[Any, Any, Any]) -
     return intrinsic.ConvAddReLU2d(_folded(is_qat, conv), add, relu)
 
 
+@folds_for_inference_only
 def fuse_right_relu(is_qat: bool, relu: nn.Module, added: tuple[Any, Any, Any]) -> nn.Module:
     """``relu(y + conv(x))`` as ``ConvAddReLU2d``.
 

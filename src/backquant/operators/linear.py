@@ -17,7 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.backend_config import BackendPatternConfig, DTypeConfig, SequentialFuser
+from backquant.backend_config import (
+    BackendPatternConfig,
+    DTypeConfig,
+    SequentialFuser,
+    folds_for_inference_only,
+)
 from backquant.errors import ConfigError
 from backquant.nn import intrinsic, qat
 from backquant.nn.intrinsic import fusers
@@ -93,6 +98,7 @@ def leaky_relu_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatt
     return admit(rows, dtype_configs)
 
 
+@folds_for_inference_only
 def fuse_bn_leaky_relu(
     is_qat: bool, linear: nn.Module, bn: nn.Module, leaky_relu: nn.Module
 ) -> nn.Module:

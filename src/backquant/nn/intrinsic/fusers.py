@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from backquant.backend_config.fusers import folds_for_inference_only
 from backquant.errors import ConfigError
 from backquant.nn.intrinsic import fused
 from backquant.nn.intrinsic.checks import require_same_mode, require_trainable
@@ -90,6 +91,7 @@ def fuse_linear_bn(is_qat: bool, linear: nn.Module, bn: nn.Module) -> nn.Module:
     return fused.LinearBn1d(linear, bn)
 
 
+@folds_for_inference_only
 def fuse_convtranspose_bn(is_qat: bool, convt: nn.Module, bn: nn.Module) -> nn.Module:
     """Transposed convolution and batch norm, in eval mode only: a new transposed convolution.
 
