@@ -21,7 +21,7 @@ from backquant.match import plan_fusion
 def fuse(model: nn.Module, backend: BackendConfig | None = None, is_qat: bool = False) -> Fused:
     backend = backend or get_backend("x86")
     captured = capture(model)
-    fusions = plan_fusion(captured.module, backend)
+    fusions = plan_fusion(captured.module, backend, is_qat=is_qat)
     return apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=is_qat)
 
 
@@ -190,6 +190,21 @@ def test_an_input_computed_inside_is_no_fusion(settled: Any) -> None:
     assert "add" in names_of(fuse(settled(Double()), get_backend("onednn")))
 
 
+def test_a_constant_is_no_extra_input(settled: Any) -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 1)
+            self.bn = nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            return self.bn(self.conv(x)) + 1
+
+    assert names_of(fuse(settled(Shifted()), get_backend("onednn"))) == [
+        "x", "conv", "add", "output",
+    ]  # fmt: skip
+
+
 def entry_with(fuser: Any) -> BackendConfig:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).set_fuser_method(fuser)
     return BackendConfig("mine").set_backend_pattern_config(entry)
@@ -309,3 +324,20 @@ def test_longest_pattern_wins_then_the_earlier_registered(settled: Any) -> None:
     )
     fuse(settled(model), backend)
     assert chosen == ["long", "short"]
+
+
+def test_training_leaves_what_no_fuser_can_train(settled: Any) -> None:
+    """PyTorch's onednn fusers raise on convolution + batch norm + add in training."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 1)
+            self.bn = nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            return torch.add(self.bn(self.conv(x)), x)
+
+    fused = fuse(settled(Block()).train(), get_backend("onednn"), is_qat=True)
+    assert types_of(fused) == {"conv": "ConvBn2d"}
+    assert "add" in names_of(fused)

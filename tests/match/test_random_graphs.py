@@ -73,7 +73,7 @@ UNARY: list[Callable[[Any], Any]] = [
     lambda x: x.permute(0, 1, 3, 2).contiguous(),
     lambda x: x.reshape(x.size(0), -1).reshape(x.shape),
     lambda x: x.transpose(2, 3).clone(),
-    lambda x: torch.sin(x),
+    torch.sin,
     lambda x: x.unsqueeze(1).squeeze(1),
     lambda x: torch.chunk(x, 2, 1)[0].repeat(1, 2, 1, 1),
     lambda x: x.masked_fill(x > 0, 1.0),
@@ -86,7 +86,7 @@ BINARY: list[Callable[[Any, Any], Any]] = [
     torch.mul,
     lambda x, y: torch.cat([x, y], 1).narrow(1, 0, 4),
     lambda x, y: torch.cat((x, y), dim=1)[:, :4],
-    lambda x, y: torch.matmul(x, y),
+    torch.matmul,
     operator.sub,
     lambda x, y: x * y.size(0),
 ]
@@ -98,23 +98,22 @@ class Random(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         pick = random.Random(seed)
-        self.parts = nn.ModuleList(make() for make in pick.choices(MODULES, k=10))
-        self.pair = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()])
+        self.parts = nn.ModuleList(make() for make in pick.choices(MODULES, k=16))
+        self.chains = nn.ModuleList(
+            nn.ModuleList([nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()]) for _ in range(16)
+        )
         self.steps: list[tuple[Any, ...]] = []
-        values = 1
-        for _ in range(pick.randrange(4, 16)):
-            recent = values - 1 if pick.random() < 0.7 else pick.randrange(values)
+        for step in range(pick.randrange(4, 16)):
+            source = step if pick.random() < 0.7 else pick.randrange(step + 1)
+            used = pick.randrange(step + 1) if pick.random() < 0.1 else step  # modules used again
             kind = pick.choice(["module", "module", "chain", "unary", "binary"])
-            if kind == "module":
-                self.steps.append((kind, recent, pick.randrange(10)))
-            elif kind == "chain":
-                self.steps.append((kind, recent, pick.randrange(1, 4)))
-            elif kind == "unary":
-                self.steps.append((kind, recent, pick.randrange(len(UNARY))))
-            else:
-                other = pick.randrange(values)
-                self.steps.append((kind, recent, pick.randrange(len(BINARY)), other))
-            values += 1
+            details = {
+                "module": (used,),
+                "chain": (used, pick.randrange(1, 4)),
+                "unary": (pick.randrange(len(UNARY)),),
+                "binary": (pick.randrange(len(BINARY)), pick.randrange(step + 1)),
+            }[kind]
+            self.steps.append((kind, source, *details))
 
     def forward(self, x):
         values = [x]
@@ -123,7 +122,7 @@ class Random(nn.Module):
             if kind == "module":
                 value = self.parts[number](value)
             elif kind == "chain":
-                for part in list(self.pair)[:number]:
+                for part in list(self.chains[number])[: other[0]]:
                     value = part(value)
             elif kind == "unary":
                 value = UNARY[number](value)
@@ -150,6 +149,22 @@ def conflicting_fusions(model: nn.Module, fusions: Any, module: Any) -> bool:
     return any(len(kinds[root]) > 1 or fused[root] < calls[root] for root in kinds)
 
 
+def fuses_wrongly(module: Any) -> bool:
+    """``y + y`` and ``y + 1`` behind a convolution: PyTorch's onednn patterns fail or fuse a constant."""
+    modules = dict(module.named_modules())
+    for node in module.graph.nodes:
+        if node.target not in (operator.add, torch.add):
+            continue
+        one, two = node.args
+        if one is two:
+            return True
+        if not isinstance(two, torch.fx.Node) and isinstance(
+            modules.get(one.target), (nn.Conv2d, nn.BatchNorm2d)
+        ):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("seed", range(GRAPHS))
 def test_random_graph(seed: int, oracle: Any, key_of_pattern: Any) -> None:
     torch.manual_seed(seed)
@@ -167,6 +182,8 @@ def test_random_graph(seed: int, oracle: Any, key_of_pattern: Any) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     if conflicting_fusions(model, fusions, captured.module):
         return  # PyTorch computes something else here; ours was compared with the model
+    if backend_name == "onednn" and fuses_wrongly(captured.module):
+        return
     decided = plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
     expected = oracle(model, (x,), torch_mapping(engine), BACKENDS[backend_name]())
     assert [n.name for n in captured.module.graph.nodes] == expected.captured_names

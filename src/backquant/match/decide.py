@@ -187,8 +187,13 @@ def _judged(
 
 
 def _rule_of(occurrence: Occurrence, facts: _Facts) -> Hit:
-    """The anchor's rule, or the ``None`` of any node of the match: a skip is honoured."""
-    own = facts.hits[occurrence.anchor.name]
+    """The anchor's rule, or the ``None`` of any node of the match: a skip is honoured.
+
+    What would be one fused module but for training takes the rule of its root, as the module would.
+    """
+    config = occurrence.config
+    unfused = config is not None and config.fuser_method is not None
+    own = facts.hits[(occurrence.root if unfused else occurrence.anchor).name]
     for node in occurrence.members:
         hit = facts.hits[node.name]
         if hit.rule is not None and hit.qconfig is None and own.qconfig is not None:
