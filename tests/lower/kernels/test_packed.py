@@ -59,7 +59,7 @@ def test_a_copy_computes_the_same_and_shares_nothing(case, way):
     kernel, inputs, expected = case
     other = way(kernel)
     assert torch.equal(other(*inputs), expected)
-    other.bias.add_(100)
+    other.load_state_dict({key: value * 0 for key, value in other.state_dict().items()})
     assert torch.equal(kernel(*inputs), expected)
     assert other.training == kernel.training
 
@@ -100,6 +100,27 @@ def test_a_kernel_without_bias(case):
     kernel, inputs, _ = case
     tensors = WeightTensors(kernel.weight, kernel.weight_scale, kernel.weight_zero_point, None)
     bare = type(kernel)(kernel.config, tensors)
-    kernel.bias.zero_()
-    assert torch.equal(bare(*inputs), kernel(*inputs))
+    zero = WeightTensors(tensors.weight, tensors.scale, tensors.zero_point, torch.zeros(8))
+    assert torch.equal(bare(*inputs), type(kernel)(kernel.config, zero)(*inputs))
     assert torch.equal(copy.deepcopy(bare)(*inputs), bare(*inputs))
+
+
+def test_one_packed_weight_per_size_for_the_first_sizes(case):
+    kernel, inputs, _ = case
+    for size in range(1, 9):
+        grown = [x[..., :1].expand(*x.shape[:-1], size).contiguous() for x in inputs]
+        if isinstance(kernel, OnednnLinear):
+            grown = list(inputs)
+        fresh = copy.deepcopy(kernel)
+        assert torch.equal(kernel(*grown), fresh(*grown))
+    assert len(kernel._packed) == (1 if isinstance(kernel, OnednnLinear) else 3)
+
+
+def test_a_pointwise_convolution_has_one_packed_weight():
+    config = ConvConfig((1, 1), (0, 0), (1, 1), 1, 0.05, 100, 0.3, 120, torch.uint8)
+    kernel = OnednnConv(config, _tensors(8, 4, 1, 1))
+    for size in range(1, 9):
+        out = kernel(_input(2, 4, size, size))
+        assert out.shape == (2, 8, size, size)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+    assert len(kernel._packed) == 1

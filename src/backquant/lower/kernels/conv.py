@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 
 __all__ = ["ConvConfig", "OnednnConv"]
 
@@ -32,7 +33,8 @@ class ConvConfig:
 
 
 class OnednnConv(PackedKernel):
-    """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator.
+    """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator; a 1×1
+    convolution by ``onednn::qlinear_pointwise``.
 
     Takes uint8 ``[batch, in, ...]`` of any batch and spatial size, in any memory format (channels
     last is the fast one), and returns ``[batch, out, ...]`` of ``config.out_dtype``, channels last.
@@ -52,32 +54,11 @@ class OnednnConv(PackedKernel):
 
     def __init__(self, config: ConvConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
-
-    @property
-    def name(self) -> str:
-        kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
-        return kernel if self.config.post_op == "none" else f"{kernel}({self.config.post_op})"
-
-    def _pack(self) -> Any:
-        c = self.config
-        # With the geometry, but without a shape: any batch and spatial size is admitted.
-        packed = torch.ops.onednn.qconv_prepack(
-            self.weight,
-            self.weight_scale,
-            c.x_scale,
-            c.x_zero_point,
-            list(c.stride),
-            list(c.padding),
-            list(c.dilation),
-            c.groups,
-            None,
-        )
-        self._before = (c.x_scale, c.x_zero_point)
-        self._after = (
-            list(c.stride),
-            list(c.padding),
-            list(c.dilation),
-            c.groups,
+        c = config
+        depthwise = c.groups > 1 and tensors.weight.shape[1] == 1
+        self._padding = plan_padding(c.padding, c.x_zero_point, depthwise)
+        self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
+        self._out = (
             c.out_scale,
             c.out_zero_point,
             c.out_dtype,
@@ -85,18 +66,62 @@ class OnednnConv(PackedKernel):
             list(c.post_numbers),
             c.post_algorithm,
         )
-        return packed
+        ones = (1,) * len(c.stride)
+        plain = c.stride == ones and not any(c.padding) and c.groups == 1
+        self._is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
+
+    @property
+    def name(self) -> str:
+        kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
+        return kernel if self.config.post_op == "none" else f"{kernel}({self.config.post_op})"
+
+    def _pack(self, size: tuple[int, ...]) -> Any:
+        c, padding = self.config, self._padding
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
+        if self._is_linear:
+            return torch.ops.onednn.qlinear_prepack(self.weight.flatten(1), None), bias
+        weight = torch.ops.onednn.qconv_prepack(
+            self.weight,
+            self.weight_scale,
+            c.x_scale,
+            padding.zero_point,
+            *self._geometry,
+            [1, self.weight.shape[1] * c.groups, *size],
+        )
+        return weight, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``."""
-        packed = self._packed if self._packed is not None else self._repack()
+        if self._is_linear:
+            return self._linear(x)
+        padding = self._padding
+        if padding.before is not None:
+            x = pad_with(x, padding.before, self.config.x_zero_point)
+        weight, bias = self.packed_for(x.shape[2:])
         out: torch.Tensor = torch.ops.onednn.qconv_pointwise.default(
             x,
-            *self._before,
-            packed,
+            self.config.x_scale,
+            padding.zero_point,
+            weight,
             self.weight_scale,
             self.weight_zero_point,
-            self.bias,
-            *self._after,
+            bias,
+            *self._geometry,
+            *self._out,
         )
         return out
+
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
+        """A 1×1 convolution as a linear layer over the channels, whose layout suits every size."""
+        weight, bias = self.packed_for(())
+        out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            x.movedim(1, -1).contiguous(),
+            self.config.x_scale,
+            0,
+            weight,
+            self.weight_scale,
+            self.weight_zero_point,
+            bias,
+            *self._out,
+        )
+        return out.movedim(-1, 1)

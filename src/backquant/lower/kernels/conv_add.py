@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 
 __all__ = ["ConvAddConfig", "OnednnConvAdd"]
 
@@ -52,31 +53,30 @@ class OnednnConvAdd(PackedKernel):
 
     def __init__(self, config: ConvAddConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
+        c = config
+        depthwise = c.groups > 1 and tensors.weight.shape[1] == 1
+        self._padding = plan_padding(c.padding, c.x_zero_point, depthwise)
+        self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
+        self._out = (c.out_scale, c.out_zero_point, torch.uint8)
+        self._other = (c.other_scale, c.other_zero_point, "sum", 1.0)
+        self._unary: tuple[Any, ...] = ("relu" if c.relu else "none", [], "")
 
     @property
     def name(self) -> str:
         return f"{self.kernel}({'add, relu' if self.config.relu else 'add'})"
 
-    def _pack(self) -> Any:
-        c = self.config
-        geometry = (list(c.stride), list(c.padding), list(c.dilation), c.groups)
-        self._before = (c.x_scale, c.x_zero_point)
-        self._after: tuple[Any, ...] = (
-            *geometry,
-            c.out_scale,
-            c.out_zero_point,
-            torch.uint8,
-            c.other_scale,
-            c.other_zero_point,
-            "sum",
-            1.0,
-            "relu" if c.relu else "none",
-            [],
-            "",
+    def _pack(self, size: tuple[int, ...]) -> Any:
+        c, padding = self.config, self._padding
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
+        weight = torch.ops.onednn.qconv_prepack(
+            self.weight,
+            self.weight_scale,
+            c.x_scale,
+            padding.zero_point,
+            *self._geometry,
+            [1, self.weight.shape[1] * c.groups, *size],
         )
-        return torch.ops.onednn.qconv_prepack(
-            self.weight, self.weight_scale, c.x_scale, c.x_zero_point, *geometry, None
-        )
+        return weight, bias
 
     def _accumulator(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """A tensor of the result's shape, channels last, that the kernel may write."""
@@ -93,15 +93,22 @@ class OnednnConvAdd(PackedKernel):
 
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
-        packed = self._packed if self._packed is not None else self._repack()
+        accumulator, padding = self._accumulator(x, other), self._padding
+        if padding.before is not None:
+            x = pad_with(x, padding.before, self.config.x_zero_point)
+        weight, bias = self.packed_for(x.shape[2:])
         out: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(
             x,
-            *self._before,
-            packed,
+            self.config.x_scale,
+            padding.zero_point,
+            weight,
             self.weight_scale,
             self.weight_zero_point,
-            self._accumulator(x, other),
-            self.bias,
-            *self._after,
+            accumulator,
+            bias,
+            *self._geometry,
+            *self._out,
+            *self._other,
+            *self._unary,
         )
         return out

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.zero_point import fold_zero_point
 
 __all__ = ["LinearConfig", "OnednnLinear"]
 
@@ -46,16 +47,8 @@ class OnednnLinear(PackedKernel):
 
     def __init__(self, config: LinearConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
-
-    @property
-    def name(self) -> str:
-        post = self.config.post_op
-        return self.kernel if post == "none" else f"{self.kernel}({post})"
-
-    def _pack(self) -> Any:
-        c = self.config
-        self._before = (c.x_scale, c.x_zero_point)
-        self._after = (
+        c = config
+        self._out = (
             c.out_scale,
             c.out_zero_point,
             c.out_dtype,
@@ -63,18 +56,30 @@ class OnednnLinear(PackedKernel):
             list(c.post_numbers),
             c.post_algorithm,
         )
-        return torch.ops.onednn.qlinear_prepack(self.weight, None)
+
+    @property
+    def name(self) -> str:
+        post = self.config.post_op
+        return self.kernel if post == "none" else f"{self.kernel}({post})"
+
+    def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
+        c = self.config
+        weight = torch.ops.onednn.qlinear_prepack(self.weight, None)
+        zero_point = c.x_zero_point
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, zero_point)
+        return weight, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[..., in]`` to ``[..., out]``."""
-        packed = self._packed if self._packed is not None else self._repack()
+        weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
-            *self._before,
-            packed,
+            self.config.x_scale,
+            0,  # the zero point is in the bias
+            weight,
             self.weight_scale,
             self.weight_zero_point,
-            self.bias,
-            *self._after,
+            bias,
+            *self._out,
         )
         return out

@@ -4,12 +4,16 @@ Invariants
 
 1. Everything that is stored (``state_dict``, pickle, deepcopy, artifact) is the integer weight, its
    scales, the float bias and a JSON-able configuration; never the packed weight.
-2. The packed weight is built at construction, and again at the first call after a copy, a load or a
-   move.
+2. A packed weight is built at the first call, and again after a copy, a load or a move. Buffers that
+   are written in place are not noticed: use ``load_state_dict``.
+3. The best layout may depend on the spatial size of the input, and with another one oneDNN reorders
+   the weight at every call (an odd number of channels: 20 times the convolution). So there is one
+   packed weight per spatial size, for the first few sizes; further ones use that of the nearest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +24,8 @@ from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["PackedKernel", "WeightTensors"]
+
+_SIZES = 3  # packed weights per kernel: each is as large as the integer weight
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,23 @@ class PackedKernel(KernelModule):
         self.register_buffer("weight_zero_point", zero_point.detach())
         bias = tensors.bias
         self.register_buffer("bias", None if bias is None else bias.detach().float())
-        self._packed: Any = None
-        self._repack()
+        self._packed: dict[tuple[int, ...], Any] = {}
 
-    def _pack(self) -> Any:
+    def _pack(self, size: tuple[int, ...]) -> Any:
+        """The weight packed for inputs of spatial size ``size`` (a linear layer: empty)."""
         raise NotImplementedError
 
-    def _repack(self) -> Any:
-        self._packed = self._pack()
-        return self._packed
+    def packed_for(self, size: tuple[int, ...]) -> Any:
+        """What ``_pack(size)`` made once, or (invariant 3) made for the size nearest to it."""
+        found = self._packed.get(size)
+        if found is not None:
+            return found
+        if len(self._packed) < _SIZES:
+            found = self._packed[size] = self._pack(size)
+            return found
+        area = math.prod(size)
+        nearest = min(self._packed, key=lambda known: abs(math.prod(known) - area))
+        return self._packed[nearest]
 
     @property
     def name(self) -> str:
@@ -90,7 +104,7 @@ class PackedKernel(KernelModule):
         return cls(decode_config(cls.config_class, config), weights)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
+        return {**self.__dict__, "_packed": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedKernel:
         tensors = WeightTensors(
@@ -105,7 +119,7 @@ class PackedKernel(KernelModule):
         return copy
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._packed = None
+        self._packed = {}
         super()._apply(fn, recurse)
         # .half() or .bfloat16() must not touch what the kernel reads as float32.
         self.weight_scale = self.weight_scale.float()
@@ -115,4 +129,4 @@ class PackedKernel(KernelModule):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._packed = None
+        self._packed = {}

@@ -18,13 +18,13 @@ import torch
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import integer_view, quantized_view
 
-__all__ = ["QuantizedConfig", "QuantizedWeighted"]
+__all__ = ["QuantizedConfig", "QuantizedWeighted", "packing_for"]
 
 _LOCK = threading.Lock()
 
 
 @contextmanager
-def _packing_for(engine: str) -> Iterator[None]:
+def packing_for(engine: str) -> Iterator[None]:
     backend: Any = torch.backends.quantized
     with _LOCK:
         before = backend.engine
@@ -86,12 +86,12 @@ class QuantizedWeighted(PackedKernel):
             self.weight, self.weight_scale, self.weight_zero_point, 0
         )
 
-    def _pack(self) -> Any:
+    def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config
         ops = torch.ops.quantized
         plain = c.operator.removesuffix("_relu")
         weight = self._quantized_weight()
-        with _packing_for(c.engine):
+        with packing_for(c.engine):
             if plain == "linear":
                 return ops.linear_prepack(weight, self.bias)
             lists = [list(c.stride), list(c.padding)]
@@ -102,7 +102,7 @@ class QuantizedWeighted(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 integers to uint8 integers, by the rules of the operator."""
-        packed = self._packed if self._packed is not None else self._repack()
+        packed = self.packed_for(())
         c = self.config
         q = quantized_view(x, c.x_scale, c.x_zero_point)
         kernel = getattr(torch.ops.quantized, c.operator)

@@ -1,0 +1,78 @@
+"""Taking the zero point of the input out of a convolution or linear layer.
+
+``sum((x - z) * w) * s + b`` is ``sum(x * w) * s + (b - z * sum(w) * s)``: with the second form oneDNN
+need not sum the weight at every call, which for a 3×3 convolution of 512 channels on 7×7 takes longer
+than the convolution. Padding stands for the value 0, that is for the integer ``z``; so the input is
+padded with ``z`` beforehand, which is cheap but for depthwise convolutions, whose sums are short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+__all__ = ["Padding", "fold_zero_point", "pad_with", "plan_padding"]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Who pads. ``before``: what ``pad_with`` adds (None: nothing). ``inside`` and ``zero_point``: what
+    the kernel is told. ``folded``: the part of the zero point that the bias makes up for."""
+
+    before: tuple[int, ...] | None
+    inside: list[int]
+    zero_point: int
+    folded: int
+
+
+def plan_padding(padding: tuple[int, ...], zero_point: int, depthwise: bool) -> Padding:
+    """Who pads the input of a convolution.
+
+    >>> plan_padding((1, 1), 7, depthwise=False)
+    Padding(before=(1, 1), inside=[0, 0], zero_point=0, folded=7)
+    >>> plan_padding((1, 1), 7, depthwise=True)
+    Padding(before=None, inside=[1, 1], zero_point=7, folded=0)
+    """
+    none = [0] * len(padding)
+    if not zero_point or not any(padding):
+        return Padding(None, list(padding), 0, zero_point)
+    if depthwise:
+        return Padding(None, list(padding), zero_point, 0)
+    return Padding(padding, none, 0, zero_point)
+
+
+def fold_zero_point(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zero_point: int,
+) -> torch.Tensor | None:
+    """The bias that makes up for reading the input with zero point 0.
+
+    ``weight``: int8 ``[out, ...]``; ``weight_scale``: float32, one entry or ``[out]``; ``bias``: float32
+    ``[out]`` or None. Computed in float64, as sums of products may exceed float32's 24 bits.
+
+    >>> weight = torch.ones(1, 2, dtype=torch.int8)
+    >>> fold_zero_point(weight, torch.ones(1), torch.tensor([3.0]), 0.5, 10)
+    tensor([-7.])
+    """
+    if x_zero_point == 0:
+        return bias
+    sums = weight.flatten(1).sum(1, dtype=torch.int64).double()
+    shift = sums * weight_scale.double() * (x_scale * x_zero_point)
+    start = bias.double() if bias is not None else torch.zeros_like(shift)
+    return (start - shift).float()
+
+
+def pad_with(x: torch.Tensor, padding: tuple[int, ...], value: int) -> torch.Tensor:
+    """``x`` ``[batch, channels, ...]`` with ``padding[i]`` integers ``value`` on both sides of each
+    spatial dimension; the memory format is kept.
+
+    >>> pad_with(torch.ones(1, 1, 1, 1, dtype=torch.uint8), (0, 1), 7)
+    tensor([[[[7, 1, 7]]]], dtype=torch.uint8)
+    """
+    both = [n for size in reversed(padding) for n in (size, size)]
+    return F.pad(x, both, value=value)
