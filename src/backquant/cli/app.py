@@ -9,6 +9,7 @@ import typer
 import backquant
 from backquant.cli import model_commands, spec_commands
 from backquant.cli.demo.command import demo
+from backquant.cli.migrate_command import migrate
 
 __all__ = ["app"]
 
@@ -50,6 +51,7 @@ for _command in (
     model_commands.explain,
     model_commands.quantize,
     model_commands.inspect,
+    migrate,
     demo,
 ):
     app.command()(_command)
