@@ -135,7 +135,8 @@ def names_of(wrapper: MetadataWrapper) -> Names:
 
 
 def _strings(module: cst.Module) -> frozenset[str]:
-    values = (node.evaluated_value for node in m.findall(module, m.SimpleString()))
+    found = m.findall(module, m.SimpleString())
+    values = (node.evaluated_value for node in found if isinstance(node, cst.SimpleString))
     return frozenset(value for value in values if isinstance(value, str))
 
 

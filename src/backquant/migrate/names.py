@@ -114,10 +114,10 @@ NN: dict[str, frozenset[str]] = {
         "ConvAdd2d ConvAddReLU2d"
     ),
     "intrinsic.qat": _words(_CONVS + _CONV_RELUS + "freeze_bn_stats update_bn_stats"),
-    "qat": _words("Conv1d Conv2d Conv3d Linear Embedding EmbeddingBag".split()),
+    "qat": _words("Conv1d Conv2d Conv3d Linear Embedding EmbeddingBag"),
     "qat.dynamic": _words("Linear"),
-    "quantizable": frozenset("LSTM LSTMCell MultiheadAttention".split()),
-    "quantized": frozenset("FloatFunctional LSTM MultiheadAttention".split()),
+    "quantizable": _words("LSTM LSTMCell MultiheadAttention"),
+    "quantized": _words("FloatFunctional LSTM MultiheadAttention"),
     "quantized.reference": frozenset(
         "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
         "RNNCell LSTMCell GRUCell LSTM GRU Embedding EmbeddingBag"
