@@ -9,6 +9,7 @@ from torch import fx
 
 from backquant.convert.activations import convert_activations, needed_sites
 from backquant.convert.dialects import DIALECTS
+from backquant.convert.fold import fold_after_training
 from backquant.convert.functional_weights import (
     convert_functional_weights,
     measure_functional_weights,
@@ -19,7 +20,13 @@ from backquant.convert.scales import measured_scales
 from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
 from backquant.errors import UsageError
-from backquant.graph import GraphEditor, remove_unused_modules, shallow_copy, verify
+from backquant.graph import (
+    GraphEditor,
+    remove_unused_modules,
+    settle_mode_values,
+    shallow_copy,
+    verify,
+)
 from backquant.match.recheck import recheck
 from backquant.prepare import ObserverSource, PreparedState, prepared_state, rebuilt
 
@@ -62,6 +69,7 @@ def convert_to_reference(
         )
     state = prepared_state(prepared)
     work = _working_copy(prepared, state, dialect)
+    fold_after_training(work)
     work.qparams = _measured(prepared, work)
     work.plan = recheck(work.plan, measured_scales(work))
     needed = needed_sites(work)
@@ -75,6 +83,7 @@ def convert_to_reference(
 
 def _working_copy(prepared: fx.GraphModule, state: PreparedState, dialect: str) -> Conversion:
     module = rebuilt(prepared, shallow_copy(prepared), ReferenceModel)
+    settle_mode_values(module)
     return Conversion(
         module=module,
         editor=GraphEditor(module, state.provenance.copy()),

@@ -13,6 +13,12 @@ from backquant.graph.edit import (
     set_module,
 )
 from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.modes import (
+    CapturedForTraining,
+    ModeValue,
+    capture_for_training,
+    settle_mode_values,
+)
 from backquant.graph.passes import GraphPass, run_passes
 from backquant.graph.provenance import Provenance
 from backquant.graph.queries import (
@@ -27,15 +33,18 @@ from backquant.graph.verify import complaints, verify
 
 __all__ = [
     "Captured",
+    "CapturedForTraining",
     "GraphEditor",
     "GraphIndex",
     "GraphPass",
+    "ModeValue",
     "NamePool",
     "OperatorKey",
     "Provenance",
     "Scope",
     "as_arguments",
     "capture",
+    "capture_for_training",
     "check_inputs",
     "complaints",
     "get_module",
@@ -48,6 +57,7 @@ __all__ = [
     "remove_unused_modules",
     "run_passes",
     "set_module",
+    "settle_mode_values",
     "shallow_copy",
     "verify",
 ]

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from backquant.graph.modes import ModeValue
 from backquant.graph.tracer import is_leaf
 
 __all__ = ["GraphIndex", "OperatorKey", "known_types", "node_arguments", "operator_key"]
@@ -114,6 +115,8 @@ class GraphIndex:
 
     def _find_no_tensors(self, node: fx.Node) -> bool:
         if node.op == "call_module":
+            if isinstance(self.module_of(node), ModeValue):
+                return True
             return self.is_observer(node) and self.has_no_tensors(node.args[0])
         if node.op in ("placeholder", "get_attr"):
             return False

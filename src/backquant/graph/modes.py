@@ -1,0 +1,215 @@
+"""Capture of a model that is going to be trained: what depends on the mode keeps depending on it.
+
+Symbolic tracing writes the mode of the moment into the graph: ``F.dropout(x, training=self.training)``
+becomes ``F.dropout(x, training=True)``, and drops after ``eval()``, too (in PyTorch's flow it does).
+Here the model is traced in both modes:
+
+1. Arguments that differ between the two graphs are read from a ``ModeValue`` in the module that
+   they come from, so that ``train()`` and ``eval()``, of the whole model or of a part, reach them.
+2. Where more than arguments differs (``if self.training: ...``), the graph of the model's own mode
+   is taken, and the difference reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count, zip_longest
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from backquant.errors import CaptureError
+from backquant.graph.capture import Captured
+from backquant.graph.clone import shallow_copy
+from backquant.graph.edit import NamePool, set_module
+from backquant.graph.scope import Scope
+
+__all__ = ["CapturedForTraining", "ModeValue", "capture_for_training", "settle_mode_values"]
+
+
+class ModeValue(nn.Module):
+    """A constant (``True``, ``0.1``) that differs between training and evaluation.
+
+    >>> p = ModeValue(0.1, 0.0)
+    >>> p(), p.eval()()
+    (0.1, 0.0)
+    """
+
+    def __init__(self, in_training: Any, in_evaluation: Any) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.in_evaluation = in_evaluation
+
+    def forward(self) -> Any:
+        """The value for the present mode."""
+        return self.in_training if self.training else self.in_evaluation
+
+    def extra_repr(self) -> str:
+        return f"{self.in_training!r} in training, {self.in_evaluation!r} in evaluation"
+
+
+class CapturedForTraining(NamedTuple):
+    """``difference`` says what else the model does in the other mode; ``""`` where nothing."""
+
+    captured: Captured
+    difference: str
+
+
+def capture_for_training(
+    model: nn.Module, capture: Callable[[nn.Module], Captured]
+) -> CapturedForTraining:
+    """Capture ``model`` with ``capture``, which is called once per mode. The model is not changed.
+
+    Raises CaptureError when it cannot be captured in its own mode.
+
+    >>> import torch.nn.functional as F
+    >>> from backquant.graph import capture
+    >>> class Net(nn.Module):
+    ...     def forward(self, x):
+    ...         return F.dropout(x, 0.5, self.training)
+    >>> module = capture_for_training(Net(), capture).captured.module
+    >>> [node.op for node in module.graph.nodes]
+    ['placeholder', 'call_module', 'call_function', 'output']
+    """
+    own = capture(model)
+    flags = {module.training for module in model.modules()}
+    try:
+        training = own if flags == {True} else capture(shallow_copy(model).train())
+        evaluation = own if flags == {False} else capture(shallow_copy(model).eval())
+    except CaptureError as error:
+        return CapturedForTraining(own, f"{_only_in_own_mode(model)}: {error.what}")
+    graphs = [captured.module.graph for captured in (own, training, evaluation)]
+    difference = _first_difference(*graphs[1:]) or _first_difference(*graphs[:2])
+    if difference:
+        return CapturedForTraining(own, f"{_only_in_own_mode(model)}: {difference}")
+    writer = _Writer(model, own, NamePool(own.module))
+    for node, one, two in zip(*(list(graph.nodes) for graph in graphs), strict=True):
+        for position, (first, second) in enumerate(zip(_leaves(one), _leaves(two), strict=True)):
+            if not _equal(first, second):
+                writer.insert(node, position, ModeValue(first, second))
+    own.module.recompile()
+    return CapturedForTraining(own, "")
+
+
+def settle_mode_values(module: fx.GraphModule) -> None:
+    """Replace the calls of every ``ModeValue`` by its value in evaluation. Edits in place.
+
+    >>> class Half(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__(); self.factor = ModeValue(1.0, 0.5)
+    ...     def forward(self, x):
+    ...         return x * self.factor()
+    >>> class Leaves(fx.Tracer):
+    ...     def is_leaf_module(self, m, name): return True
+    >>> half = Half(); gm = fx.GraphModule(half, Leaves().trace(half))
+    >>> settle_mode_values(gm); _ = gm.recompile(); gm(1.0)
+    0.5
+    """
+    for node in list(module.graph.nodes):
+        if node.op != "call_module":
+            continue
+        called = module.get_submodule(str(node.target))
+        if isinstance(called, ModeValue):
+            for user in list(node.users):
+                _replace(user, partial(_settled, node, called.in_evaluation))
+            module.graph.erase_node(node)
+
+
+def _settled(read: fx.Node, value: Any, leaf: Any) -> Any:
+    return value if leaf is read else leaf
+
+
+def _only_in_own_mode(model: nn.Module) -> str:
+    mode = "training" if model.training else "evaluation"
+    return f"the prepared model computes in both modes what the model does in {mode} mode"
+
+
+def _first_difference(one: fx.Graph, two: fx.Graph) -> str:
+    """The first nodes in which two graphs differ by more than a constant, or ``""``."""
+    for mine, other in zip_longest(one.nodes, two.nodes):
+        if mine is None or other is None or not _alike(mine, other):
+            return f"{_text(mine)} in one mode is {_text(other)} in the other"
+    return ""
+
+
+def _text(node: fx.Node | None) -> str:
+    if node is None:
+        return "the end"
+    return f"{node.name!r}" if node.op in ("placeholder", "output") else f"the call {node.name!r}"
+
+
+def _alike(one: fx.Node, two: fx.Node) -> bool:
+    """Whether two nodes do the same but for constants among their arguments."""
+    if (one.op, one.target, one.name) != (two.op, two.target, two.name):
+        return False
+    mine, others = _leaves(one), _leaves(two)
+    if _shape(one) != _shape(two) or len(mine) != len(others):
+        return False
+    pairs = zip(mine, others, strict=True)
+    return all(_equal(a, b) or (_is_constant(a) and _is_constant(b)) for a, b in pairs)
+
+
+def _leaves(node: fx.Node) -> list[Any]:
+    """Every argument and entry of nested lists, tuples, dicts and slices, in a fixed order."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    _replace_in(node, note)
+    return found
+
+
+def _shape(node: fx.Node) -> str:
+    return str(_replace_in(node, lambda _: 0))
+
+
+def _replace_in(node: fx.Node, change: Callable[[Any], Any]) -> Any:
+    return fx.node.map_aggregate((node.args, node.kwargs), change)
+
+
+def _replace(node: fx.Node, change: Callable[[Any], Any]) -> None:
+    node.args, node.kwargs = _replace_in(node, change)
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, fx.Node) and isinstance(two, fx.Node):
+        return one.name == two.name
+    return type(one) is type(two) and bool(one == two)
+
+
+class _Writer:
+    """Puts mode values into one captured graph."""
+
+    def __init__(self, model: nn.Module, captured: Captured, names: NamePool) -> None:
+        self._model = model
+        self._captured = captured
+        self._names = names
+
+    def insert(self, node: fx.Node, position: int, value: ModeValue) -> None:
+        """Let the ``position``-th leaf of ``node`` be the result of ``value``, in its scope."""
+        scope = self._captured.scopes.get(node.name, Scope("", None))
+        owner = scope.parent if node.op == "call_module" else scope.path
+        path = ".".join(filter(None, (owner, self._names.take("mode_value_"))))
+        set_module(self._captured.module, path, value)
+        value.train(self._model.get_submodule(owner).training)
+        self._keep_flags(owner)
+        graph = self._captured.module.graph
+        with graph.inserting_before(node):
+            read = graph.call_module(path)
+        self._captured.scopes[read.name] = Scope(path, ModeValue)
+        leaves = count()
+        _replace(node, lambda leaf: read if next(leaves) == position else leaf)
+
+    def _keep_flags(self, path: str) -> None:
+        """Containers on the way may be new: they get the flags that they have in the model."""
+        while path:
+            original = self._model.get_submodule(path)
+            self._captured.module.get_submodule(path).training = original.training
+            path = path.rpartition(".")[0]
