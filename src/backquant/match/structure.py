@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.backend_config import BackendConfig
 from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import ConfigError
 from backquant.match.matcher import Found
 
-__all__ = ["flattened", "nested", "root_of"]
+__all__ = ["extra_inputs_of", "flattened", "nested", "root_of"]
 
 
 def nested(pattern: NormalPattern, values: tuple[Any, ...]) -> list[Any]:
@@ -121,18 +121,6 @@ def extra_inputs_of(found: Found, backend: BackendConfig) -> tuple[fx.Node, ...]
         if not isinstance(value, fx.Node):
             raise ConfigError(f"the getter returned {value!r}, which is no node", where=where)
     return tuple(extra)
-
-
-def describe_entry(config: BackendPatternConfig) -> str:
-    """The entry's pattern in readable form, operators by their short names.
-
-    >>> from torch import nn
-    >>> describe_entry(BackendPatternConfig((nn.Conv2d, nn.ReLU)))
-    'Conv2d, ReLU'
-    """
-    from backquant.match.names import pattern_text
-
-    return pattern_text(config.normal_pattern)
 
 
 def _default_root(pattern: NormalPattern, values: tuple[Any, ...]) -> fx.Node:

@@ -38,11 +38,15 @@ class Asks:
 
     @property
     def bias_dtype(self) -> torch.dtype:
-        """float16 when activation and weight are statically float16, else float32."""
-        asks = (self.activation, self.weight)
-        halves = all(ask is not None and ask.dtype == torch.float16 for ask in asks)
-        dynamic = self.activation is not None and self.activation.is_dynamic
-        return torch.float16 if halves and not dynamic else torch.float32
+        """float16 or bfloat16 when activation and weight are statically of that dtype, else float32.
+
+        *Different:* PyTorch knows float16 only.
+        """
+        if self.activation is None or self.weight is None or self.activation.is_dynamic:
+            return torch.float32
+        dtype = self.activation.dtype
+        narrow = dtype == self.weight.dtype and dtype in (torch.float16, torch.bfloat16)
+        return dtype if narrow else torch.float32
 
 
 @dataclass(frozen=True)
