@@ -118,7 +118,7 @@ NN: dict[str, frozenset[str]] = {
     "qat.dynamic": _words("Linear"),
     "quantizable": _words("LSTM LSTMCell MultiheadAttention"),
     "quantized": _words("FloatFunctional LSTM MultiheadAttention"),
-    "quantized.reference": frozenset(
+    "quantized.reference": _words(
         "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
         "RNNCell LSTMCell GRUCell LSTM GRU Embedding EmbeddingBag"
     ),
@@ -155,8 +155,10 @@ RENAMED_CALLS: dict[str, str] = {
     "get_default_qat_qconfig_dict": "get_default_qat_qconfig_mapping",
 }
 
-#: Names that PyTorch keeps private and that are public, or an option, in backquant.
+#: Names of PyTorch's implementation that have another name, or are an option, in backquant.
 PRIVATE: dict[str, str] = {
+    "is_activation_post_process": "backquant.is_observer_or_fake_quantize",
+    "_is_activation_post_process": "backquant.is_observer_or_fake_quantize",
     "_FusedModule": "backquant.nn.intrinsic.FusedModule",
     "_convert_to_reference_decomposed_fx": "backquant.convert_to_reference_fx",
 }

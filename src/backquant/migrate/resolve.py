@@ -169,7 +169,7 @@ def _in_nn(parts: list[str]) -> Fate:
     if name in PRIVATE:
         return Fate(source, count + 1, PRIVATE[name])
     if package.startswith("quantized") and package != "quantized.reference":
-        return Fate(source, count + 1, by_hand=_BY_PACKAGE[f"{_NN}.quantized"])
+        return Fate(".".join(parts), len(parts), by_hand=_BY_PACKAGE[f"{_NN}.quantized"])
     return Fate(source, count + 1, by_hand=INTERNAL if name.startswith("_") else UNKNOWN)
 
 
