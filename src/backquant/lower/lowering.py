@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from backquant.errors import PassError
+from backquant.lower.absorb import absorb_clamps
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
@@ -77,6 +78,7 @@ class _Pass:
         self.index = index
         self.engine = engine
         self.kernels: list[KernelUse] = []
+        self.records: dict[Node, int] = {}
         self.left = Left(engine)
         self.erased: set[Node] = set()
         self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
@@ -86,12 +88,13 @@ class _Pass:
             if node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         fold_boundaries(self.gm.graph)
+        kernels = absorb_clamps(self.gm, self.kernels, self.records)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
         result = GraphModule(self.gm, self.gm.graph)
         result.training = self.gm.training
-        return Lowered(result, tuple(self.kernels), left)
+        return Lowered(result, kernels, left)
 
     def _visit(self, node: Node) -> None:
         if is_quantize(node) or is_dequantize(node) or is_channel_dequantize(node):
@@ -108,7 +111,8 @@ class _Pass:
             if isinstance(made, Emit):
                 self._insert(site, made, rule)
                 return
-            refusals.append(made)
+            if made is not None:
+                refusals.append(made)
         self.left.note(node, refusals)
 
     def _insert(self, site: Site, emit: Emit, rule: LowerRule) -> None:
@@ -131,6 +135,7 @@ class _Pass:
             self.erased.add(node)
         if emit.kernel:
             dtype = emit.out.dtype if emit.out is not None else emit.float_dtype
+            self.records[new] = len(self.kernels)
             self.kernels.append(KernelUse(names, emit.kernel, dtype, self.engine.name))
 
     def _create(self, site: Site, emit: Emit) -> Node:
@@ -161,6 +166,8 @@ class _Pass:
     def _connect(self, site: Site, emit: Emit, new: Node) -> None:
         if emit.out is None:
             site.last.replace_all_uses_with(new)
+            if emit.each_item:
+                self._note_items(new)
             return
         if emit.each_item:
             self._connect_items(site, emit.out, new)
@@ -172,6 +179,13 @@ class _Pass:
             return
         dequantized = self._dequantize_after(new, emit.out)
         site.last.replace_all_uses_with(dequantized)
+
+    def _note_items(self, new: Node) -> None:
+        """Taking a tuple apart is no operator."""
+        for item in new.users:
+            if item.target is operator.getitem:
+                self.left.made(item)
+                self._note_items(item)
 
     def _connect_items(self, site: Site, out: QParams, new: Node) -> None:
         for item in list(site.last.users):
