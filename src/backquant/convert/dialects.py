@@ -5,6 +5,11 @@
 PyTorch's ``convert_to_reference_fx`` writes them.
 
 Each writer puts its nodes right before ``position`` and returns the dequantized value.
+
+Narrower floats (float16, bfloat16) are casts there and back. In the decomposed dialect a static one is
+``convert_element_type.no_fuse``, as in PyTorch: the rounding is asked for. A dynamic one is
+``aten.to.dtype``: it says that the operator's kernel takes the narrower weight, and a kernel that takes
+its input in float32 may leave the cast out. (PyTorch has no dynamic float16 in this dialect.)
 """
 
 from __future__ import annotations
@@ -21,8 +26,16 @@ from backquant.convert.measured import Measured
 from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, register_quantized_decomposed
 
-__all__ = ["DIALECTS", "Writer", "is_dequantize", "write_decomposed", "write_quantized_tensor"]
+__all__ = [
+    "DIALECTS",
+    "NARROW_FLOATS",
+    "Writer",
+    "is_dequantize",
+    "write_decomposed",
+    "write_quantized_tensor",
+]
 
+NARROW_FLOATS = (torch.float16, torch.bfloat16)
 _DYNAMIC_STORAGE = (torch.uint8, torch.int8)
 # Engines whose dynamic kernels need one bit of headroom.
 _REDUCED_ENGINES = ("fbgemm", "x86")
@@ -58,12 +71,13 @@ class Writer:
 
 
 def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
-    """``value`` quantized and dequantized on plain tensors; static, dynamic or float16."""
+    """``value`` quantized and dequantized on plain tensors; static, dynamic or a narrower float."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
-    if found.dtype == torch.float16:  # static and dynamic: there is nothing to measure
-        half = writer.call(ops.convert_element_type.no_fuse, value, torch.float16)
-        return writer.call(ops.convert_element_type.no_fuse, half, torch.float32)
+    if found.dtype in NARROW_FLOATS:
+        static, dynamic = ops.convert_element_type.no_fuse, torch.ops.aten.to.dtype
+        cast = dynamic if found.is_dynamic else static
+        return writer.call(cast, writer.call(cast, value, found.dtype), torch.float32)
     if found.is_dynamic:
         return _decomposed_dynamic(writer, value, found)
     bounds = (found.quant_min, found.quant_max, found.storage)
@@ -101,12 +115,12 @@ def _decomposed_dynamic(writer: Writer, value: fx.Node, found: Measured) -> fx.N
 
 
 def write_quantized_tensor(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
-    """``value`` quantized to a quantized tensor and dequantized; static, dynamic or float16."""
-    if found.is_dynamic:
+    """``value`` quantized to a quantized tensor and dequantized; static, dynamic or a narrower float."""
+    if found.is_dynamic and found.dtype != torch.bfloat16:
         reduced = writer.engine in _REDUCED_ENGINES
         quantized = writer.call(torch.quantize_per_tensor_dynamic, value, found.dtype, reduced)
-    elif found.dtype == torch.float16:
-        quantized = writer.method("to", value, torch.float16)
+    elif found.dtype in NARROW_FLOATS:
+        quantized = writer.method("to", value, found.dtype)
     elif found.axis is None:
         device = found.scale.device if found.scale is not None else None
         scale = writer.buffer("_scale_", torch.tensor(found.scalar_scale, device=device))

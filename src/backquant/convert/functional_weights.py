@@ -2,7 +2,8 @@
 
 A weight that depends on no input is computed now: its observer sees it once more (so that it needs
 no calibration, as for dynamic quantization), and in the decomposed dialect it is stored as integers
-that are dequantized where they are used. One that depends on an input stays an activation.
+that are dequantized where they are used, or as a narrower float that is widened there. One that
+depends on an input stays an activation.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import fx
 
 from backquant.convert.activations import needed_sites
 from backquant.convert.constants import Constants
+from backquant.convert.dialects import NARROW_FLOATS
 from backquant.convert.measured import Measured, measure
 from backquant.convert.state import Conversion
 from backquant.graph import register_quantized_decomposed
@@ -48,7 +50,7 @@ def convert_functional_weights(work: Conversion) -> set[str]:
     done: set[str] = set()
     for site in work.prepared.sites.sites:
         found = work.qparams[site.group]
-        if site.role is not Role.WEIGHT or site.name not in needed or found.scale is None:
+        if site.role is not Role.WEIGHT or site.name not in needed or not _is_stored(found):
             continue
         node = work.nodes[site.name]
         source = node.all_input_nodes[0]
@@ -62,12 +64,21 @@ def convert_functional_weights(work: Conversion) -> set[str]:
     return done
 
 
+def _is_stored(found: Measured) -> bool:
+    return found.scale is not None or found.dtype in NARROW_FLOATS
+
+
 def _stored(
     work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: Measured
 ) -> fx.Node:
-    """Integer buffer and dequantize node, right before ``position``."""
+    """Integer buffer and dequantize node, right before ``position``; or those of a narrower float."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
+    if found.dtype in NARROW_FLOATS:
+        limit = torch.finfo(found.dtype).max
+        narrow = weight.clamp(-limit, limit).to(found.dtype)
+        stored = _buffer(work, position, f"{name}_quantized_", narrow)
+        return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
     bounds = (found.quant_min, found.quant_max, found.storage)
     assert found.scale is not None and found.zero_point is not None
     if found.axis is None:
@@ -85,8 +96,12 @@ def _stored(
             *rest,
         )
     stored = _buffer(work, position, f"{name}_quantized_", integers)
+    return _widened(work, position, dequantize, (stored, *qparams))
+
+
+def _widened(work: Conversion, position: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
     with work.editor.graph.inserting_before(position):
-        result = work.editor.graph.call_function(dequantize, (stored, *qparams))
+        result = work.editor.graph.call_function(target, args)
     work.editor.provenance.record(result.name, (position.name,))
     return result
 

@@ -35,6 +35,7 @@ _WEIGHT_DTYPES = frozenset(
         torch.quint8,
         torch.qint8,
         torch.float16,
+        torch.bfloat16,
         torch.quint4x2,
         torch.uint8,
         torch.int8,

@@ -3,7 +3,8 @@
 1. A quantize node on a dequantize node with the same qparams disappears (the round trip is exact).
 2. With other qparams the two become one ``requantize`` kernel.
 3. The others become the fast boundary kernels.
-4. Dequantize nodes that nothing reads are erased, and constants that only they read.
+4. Dequantize nodes that nothing reads are erased, and what only they read: constants, and the nodes of
+   dynamic quantization.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 from backquant.lower.qdq import (
     integer_source,
@@ -64,5 +66,5 @@ def _join(graph: Graph, node: Node) -> None:
 def _erase_unread(graph: Graph) -> None:
     for node in reversed(list(graph.nodes)):
         constant = node.op == "get_attr" or is_dequantize(node) or is_channel_dequantize(node)
-        if constant and not node.users:
+        if not node.users and (constant or is_dynamic_boundary(node)):
             graph.erase_node(node)

@@ -198,7 +198,7 @@ def _onednn_engine(name: str, facts: MachineFacts) -> EngineInfo:
         name=name,
         isa=_isa(facts),
         torch_version=facts.torch_version,
-        kernels=(*_ONEDNN_KERNELS, *_transposed(facts, "fbgemm")),
+        kernels=(*_ONEDNN_KERNELS, *_transposed(facts, "fbgemm"), *_dynamic(facts, name)),
         activation_dtypes=(torch.uint8,),
         weight_dtypes=(torch.int8,),
         wide_accumulation=facts.vnni or not facts.is_x86,
@@ -216,7 +216,12 @@ def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
         name=name,
         isa=_isa(facts),
         torch_version=facts.torch_version,
-        kernels=("quantized.conv", "quantized.linear", *_transposed(facts, name)),
+        kernels=(
+            "quantized.conv",
+            "quantized.linear",
+            *_transposed(facts, name),
+            *_dynamic(facts, name),
+        ),
         activation_dtypes=(torch.uint8,),
         weight_dtypes=(torch.int8,),
         # qnnpack's kernels widen before they multiply.
@@ -229,6 +234,16 @@ def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
 def _transposed(facts: MachineFacts, engine: str) -> tuple[str, ...]:
     """Transposed convolutions are taken from a quantized engine of torch, which a build may lack."""
     return (f"quantized.conv_transpose({engine})",) * (engine in facts.quantized_engines)
+
+
+def _dynamic(facts: MachineFacts, engine: str) -> tuple[str, ...]:
+    """Dynamic linear layers run on packed weights of the engine of the same name; float16 ones on
+    those of fbgemm, which x86 uses, too."""
+    if engine not in facts.quantized_engines:
+        return ()
+    plain = f"quantized.linear_dynamic({engine})"
+    half = f"quantized.linear_dynamic_fp16({engine})"
+    return (plain, half) if engine in ("fbgemm", "x86") else (plain,)
 
 
 def _alternative(facts: MachineFacts, wanted: str) -> str:

@@ -1,18 +1,22 @@
 """What a lowering left in float, and why.
 
 1. A node that rules refused: their reasons.
-2. A node that reads integers and has no rule: ``no-kernel``.
+2. A node that reads quantized values and has no rule: ``no-kernel``.
 3. A node that reads float values only: ``float-in-reference``; the plan says why.
-4. Arithmetic on sizes is no tensor operator and is not listed.
+4. Arithmetic on sizes is no tensor operator and is not listed, nor is taking apart the tuple that a
+   recurrent layer gives.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from backquant.lower.boundaries import is_boundary
+from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
 from backquant.lower.qdq import is_channel_dequantize
 from backquant.match.plan import Reason
@@ -36,9 +40,10 @@ class Left:
         """No rule lowered ``node``; ``reasons`` are those of the rules that were tried."""
         if node in self._made:
             return
-        if not reasons and any(is_boundary(source) for source in node.all_input_nodes):
+        quantized = (is_boundary(n) or is_dynamic_boundary(n) for n in node.all_input_nodes)
+        if not reasons and any(quantized):
             reasons = [self._no_kernel(node)]
-        self._refused[node] = reasons
+        self._refused[node] = list(dict.fromkeys(reasons))
 
     def _no_kernel(self, node: Node) -> Reason:
         return Reason(
@@ -58,7 +63,9 @@ class Left:
                 if node in self._made and _reads_size(node):
                     sizes.add(node)
                 continue
-            if is_channel_dequantize(node):
+            if is_channel_dequantize(node) or is_dynamic_boundary(node):
+                continue
+            if _takes_apart(graph_module, node):
                 continue
             sources = node.all_input_nodes
             if _reads_size(node) or (sources and all(source in sizes for source in sources)):
@@ -75,6 +82,16 @@ class Left:
             "integer inputs: the reference model computes it on float values, see the plan",
             place=f"engine {self.engine.name}",
         )
+
+
+def _takes_apart(graph_module: GraphModule, node: Node) -> bool:
+    source: Any = node
+    while isinstance(source, Node) and source.target is operator.getitem:
+        source = source.args[0]
+    if source is node or not isinstance(source, Node) or source.op != "call_module":
+        return False
+    module = graph_module.get_submodule(str(source.target))
+    return isinstance(module, (nn.RNNBase, nn.RNNCellBase))
 
 
 def _reads_size(node: Node) -> bool:

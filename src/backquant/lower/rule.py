@@ -2,7 +2,8 @@
 
 A ``LowerRule`` names a chain of float operators and a function that builds the kernel for one
 occurrence (a ``Site``). The build function decides and edits nothing: it returns an ``Emit``, which
-the pass inserts, or a ``Reason``, after which the next rule is tried.
+the pass inserts, or a ``Reason``, after which the next rule is tried, or ``None`` where the site is
+another rule's business.
 
 Invariants
 
@@ -131,7 +132,8 @@ class Emit:
 
     ``in_range``: the kernel keeps ``quant_min`` and ``quant_max`` of ``out`` by itself; otherwise the
     pass saturates after it when they are narrower than the dtype.
-    ``each_item``: the kernel gives a tuple of integer tensors, each with the qparams ``out``.
+    ``each_item``: the kernel gives a tuple of integer tensors, each with the qparams ``out``, or,
+    without ``out``, a tuple of float tensors.
     ``kernel``: the name for the record; empty for what only reads a shape.
     """
 
@@ -156,7 +158,7 @@ class LowerRule:
 
     name: str
     pattern: tuple[tuple[OpKey, ...], ...]
-    build: Callable[[Site], Emit | Reason]
+    build: Callable[[Site], Emit | Reason | None]
 
     @property
     def anchors(self) -> tuple[OpKey, ...]:

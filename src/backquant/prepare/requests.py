@@ -33,6 +33,7 @@ OBSERVED_DTYPES: frozenset[torch.dtype] = frozenset(
         torch.qint8,
         torch.qint32,
         torch.float16,
+        torch.bfloat16,
         torch.uint8,
         torch.int8,
         torch.int16,
@@ -68,7 +69,10 @@ class Probe:
 
     @property
     def observable(self) -> bool:
-        """Whether tensors of this dtype get an observer in the graph (float32 and bfloat16 do not)."""
+        """Whether tensors of this dtype get an observer in the graph (float32 does not).
+
+        *Different:* bfloat16 does. PyTorch leaves it out, and so the model as it is.
+        """
         return self.dtype in OBSERVED_DTYPES
 
 
@@ -180,10 +184,11 @@ def _probe(observer: Any) -> Probe:
 
 
 def _bias_dtype(qconfig: QConfig) -> torch.dtype:
-    """float16 when activation and weight are statically float16, else float32."""
-    halves = [
-        _probe(make()).dtype == torch.float16 if make is not None else False
-        for make in (qconfig.activation, qconfig.weight)
-    ]
-    static = qconfig.activation is not None and not _probe(qconfig.activation()).is_dynamic
-    return torch.float16 if all(halves) and static else torch.float32
+    """float16 or bfloat16 when activation and weight are statically of that dtype, else float32."""
+    if qconfig.activation is None or qconfig.weight is None:
+        return torch.float32
+    activation, weight = _probe(qconfig.activation()), _probe(qconfig.weight())
+    narrow = activation.dtype == weight.dtype and not activation.is_dynamic
+    if narrow and activation.dtype in (torch.float16, torch.bfloat16):
+        return activation.dtype
+    return torch.float32

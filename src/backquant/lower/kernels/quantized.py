@@ -25,6 +25,7 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def packing_for(engine: str) -> Iterator[None]:
+    """Weights are packed for this quantized engine of torch within the block."""
     backend: Any = torch.backends.quantized
     with _LOCK:
         before = backend.engine

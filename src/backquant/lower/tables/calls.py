@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.rule import Emit, LowerRule, Operand, Site, operand
 from backquant.lower.tables.arguments import bind, numbers, refuse_float_input
@@ -93,7 +94,7 @@ class WeightedCall:
 
 
 Make = Callable[[Site, WeightedCall], Emit | Reason]
-_Build = Callable[[Site], Emit | Reason]
+_Build = Callable[[Site], Emit | Reason | None]
 _Read = Callable[[Site], WeightedCall | Reason]
 
 
@@ -146,13 +147,25 @@ def _rules(
 
 
 def _build(read: _Read, make: Make) -> _Build:
-    def build(site: Site) -> Emit | Reason:
+    def build(site: Site) -> Emit | Reason | None:
         call = read(site)
         if isinstance(call, Reason):
             return call
-        return refuse_float_input(site) if call.x.qparams is None else make(site, call)
+        return _float_input(site, call) if call.x.qparams is None else make(site, call)
 
     return build
+
+
+def _float_input(site: Site, call: WeightedCall) -> Reason | None:
+    """Dynamic and float16 linear layers have rules of their own, in ``tables.dynamic``."""
+    dtype = call.weight.weight.dtype
+    dynamic = dynamic_input(call.x.node) is not None
+    if not dynamic and not dtype.is_floating_point:
+        return refuse_float_input(site)
+    if site.steps[0].key in (*_LINEARS, *_F_LINEARS) and dtype in (torch.int8, torch.float16):
+        return None
+    asked = f"{'dynamic' if dynamic else 'static'} quantization with a weight of {dtype}"
+    return site.refuse("no-kernel", asked, f"engine {site.engine.name} has no such kernel")
 
 
 def explicit_padding(padding: Any, weight: torch.Tensor, dilation: list[int]) -> list[int] | None:

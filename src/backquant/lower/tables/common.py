@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from backquant.lower.rule import LowerRule
 from backquant.lower.tables.activation import clamp_rules
+from backquant.lower.tables.dynamic import dynamic_linear_rules
 from backquant.lower.tables.elementwise import binary_rules
+from backquant.lower.tables.embedding import embedding_rules
 from backquant.lower.tables.matrix import matrix_rules
 from backquant.lower.tables.norm import norm_rules
 from backquant.lower.tables.passthrough import passthrough_rules
 from backquant.lower.tables.pointwise import pointwise_rules
 from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
+from backquant.lower.tables.recurrent import recurrent_rules
 from backquant.lower.tables.resize import resize_rules
 
 __all__ = ["common_rules"]
@@ -23,6 +26,9 @@ def common_rules() -> list[LowerRule]:
     True
     """
     return [
+        *dynamic_linear_rules(),
+        *recurrent_rules(),
+        *embedding_rules(),
         *binary_rules(),
         *max_rules(),
         *average_rules(),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.lower.dynamic import narrow_constant, widened_constant
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.qdq import QParams, is_channel_dequantize, is_dequantize
 from backquant.lower.rule import Site
@@ -32,13 +33,18 @@ def functional_weight(
 ) -> WeightTensors | None:
     """The weight and bias of a functional operator; ``None`` unless both are constants of the graph.
 
-    The weight is a dequantize node (per tensor, or per channel along axis 0) of an integer buffer.
+    The weight is a dequantize node (per tensor, or per channel along axis 0) of an integer buffer, or
+    a narrower float that is widened.
     """
     if not isinstance(weight, Node):
         return None
-    found_bias = constant(graph_module, bias)
+    found_bias = _bias(graph_module, bias)
     if bias is not None and found_bias is None:
         return None
+    narrow = constant(graph_module, narrow_constant(weight))
+    if narrow is not None:
+        one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+        return WeightTensors(narrow, one, zero, found_bias)
     integers = constant(graph_module, weight.args[0] if weight.args else None)
     if integers is None:
         return None
@@ -55,6 +61,13 @@ def functional_weight(
             found_bias,
         )
     return None
+
+
+def _bias(graph_module: GraphModule, node: object) -> torch.Tensor | None:
+    """A constant bias, which may be cast to a narrower float and back."""
+    stored, dtype = widened_constant(node)
+    found = constant(graph_module, stored)
+    return found if found is None or dtype is None else found.to(dtype).float()
 
 
 def constant(graph_module: GraphModule, node: object) -> torch.Tensor | None:

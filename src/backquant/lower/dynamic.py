@@ -1,0 +1,130 @@
+"""Reading what is quantized at each call: dynamic integers, and casts to a narrower float.
+
+The nodes are those of ``backquant.convert.dialects`` in the decomposed dialect:
+
+1. dynamic: ``choose_qparams`` on a value, its two items, ``quantize_per_tensor.tensor`` and
+   ``dequantize_per_tensor.tensor`` with them;
+2. dynamic float16 or bfloat16: ``aten.to.dtype`` there and back, which a kernel may leave out;
+3. static float16 or bfloat16: ``convert_element_type.no_fuse`` there and back, which it may not.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+__all__ = [
+    "DynamicInput",
+    "dynamic_input",
+    "is_dynamic_boundary",
+    "narrow_constant",
+    "widened_constant",
+]
+
+_CHOOSE = {
+    "quantized_decomposed.choose_qparams.tensor": False,
+    "quantized_decomposed.choose_qparams_symmetric.tensor": True,
+}
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.tensor"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.tensor"
+_STATIC_CAST = "quantized_decomposed.convert_element_type.no_fuse"
+_DYNAMIC_CAST = "aten.to.dtype"
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class DynamicInput:
+    """A value that is quantized at each call: ``source`` is the float node it is computed from.
+
+    ``dtype`` is uint8 or int8 with the range and the least scale ``eps``, or a narrower float.
+    """
+
+    source: Node
+    dtype: torch.dtype
+    quant_min: int = 0
+    quant_max: int = 0
+    eps: float = 0.0
+    symmetric: bool = False
+
+
+def _name(node: Any) -> str:
+    if isinstance(node, Node) and node.op == "call_function":
+        return str(node.target)
+    return ""
+
+
+def dynamic_input(node: Any) -> DynamicInput | None:
+    """What ``node`` is the dequantized form of; ``None`` if nothing dynamic.
+
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> half = graph.call_function(torch.ops.aten.to.dtype, (x, torch.float16))
+    >>> back = graph.call_function(torch.ops.aten.to.dtype, (half, torch.float32))
+    >>> dynamic_input(back).dtype, dynamic_input(half)
+    (torch.float16, None)
+    """
+    cast = _cast(node, _DYNAMIC_CAST)
+    if cast is not None:
+        return DynamicInput(*cast)
+    if _name(node) != _DEQUANTIZE:
+        return None
+    quantized = node.args[0]
+    if _name(quantized) != _QUANTIZE or quantized.args[1:] != node.args[1:]:
+        return None
+    source, scale, zero_point, low, high, dtype = quantized.args
+    chosen = _chosen(scale, zero_point)
+    if chosen is None or not isinstance(source, Node) or chosen.args[0] is not source:
+        return None
+    eps: Any = chosen.args[3]
+    return DynamicInput(source, dtype, int(low), int(high), float(eps), _CHOOSE[_name(chosen)])
+
+
+def _is_item(node: Any, number: int) -> bool:
+    return isinstance(node, Node) and node.target is operator.getitem and node.args[1:] == (number,)
+
+
+def _chosen(scale: Any, zero_point: Any) -> Node | None:
+    """The node that both qparams are items of."""
+    if not _is_item(scale, 0) or not _is_item(zero_point, 1):
+        return None
+    chosen: Node = scale.args[0]
+    return chosen if _name(chosen) in _CHOOSE and zero_point.args[0] is chosen else None
+
+
+def _cast(node: Any, name: str) -> tuple[Node, torch.dtype] | None:
+    if _name(node) != name or node.args[1] != torch.float32:
+        return None
+    narrow = node.args[0]
+    if _name(narrow) != name or narrow.args[1] not in _NARROW:
+        return None
+    return narrow.args[0], narrow.args[1]
+
+
+def narrow_constant(node: Any) -> Node | None:
+    """The stored tensor that ``node`` widens to float32: a float16 or bfloat16 weight of a function."""
+    if _name(node) not in (_DYNAMIC_CAST, _STATIC_CAST) or node.args[1] != torch.float32:
+        return None
+    stored = node.args[0]
+    return stored if isinstance(stored, Node) and stored.op == "get_attr" else None
+
+
+def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:
+    """The node below a static cast there and back, with the narrower dtype; else ``node`` itself."""
+    cast = _cast(node, _STATIC_CAST)
+    return (node, None) if cast is None else cast
+
+
+def is_dynamic_boundary(node: Any) -> bool:
+    """Whether ``node`` is one of those above, or stands between them.
+
+    >>> graph = torch.fx.Graph()
+    >>> is_dynamic_boundary(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    False
+    """
+    if _name(node) in (*_CHOOSE, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _DYNAMIC_CAST):
+        return True
+    return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in _CHOOSE

@@ -1,0 +1,182 @@
+"""Linear layers that are quantized at each call, and those with a float16 weight.
+
+What the kernels do beyond the reference model, as in every model that torch's own lowering makes:
+
+1. fbgemm, x86 and onednn quantize the input of a module to 7 bits (``reduce_range``) and fbgemm and
+   x86 that of a function, whatever range was asked for; qnnpack always to 8.
+2. With a float16 weight the input stays float32: the cast of a dynamic float16 input is left out.
+   One that was cast statically arrives as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.nn import functional as F
+
+from backquant.lower.dynamic import DynamicInput, dynamic_input
+from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.kernels.postop import NONE, PostOp
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.lower.tables.arguments import bind
+from backquant.lower.tables.spellings import POST_OPS, RELUS, post_op_of
+from backquant.lower.tables.weights import functional_weight, module_weight
+from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import Linear
+
+__all__ = ["check_dynamic", "dynamic_linear_rules", "reduces_range"]
+
+# The least scale of the kernels is 2**-14 (quant_utils::ChooseQuantizationParams).
+_SMALLEST_SCALE = 2**-14
+_RANGES = {(0, 255): False, (0, 127): True}
+
+
+def dynamic_linear_rules() -> list[LowerRule]:
+    """Rules for modules and functions, alone and with an activation behind.
+
+    >>> [rule.name for rule in dynamic_linear_rules()][:2]
+    ['dynamic linear + activation', 'dynamic linear']
+    """
+    return [
+        LowerRule("dynamic linear + activation", ((Linear,), POST_OPS), _module),
+        LowerRule("dynamic linear", ((Linear,),), _module),
+        LowerRule("dynamic functional linear + activation", ((F.linear,), POST_OPS), _function),
+        LowerRule("dynamic functional linear", ((F.linear,),), _function),
+    ]
+
+
+def _module(site: Site) -> Emit | Reason | None:
+    module: Any = site.module
+    if len(site.node.args) != 1 or site.node.kwargs:
+        return None
+    weight = module_weight(module)
+    reduced = site.engine.name != "qnnpack"
+    return _linear(site, site.node.args[0], weight, module.weight_axis, reduced)
+
+
+def _function(site: Site) -> Emit | Reason | None:
+    found = bind(site.node, ("input", "weight", "bias"), {"bias": None})
+    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
+    if not found or not weight:
+        return None
+    reduced = site.engine.name in ("fbgemm", "x86")
+    return _linear(site, found["input"], weight, 0, reduced)
+
+
+def _linear(
+    site: Site, argument: Any, weight: WeightTensors, axis: int, reduced: bool
+) -> Emit | Reason | None:
+    x = dynamic_input(argument)
+    if x is None and weight.weight.dtype != torch.float16:
+        return None
+    post_op = _post_op(site)
+    if post_op is None:
+        return None
+    refused = check_dynamic(site, x, weight, axis)
+    if refused:
+        return refused
+    source: Node = argument if x is None else x.source
+    config = DynamicLinearConfig(
+        site.engine.name,
+        weight.weight.dtype,
+        reduces_range(x, reduced),
+        post_op.name,
+        post_op.numbers,
+        post_op.algorithm,
+    )
+    tensors = {
+        "weight": weight.weight,
+        "weight_scale": weight.scale.reshape(-1),
+        "weight_zero_point": weight.zero_point.reshape(-1),
+        "bias": None if weight.bias is None else weight.bias.float(),
+    }
+    kernel = DynamicLinear(config, tensors)
+    return Emit(kernel, (source,), kernel.name, None)
+
+
+def _post_op(site: Site) -> PostOp | None:
+    """The activation that the kernel applies: ReLU, or any inside of a fused module."""
+    if len(site.steps) == 1:
+        return NONE
+    tail = site.steps[1]
+    if tail.key not in RELUS and tail.node is not site.node:
+        return None
+    return post_op_of(tail)
+
+
+def reduces_range(x: DynamicInput | None, reduced: bool) -> bool:
+    """Whether the kernel leaves one bit of headroom: always if ``reduced``, else if asked for."""
+    if x is None or x.dtype.is_floating_point:
+        return False
+    return reduced or _RANGES[x.quant_min, x.quant_max]
+
+
+def check_dynamic(
+    site: Site, x: DynamicInput | None, weight: WeightTensors, axis: int
+) -> Reason | None:
+    """Why the engine's dynamic kernels cannot take this input and weight; ``None`` if they can.
+
+    1. An input of 8 bits, affine and unsigned, with an int8 weight; or a float16 weight and an input
+       that is float16 or not quantized.
+    2. The engine has the kernel.
+    3. The scales of the weight lie along its rows; on onednn its zero points are 0.
+    """
+    dtype = weight.weight.dtype
+    if dtype == torch.float16:
+        return _check_half(site, x)
+    if x is None or x.dtype.is_floating_point or dtype != torch.int8:
+        asked = f"weight {_name(dtype)}, input {_name(torch.float32 if x is None else x.dtype)}"
+        return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
+    refused = _check_range(site, x)
+    if refused:
+        return refused
+    if f"quantized.linear_dynamic({site.engine.name})" not in site.engine.kernels:
+        return site.refuse("no-kernel", "a dynamic linear kernel", "not in this build")
+    if weight.scale.numel() > 1 and axis != 0:
+        return site.refuse("weight-axis", f"scales along axis {axis}", "scales along axis 0")
+    if site.engine.name == "onednn" and bool((weight.zero_point != 0).any()):
+        return site.refuse(
+            "weight-zero-point",
+            "an affine weight (zero points other than 0)",
+            "a symmetric weight",
+            fix="MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)",
+        )
+    return None
+
+
+def _check_half(site: Site, x: DynamicInput | None) -> Reason | None:
+    if x is not None and x.dtype != torch.float16:
+        asked = f"weight float16, input {_name(x.dtype)}"
+        return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
+    if f"quantized.linear_dynamic_fp16({site.engine.name})" not in site.engine.kernels:
+        admitted = f"engine {site.engine.name} has none; fbgemm and x86 have"
+        return site.refuse("no-kernel", "a kernel for float16 weights", admitted)
+    return None
+
+
+def _check_range(site: Site, x: DynamicInput) -> Reason | None:
+    if x.dtype != torch.uint8 or x.symmetric:
+        asked = f"input {_name(x.dtype)}, " + ("symmetric" if x.symmetric else "affine")
+        return site.refuse("input-dtype", asked, "uint8, affine", fix=_fix())
+    bounds = (x.quant_min, x.quant_max)
+    if bounds not in _RANGES or (site.engine.name == "qnnpack" and _RANGES[bounds]):
+        admitted = "[0, 255]" if site.engine.name == "qnnpack" else "[0, 255] or [0, 127]"
+        return site.refuse("quant-range", f"[{x.quant_min}, {x.quant_max}]", admitted, fix=_fix())
+    if x.eps > _SMALLEST_SCALE:
+        asked = f"scales of at least {x.eps:g}"
+        return site.refuse("eps", asked, "scales of at least 2**-14", fix=_fix())
+    return None
+
+
+def _fix() -> str:
+    return (
+        "PlaceholderObserver.with_args(dtype=torch.quint8, quant_min=0, quant_max=255, "
+        "is_dynamic=True)"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
