@@ -28,7 +28,7 @@ from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.lower import audit, engine_info, lower
 from backquant.lower.tables import onednn, quantized
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.observe import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.prepare import Origin, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping
@@ -95,7 +95,7 @@ def _ours(model, engine, batches):
     captured = capture(copy.deepcopy(model))
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
-    planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+    planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
     origin = Origin(fused.scopes, fused.provenance)
     prepared = insert_observers(fused.module, planned, backend, mapping, origin=origin)
     calibrate(prepared, batches)
@@ -169,7 +169,7 @@ def test_the_default_float_path_is_not_taken_silently():
     captured = capture(model)
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
-    planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+    planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
     origin = Origin(fused.scopes, fused.provenance)
     prepared = insert_observers(fused.module, planned, backend, mapping, origin=origin)
     batch = torch.randn(2, 3, 16, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -28,7 +29,6 @@ class QuantizedModel(nn.Module):
 
     Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
-    >>> import torch
     >>> from backquant.backend_config import BackendConfig
     >>> graph_module = torch.fx.symbolic_trace(nn.Identity())
     >>> model = QuantizedModel(graph_module, plan=Plan("x86"), backend_config=BackendConfig("x86"))
@@ -61,7 +61,8 @@ class QuantizedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result."""
-        return self.graph_module(*args, **kwargs)
+        with torch.no_grad():
+            return self.graph_module(*args, **kwargs)
 
     def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
         """Stay in evaluation mode."""

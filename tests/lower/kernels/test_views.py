@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view, quantized_view
 
 SHAPES = [
     lambda x: x,
@@ -48,3 +48,22 @@ def test_torchs_deprecation_is_not_shown_to_users():
         "boundary.dequantize(x, 0.1, 3, 0, 255, torch.uint8)\n"
     )
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("side", [5, 300])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_small_and_large_tensors_become_quantized_with_their_layout(dtype, side, shape):
+    x = shape(torch.randint(0, 100, (2, 3, side, side + 1)).to(dtype))
+    q = as_quantized(x, 0.5, 3)
+    assert torch.equal(q.int_repr(), x)
+    assert (q.q_scale(), q.q_zero_point(), q.shape) == (0.5, 3, x.shape)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        if x.dim() == 4 and x.is_contiguous(memory_format=layout):
+            assert q.is_contiguous(memory_format=layout)
+
+
+def test_tensors_of_one_kind_do_not_share_state():
+    x = torch.arange(200_000, dtype=torch.int32).to(torch.uint8)
+    first, second = quantized_view(x, 0.5, 3), quantized_view(x[:7], 0.5, 3)
+    assert (first.numel(), second.numel()) == (200_000, 7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["dequantize", "quantize", "requantize", "saturate"]
 
@@ -52,7 +52,7 @@ def dequantize(
     >>> dequantize(torch.tensor([8, 10], dtype=torch.uint8), 0.5, 10, 0, 255, torch.uint8)
     tensor([-1.,  0.])
     """
-    return quantized_view(x, scale, zero_point).dequantize()
+    return as_quantized(x, scale, zero_point).dequantize()
 
 
 # size: two sets of qparams, in the order of the two nodes that it replaces.
@@ -71,7 +71,7 @@ def requantize(
     >>> requantize(torch.tensor([10, 14], dtype=torch.uint8), 0.5, 10, 1.0, 0, 0, 255, torch.uint8)
     tensor([0, 2], dtype=torch.uint8)
     """
-    value = quantized_view(x, scale, zero_point).dequantize()
+    value = as_quantized(x, scale, zero_point).dequantize()
     return quantize(value, out_scale, out_zero_point, quant_min, quant_max, dtype)
 
 

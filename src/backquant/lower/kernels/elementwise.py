@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["add", "add_relu", "mul", "mul_relu"]
 
@@ -35,7 +35,7 @@ def add(
     >>> add(x, 0.5, 0, x, 0.5, 0, 1.0, 0)
     tensor([4, 6], dtype=torch.uint8)
     """
-    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     return integer_view(_add(qx, qy, out_scale, out_zero_point))
 
 
@@ -56,7 +56,7 @@ def add_relu(
     >>> add_relu(x, 0.5, 10, x, 0.5, 10, 1.0, 3)
     tensor([3, 5], dtype=torch.uint8)
     """
-    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     return integer_view(_add_relu(qx, qy, out_scale, out_zero_point))
 
 
@@ -77,7 +77,7 @@ def mul(
     >>> mul(x, 0.5, 0, x, 0.5, 0, 1.0, 0)
     tensor([4, 9], dtype=torch.uint8)
     """
-    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     return integer_view(_mul(qx, qy, out_scale, out_zero_point))
 
 
@@ -98,5 +98,5 @@ def mul_relu(
     >>> mul_relu(x, 0.5, 10, torch.tensor([2, 2], dtype=torch.uint8), 1.0, 0, 1.0, 3)
     tensor([3, 5], dtype=torch.uint8)
     """
-    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     return integer_view(_mul_relu(qx, qy, out_scale, out_zero_point))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["matmul", "softmax"]
 
@@ -18,7 +18,7 @@ def softmax(
     >>> softmax(x, 1.0, 0, -1, 1 / 256, 0)
     tensor([[128, 128]], dtype=torch.uint8)
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     return integer_view(torch.ops.quantized.softmax.default(q, dim, out_scale, out_zero_point))
 
 
@@ -39,5 +39,5 @@ def matmul(
     >>> matmul(x, 0.5, 0, x.T.contiguous(), 0.5, 0, 1.0, 0)
     tensor([[5]], dtype=torch.uint8)
     """
-    qx, qy = quantized_view(x, x_scale, x_zero_point), quantized_view(y, y_scale, y_zero_point)
+    qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     return integer_view(torch.ops.quantized.matmul.default(qx, qy, out_scale, out_zero_point))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -44,7 +44,7 @@ def max_pool1d(
     >>> max_pool1d(torch.tensor([[[1, 5, 2, 3]]], dtype=torch.uint8), [2], [2], [0], [1], False)
     tensor([[[5, 3]]], dtype=torch.uint8)
     """
-    q = quantized_view(x, 1.0, 0)
+    q = as_quantized(x, 1.0, 0)
     return integer_view(_max_pool1d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -63,7 +63,7 @@ def max_pool2d(
     >>> max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False).item()
     5
     """
-    q = quantized_view(x, 1.0, 0)
+    q = as_quantized(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -82,7 +82,7 @@ def max_pool3d(
     >>> max_pool3d(x, [1, 2, 2], [1, 2, 2], [0, 0, 0], [1, 1, 1], False).item()
     5
     """
-    q = quantized_view(x, 1.0, 0)
+    q = as_quantized(x, 1.0, 0)
     return integer_view(_max_pool3d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -103,7 +103,7 @@ def avg_pool1d(
     >>> avg_pool1d(x, 1.0, 0, [2], [2], [0], False, True)
     tensor([[[3, 3]]], dtype=torch.uint8)
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     pooled = F.avg_pool1d(
         q, tuple(kernel_size), tuple(stride), tuple(padding), ceil_mode, count_include_pad
     )
@@ -128,7 +128,7 @@ def avg_pool2d(
     >>> avg_pool2d(x, 1.0, 0, [2, 2], [2, 2], [0, 0], False, True, None).item()
     3
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     pooled = F.avg_pool2d(
         q,
         tuple(kernel_size),
@@ -159,7 +159,7 @@ def avg_pool3d(
     >>> avg_pool3d(x, 1.0, 0, [1, 2, 2], [1, 2, 2], [0, 0, 0], False, True, None).item()
     3
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     pooled = F.avg_pool3d(
         q,
         tuple(kernel_size),
@@ -181,7 +181,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(x, 1.0, 0, [1]).item()
     3
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool1d(q, list(output_size)))
 
 
@@ -194,7 +194,7 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(x, 1.0, 0, [1, 1]).item()
     3
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool2d(q, list(output_size)))  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(x, 1.0, 0, [1, 1, 1]).item()
     3
     """
-    q = quantized_view(x, scale, zero_point)
+    q = as_quantized(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
 
 
@@ -219,4 +219,4 @@ def mean(
     >>> mean(torch.tensor([[1, 5], [2, 4]], dtype=torch.uint8), 1.0, 0, [1], False)
     tensor([3, 3], dtype=torch.uint8)
     """
-    return integer_view(torch.mean(quantized_view(x, scale, zero_point), list(dim), keepdim))
+    return integer_view(torch.mean(as_quantized(x, scale, zero_point), list(dim), keepdim))

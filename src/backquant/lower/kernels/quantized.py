@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["QuantizedConfig", "QuantizedWeighted", "packing_for"]
 
@@ -105,6 +105,6 @@ class QuantizedWeighted(PackedKernel):
         """uint8 integers to uint8 integers, by the rules of the operator."""
         packed = self.packed_for(())
         c = self.config
-        q = quantized_view(x, c.x_scale, c.x_zero_point)
+        q = as_quantized(x, c.x_scale, c.x_zero_point)
         kernel = getattr(torch.ops.quantized, c.operator)
         return integer_view(kernel(q, packed, c.out_scale, c.out_zero_point))

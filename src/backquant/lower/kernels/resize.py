@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from backquant.lower.kernels.views import integer_view, quantized_view
+from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["resize_bilinear"]
 
@@ -29,7 +29,7 @@ def resize_bilinear(
     tensor([[[[0, 2, 4]]]], dtype=torch.uint8)
     """
     resized = F.interpolate(
-        quantized_view(x, scale, zero_point),
+        as_quantized(x, scale, zero_point),
         size,
         scale_factor,
         "bilinear",
