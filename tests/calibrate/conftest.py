@@ -11,7 +11,7 @@ from torch import fx, nn
 from backquant.backend_config import get_x86_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.prepare import Origin, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping, get_default_qconfig_mapping
 
@@ -51,7 +51,7 @@ class Makers:
         captured = capture(model)
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
-        planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+        planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
         origin = Origin(fused.scopes, fused.provenance)
         return insert_observers(fused.module, planned, backend, mapping, origin=origin)
 

@@ -21,7 +21,7 @@ import backquant.qconfig as bq
 from backquant.backend_config import BackendConfig, get_x86_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.prepare import Origin, PreparedModule, insert_observers
 
 
@@ -234,7 +234,7 @@ class Flow:
         captured = capture(model)
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
-        planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+        planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
         origin = Origin(fused.scopes, fused.provenance)
         return insert_observers(
             fused.module, planned, backend, mapping, origin=origin, custom=custom

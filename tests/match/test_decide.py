@@ -22,7 +22,15 @@ from backquant.backend_config import (
 )
 from backquant.errors import ConfigError
 from backquant.graph import capture
-from backquant.match import CustomMatching, MatchKind, MeasuredScales, Outcome, Plan, plan, recheck
+from backquant.match import (
+    CustomMatching,
+    MatchKind,
+    MeasuredScales,
+    Outcome,
+    Plan,
+    make_plan,
+    recheck,
+)
 from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver
 from backquant.qconfig import QConfig, QConfigMapping, default_qconfig, get_default_qconfig_mapping
 
@@ -50,7 +58,7 @@ def decide(
         non_traceable_classes=matching.untraced_classes,
     )
     asked = mapping or QConfigMapping().set_global(default_qconfig)
-    return plan(captured.module, captured.scopes, backend, asked, custom=matching)
+    return make_plan(captured.module, captured.scopes, backend, asked, custom=matching)
 
 
 def functional(function: Any) -> nn.Module:
@@ -350,7 +358,7 @@ class TestData:
         backend = get_backend_config("qnnpack")
         captured = capture(zoo_model.model)
         mapping = get_default_qconfig_mapping("x86").set_module_name("missing", None)
-        decided = plan(captured.module, captured.scopes, backend, mapping)
+        decided = make_plan(captured.module, captured.scopes, backend, mapping)
         assert Plan.from_dict(json.loads(json.dumps(decided.to_dict()))) == decided
 
     @pytest.mark.parametrize(
@@ -365,8 +373,8 @@ class TestData:
         captured = capture(zoo_model.model)
         before = captured.module.code, [dict(n.meta) for n in captured.module.graph.nodes]
         mapping = get_default_qconfig_mapping("x86")
-        one = plan(captured.module, captured.scopes, backend, mapping)
-        two = plan(captured.module, captured.scopes, backend, mapping)
+        one = make_plan(captured.module, captured.scopes, backend, mapping)
+        two = make_plan(captured.module, captured.scopes, backend, mapping)
         assert one == two
         assert mapping == get_default_qconfig_mapping("x86")
         after = captured.module.code, [dict(n.meta) for n in captured.module.graph.nodes]

@@ -22,7 +22,7 @@ from backquant.backend_config import get_backend_config
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import Outcome, plan, plan_fusion
+from backquant.match import Outcome, make_plan, plan_fusion
 from backquant.qconfig import get_default_qconfig_mapping
 
 BACKENDS: dict[str, Any] = {
@@ -44,7 +44,7 @@ def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamesp
     fused, scopes, provenance = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    decided = plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
+    decided = make_plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
     return SimpleNamespace(
         captured=captured, fused=fused, plan=decided, backend=backend, provenance=provenance
     )

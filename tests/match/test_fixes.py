@@ -21,7 +21,7 @@ from backquant.backend_config import (
 )
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import Outcome, plan, plan_fusion
+from backquant.match import Outcome, make_plan, plan_fusion
 from backquant.observe import (
     FakeQuantize,
     FixedQParamsObserver,
@@ -79,14 +79,14 @@ def test_fixes_of_the_zoo(zoo_model: SimpleNamespace, backend_name: str, request
     mapping = QConfigMapping().set_global(REQUESTS[request_name])
     refused = [
         (name, decision.reasons[0].fix)
-        for name, decision in plan(fused, scopes, backend, mapping).decisions.items()
+        for name, decision in make_plan(fused, scopes, backend, mapping).decisions.items()
         if decision.outcome is Outcome.FLOAT and decision.reasons[0].rule != "no-entry"
     ]
     assert refused or (backend_name, request_name) in ADMITTED
     for name, fix in refused:
         changed = QConfigMapping().set_global(REQUESTS[request_name])
         run_fix(fix, changed)
-        decision = plan(fused, scopes, backend, changed).decisions[name]
+        decision = make_plan(fused, scopes, backend, changed).decisions[name]
         assert decision.quantized, f"{fix}\n{decision}"
 
 
@@ -97,7 +97,7 @@ def decide_one(model: nn.Module, demand: DTypeWithConstraints, qconfig: QConfig)
     captured = capture(model)
 
     def decide(mapping: QConfigMapping) -> Any:
-        decided = plan(captured.module, captured.scopes, backend, mapping)
+        decided = make_plan(captured.module, captured.scopes, backend, mapping)
         return decided.decisions["_0"]
 
     mapping = QConfigMapping().set_global(qconfig)
@@ -142,9 +142,9 @@ def test_fix_overrides_the_rule_that_asked() -> None:
     captured = capture(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     wrong = REQUESTS["plain"]
     mapping = QConfigMapping().set_module_name_object_type_order("", nn.Linear, 1, wrong)
-    decided = plan(captured.module, captured.scopes, backend, mapping)
+    decided = make_plan(captured.module, captured.scopes, backend, mapping)
     assert "no rule" in decided.decisions["_0"].reasons[0].asked
     for name in ("_0", "_1"):
         run_fix(decided.decisions[name].reasons[0].fix, mapping)
-    after = plan(captured.module, captured.scopes, backend, mapping)
+    after = make_plan(captured.module, captured.scopes, backend, mapping)
     assert [d.quantized for d in after.decisions.values()] == [True, True]

@@ -16,7 +16,7 @@ from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 from backquant.backend_config import get_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.qconfig import get_default_qat_qconfig_mapping
 
 BACKENDS: dict[str, Any] = {
@@ -49,6 +49,6 @@ def test_decisions_equal(
         for n in fused.graph.nodes
         if n.op == "call_module"
     } == expected.fused_types
-    decided = plan(fused, scopes, backend, get_default_qat_qconfig_mapping(backend_name))
+    decided = make_plan(fused, scopes, backend, get_default_qat_qconfig_mapping(backend_name))
     found = {name for name, decision in decided.decisions.items() if decision.quantized}
     assert found == expected.observed

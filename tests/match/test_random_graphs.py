@@ -25,7 +25,7 @@ from backquant.backend_config import get_backend_config
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.qconfig import get_default_qconfig_mapping
 
 BACKENDS: dict[str, Any] = {
@@ -184,7 +184,7 @@ def test_random_graph(seed: int, oracle: Any, key_of_pattern: Any) -> None:
         return  # PyTorch computes something else here; ours was compared with the model
     if backend_name == "onednn" and fuses_wrongly(captured.module):
         return
-    decided = plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
+    decided = make_plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
     expected = oracle(model, (x,), torch_mapping(engine), BACKENDS[backend_name]())
     assert [n.name for n in captured.module.graph.nodes] == expected.captured_names
     assert [n.name for n in fused.graph.nodes] == expected.fused_names

@@ -18,7 +18,7 @@ from torch.ao.quantization.observer import MinMaxObserver as TorchMinMax
 from backquant.backend_config import get_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import GraphIndex, capture
-from backquant.match import Outcome, Plan, RuleKind, plan, plan_fusion
+from backquant.match import Outcome, Plan, RuleKind, make_plan, plan_fusion
 from backquant.match.rules import RuleTable, resolve
 from backquant.observe import MinMaxObserver
 from backquant.qconfig import QConfig, QConfigMapping, default_qconfig
@@ -118,7 +118,7 @@ def decide(mapping: QConfigMapping, model: nn.Module | None = None) -> Plan:
     fused, scopes, _ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    return plan(fused, scopes, backend, mapping, fusions=fusions)
+    return make_plan(fused, scopes, backend, mapping, fusions=fusions)
 
 
 def test_fused_module_takes_the_rule_of_its_first_part() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from backquant.backend_config import BackendConfig, BackendPatternConfig, get_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import GraphIndex, capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Matcher
 from backquant.qconfig import get_default_qconfig_mapping
@@ -64,7 +64,7 @@ def test_depth_needs_no_recursion() -> None:
 
     backend = get_backend_config("x86")
     captured = capture(Chain())
-    decided = plan(captured.module, captured.scopes, backend, get_default_qconfig_mapping("x86"))
+    decided = make_plan(captured.module, captured.scopes, backend, get_default_qconfig_mapping("x86"))
     assert len(decided.decisions) == 3000
     assert all(decision.quantized for decision in decided.decisions.values())
 
@@ -88,5 +88,5 @@ def test_requests_are_read_once(depth: int) -> None:
     fused, scopes, _ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    plan(fused, scopes, backend, QConfigMapping().set_global(QConfig(Counting, Counting)))
+    make_plan(fused, scopes, backend, QConfigMapping().set_global(QConfig(Counting, Counting)))
     assert len(made) <= 2

@@ -20,7 +20,7 @@ import backquant.qconfig as bq
 from backquant.backend_config import get_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import Decision, Outcome, plan, plan_fusion
+from backquant.match import Decision, Outcome, make_plan, plan_fusion
 
 BACKENDS: dict[str, Any] = {
     "native": get_native_backend_config,
@@ -101,7 +101,7 @@ def test_verdicts_equal(
     fused, scopes, _ = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    decided = plan(fused, scopes, backend, bq.QConfigMapping().set_global(ours))
+    decided = make_plan(fused, scopes, backend, bq.QConfigMapping().set_global(ours))
     modules = {node.name for node in fused.graph.nodes if node.op == "call_module"}
     for name, decision in decided.decisions.items():
         quantized = decision.outcome is Outcome.QUANTIZED
@@ -141,7 +141,7 @@ def test_weight_constraints_count_for_modules_too(observed_by_torch: Any) -> Non
         get_qnnpack_backend_config(),
     )
     captured = capture(Both().eval())
-    decided = plan(
+    decided = make_plan(
         captured.module,
         captured.scopes,
         get_backend_config("qnnpack"),

@@ -20,7 +20,7 @@ from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.prepare import Origin, PreparedModule, insert_observers
 
 
@@ -48,7 +48,7 @@ class Flow:
         captured = capture(model)
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
-        planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+        planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
         origin = Origin(fused.scopes, fused.provenance)
         return insert_observers(
             fused.module, planned, backend, mapping, origin=origin, custom=custom

@@ -131,13 +131,13 @@ def test_cost_is_linear(flow):
 
     def calls(length: int) -> int:
         from backquant.graph import capture
-        from backquant.match import plan, plan_fusion
+        from backquant.match import make_plan, plan_fusion
         from backquant.prepare import insert_observers
 
         backend, mapping = get_x86_backend_config(), flow.mapping()
         captured = capture(Chain(length).eval())
         assert plan_fusion(captured.module, backend) == ()
-        planned = plan(captured.module, captured.scopes, backend, mapping)
+        planned = make_plan(captured.module, captured.scopes, backend, mapping)
         counted = 0
 
         def count(frame, event, argument):
@@ -160,13 +160,13 @@ def test_custom_modules_stay_float_and_say_so(flow):
     from dataclasses import replace
 
     from backquant.graph import capture
-    from backquant.match import CustomMatching, MatchKind, Outcome, plan
+    from backquant.match import CustomMatching, MatchKind, Outcome, make_plan
     from backquant.prepare import insert_observers
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
     captured, backend, mapping = capture(model), get_x86_backend_config(), flow.mapping()
     apart = replace(CustomMatching(), standalone_names=frozenset({"1"}))
-    planned = plan(captured.module, captured.scopes, backend, mapping, custom=apart)
+    planned = make_plan(captured.module, captured.scopes, backend, mapping, custom=apart)
     assert planned.matches[1].kind is MatchKind.STANDALONE
     state = prepared_state(insert_observers(captured.module, planned, backend, mapping))
     assert state.plan.decisions["_1"].outcome is Outcome.FLOAT

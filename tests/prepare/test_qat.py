@@ -20,7 +20,7 @@ from backquant.convert import convert_to_reference
 from backquant.errors import ConfigError
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.match import plan, plan_fusion
+from backquant.match import make_plan, plan_fusion
 from backquant.nn.intrinsic import qat as nniqat
 from backquant.prepare import Origin, insert_observers, prepared_state, swap_for_training
 
@@ -45,7 +45,7 @@ def _prepare(model, mapping=None, backend=None):
     captured = capture(model)
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, True)
-    planned = plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
+    planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
     swapped = swap_for_training(fused.module, planned, backend, mapping)
     origin = Origin(fused.scopes, fused.provenance)
     return insert_observers(swapped, planned, backend, mapping, origin=origin)

@@ -12,7 +12,7 @@ from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.errors import UsageError
 from backquant.fuse import Fused, apply_fusion
 from backquant.graph import capture, check_inputs, shallow_copy
-from backquant.match import CustomMatching, Fusion, Plan, plan, plan_fusion
+from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = ["Backend", "Planned", "fused_graph", "planned", "resolve_backend"]
@@ -71,7 +71,7 @@ def planned(
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; ``is_qat``: fused for training."""
     fused, fusions = fused_graph(model, backend, custom, is_qat=is_qat)
-    decided = plan(
+    decided = make_plan(
         fused.module,
         fused.scopes,
         backend,

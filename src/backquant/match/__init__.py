@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backquant.match.custom import CustomMatching
-from backquant.match.decide import plan
+from backquant.match.decide import make_plan
 from backquant.match.fusion import plan_fusion
 from backquant.match.plan import (
     Decision,
@@ -36,7 +36,7 @@ __all__ = [
     "RuleRef",
     "TensorAsk",
     "Verdict",
-    "plan",
+    "make_plan",
     "plan_fusion",
     "recheck",
 ]

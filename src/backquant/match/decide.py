@@ -22,10 +22,10 @@ from backquant.match.rules import Hit, RuleTable, resolve
 from backquant.match.verdict import Asks, Judge
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["plan"]
+__all__ = ["make_plan"]
 
 
-def plan(
+def make_plan(
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],
     backend_config: BackendConfig,
@@ -55,7 +55,7 @@ def plan(
     >>> int8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
     >>> entry = BackendPatternConfig(nn.Linear).add_dtype_config(int8)
     >>> captured = capture(nn.Sequential(nn.Linear(2, 2), nn.Softplus()))
-    >>> decided = plan(
+    >>> decided = make_plan(
     ...     captured.module, captured.scopes,
     ...     BackendConfig("b").set_backend_pattern_config(entry),
     ...     QConfigMapping().set_global(default_qconfig))
