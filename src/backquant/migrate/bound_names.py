@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from backquant.migrate.by_hand import ByHand
@@ -77,8 +79,9 @@ def _resolve(decisions: Decisions, local: Local, found: Fate, new_name: str) -> 
 
 
 def _report(decisions: Decisions, local: Local, binding: Binding, why: ByHand) -> None:
-    """At every use; at the import where there is none."""
+    """At every use; at the import where there is none, which then holds nothing back."""
     assert binding.alias is not None
-    nodes: list[cst.CSTNode] = [use.nodes[0] for use in local.uses]
-    for node in nodes or [binding.alias]:
-        decisions.report(node, binding.path, why)
+    for use in local.uses:
+        decisions.report(use.nodes[0], binding.path, why)
+    if not local.uses:
+        decisions.report(binding.alias, binding.path, replace(why, holds=False))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import libcst as cst
 
 from backquant.migrate.by_hand import ByHand
-from backquant.migrate.configs import ConfigArgument, config_arguments
+from backquant.migrate.configs import ConfigArgument, config_arguments, literal_of
 from backquant.migrate.decisions import Decisions, Resolved
 from backquant.migrate.names import RENAMED_CALLS
-from backquant.migrate.patterns import report_patterns
+from backquant.migrate.patterns import report_dict_patterns, report_patterns
 from backquant.migrate.setters import KEYS, string_keys
 from backquant.migrate.signatures import CONFIGS, KEYWORDS, SIGNATURES, Signature
 
@@ -34,6 +34,7 @@ def rewrite_calls(decisions: Decisions) -> None:
     configs: list[ConfigArgument] = []
     renamed: list[cst.Call] = []
     for resolved in decisions.resolved:
+        _report_from_dict(decisions, resolved)
         call = decisions.names.parents.get(resolved.node)
         if not isinstance(call, cst.Call) or call.func is not resolved.node:
             continue
@@ -46,6 +47,23 @@ def rewrite_calls(decisions: Decisions) -> None:
     for call in renamed:
         if call not in mappings:
             decisions.changes.edit(call, _to_dict)
+
+
+def _report_from_dict(decisions: Decisions, resolved: Resolved) -> None:
+    """``BackendConfig.from_dict({…})``: its patterns may be in reversed order."""
+    parents = decisions.names.parents
+    method = parents.get(resolved.node)
+    call = None if method is None else parents.get(method)
+    if (
+        resolved.target in ("backquant.BackendConfig", "backquant.BackendPatternConfig")
+        and isinstance(method, cst.Attribute)
+        and method.attr.value == "from_dict"
+        and isinstance(call, cst.Call)
+        and call.args
+    ):
+        literal = literal_of(decisions.names, call.args[0].value)
+        if literal is not None:
+            report_dict_patterns(decisions, literal)
 
 
 def _to_dict(updated: cst.Call) -> cst.Call:

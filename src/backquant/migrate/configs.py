@@ -11,9 +11,10 @@ from backquant.migrate.by_hand import ByHand
 from backquant.migrate.decisions import Decisions, Resolved
 from backquant.migrate.local_names import Names
 from backquant.migrate.names import RENAMED_CALLS
+from backquant.migrate.patterns import report_dict_patterns
 from backquant.migrate.setters import KEYS, chain, setters, string_keys
 
-__all__ = ["ConfigArgument", "config_arguments"]
+__all__ = ["ConfigArgument", "config_arguments", "literal_of"]
 
 _WIDTH = 88
 _INDENT = "    "
@@ -71,7 +72,7 @@ def config_arguments(
     read = {id(argument.value): argument for argument in arguments}
     mappings: set[cst.BaseExpression] = set()
     for argument in arguments:
-        literal = _literal(decisions.names, argument.value)
+        literal = literal_of(decisions.names, argument.value)
         if literal is not None:
             _report_keys(decisions, argument, literal)
         if isinstance(argument.value, cst.Dict):
@@ -85,7 +86,7 @@ def config_arguments(
     return mappings
 
 
-def _literal(names: Names, value: cst.BaseExpression) -> cst.Dict | None:
+def literal_of(names: Names, value: cst.BaseExpression) -> cst.Dict | None:
     """The dict literal that an argument is, directly or by a variable with one assignment."""
     if isinstance(value, cst.Dict):
         return value
@@ -191,7 +192,7 @@ def _variable(
     alike = all(id(use) in read and read[id(use)].cls == argument.cls for use in uses)
     if alike and all(_is_renamed_call(decisions, value) for value in assigned):
         return {value for value in assigned if value is not None}
-    literal = _literal(names, argument.value)
+    literal = literal_of(names, argument.value)
     if literal is None or not alike or setters(argument.class_name, literal) is None:
         _wrap(decisions, argument)
     elif literal not in decisions.changes.edits:
@@ -227,6 +228,7 @@ def _is_renamed_call(decisions: Decisions, value: cst.BaseExpression | None) -> 
 def _report_keys(decisions: Decisions, argument: ConfigArgument, literal: cst.Dict) -> None:
     """Keys that the config's class does not take."""
     if argument.class_name == "BackendConfig":
+        report_dict_patterns(decisions, literal)
         return
     standalone = _STANDALONE if argument.class_name == "PrepareCustomConfig" else {}
     known = {*KEYS[argument.class_name], *standalone}

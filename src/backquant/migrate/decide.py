@@ -22,7 +22,7 @@ from backquant.migrate.bound_packages import decide_package
 from backquant.migrate.decisions import Decisions
 from backquant.migrate.local_names import Local, Names
 from backquant.migrate.resolve import fate
-from backquant.migrate.star_imports import decide_star
+from backquant.migrate.star_imports import decide_stars
 
 __all__ = ["decide"]
 
@@ -44,8 +44,7 @@ def decide(names: Names, *, reexports: bool = False) -> Decisions:
         {"name": decide_name, "module": decide_module, "package": decide_package}[_kind(local)](
             decisions, local
         )
-    for star in names.stars:
-        decide_star(decisions, star, reexports=reexports)
+    decide_stars(decisions, reexports=reexports)
     return decisions
 
 

@@ -157,6 +157,9 @@ RENAMED_CALLS: dict[str, str] = {
 
 #: Names of PyTorch's implementation that have another name, or are an option, in backquant.
 PRIVATE: dict[str, str] = {
+    "_with_args": "backquant.with_args",
+    "_with_callable_args": "backquant.with_callable_args",
+    "_PartialWrapper": "backquant.ObserverPartial",
     "is_activation_post_process": "backquant.is_observer_or_fake_quantize",
     "_is_activation_post_process": "backquant.is_observer_or_fake_quantize",
     "_FusedModule": "backquant.nn.intrinsic.FusedModule",

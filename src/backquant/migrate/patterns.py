@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import libcst as cst
 
 from backquant.migrate.by_hand import ByHand
 from backquant.migrate.decisions import Decisions, Resolved
 from backquant.migrate.setters import string_keys
 
-__all__ = ["looks_reversed", "report_patterns"]
+__all__ = ["looks_reversed", "report_dict_patterns", "report_patterns"]
 
 _REVERSED = ByHand(
     "reversed pattern",
@@ -26,29 +24,21 @@ _ROOTS = ("conv", "linear", "matmul", "bmm", "add", "mul", "cat")
 
 
 def report_patterns(decisions: Decisions, resolved: Resolved, call: cst.Call) -> None:
-    """Report patterns that look reversed, in ``BackendPatternConfig(…)`` and in ``from_dict(…)``."""
+    """Report a pattern that looks reversed in ``BackendPatternConfig(pattern)``."""
     name = resolved.target.rpartition(".")[2]
     if name == "BackendPatternConfig" and call.args and not call.args[0].star:
         _report(decisions, call.args[0].value)
-    elif name in ("prepare_fx", "prepare_qat_fx", "fuse_fx", "convert_fx"):
-        for argument in call.args:
-            _report_dict(decisions, argument.value)
 
 
-def _report_dict(decisions: Decisions, value: cst.BaseExpression) -> None:
-    for config in _dicts(value):
-        pattern = (string_keys(config) or {}).get("pattern")
-        if pattern is not None:
-            _report(decisions, pattern)
-
-
-def _dicts(value: cst.BaseExpression) -> Iterator[cst.Dict]:
-    """The dicts in the list ``configs`` of a backend's dict."""
-    configs = (string_keys(value) or {}).get("configs")
+def report_dict_patterns(decisions: Decisions, config: cst.BaseExpression) -> None:
+    """Report patterns that look reversed in the dict of a backend, or of one entry."""
+    entries = string_keys(config) or {}
+    if "pattern" in entries:
+        _report(decisions, entries["pattern"])
+    configs = entries.get("configs")
     if isinstance(configs, (cst.List, cst.Tuple)):
         for element in configs.elements:
-            if isinstance(element.value, cst.Dict):
-                yield element.value
+            report_dict_patterns(decisions, element.value)
 
 
 def _report(decisions: Decisions, pattern: cst.BaseExpression) -> None:

@@ -1,0 +1,10 @@
+import torch
+from torch.ao.quantization import fuse_modules
+from backquant import QConfigMapping, get_default_qconfig
+from backquant import convert_fx, prepare_fx
+
+
+def run(model, x):
+    mapping = QConfigMapping().set_global(get_default_qconfig("x86"))
+    model = fuse_modules(model, [["conv", "relu"]])
+    return convert_fx(prepare_fx(model, mapping, (torch.zeros_like(x),)))

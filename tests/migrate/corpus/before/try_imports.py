@@ -1,0 +1,34 @@
+try:
+    from torch.ao.quantization import quantize_fx
+    from torch.ao.quantization import QConfigMapping
+except ImportError:
+    from torch.quantization import quantize_fx
+    QConfigMapping = None
+
+try:
+    import torch.ao.nn.intrinsic as nni
+except ImportError:
+    nni = None
+
+HAS_FX = False
+try:
+    from torch.quantization.quantize_fx import prepare_fx as _prepare
+
+    HAS_FX = True
+except ImportError:
+    _prepare = None
+
+if QConfigMapping is not None:
+    import torch.ao.quantization as tq
+else:
+    import torch.quantization as tq
+
+
+def fused():
+    return () if nni is None else (nni.ConvReLU2d, nni.LinearReLU)
+
+
+def prepare(model, x):
+    if _prepare is None:
+        raise RuntimeError("too old")
+    return quantize_fx.prepare_fx(model, {"": tq.default_qconfig}, x)
