@@ -13,4 +13,4 @@ def test_the_bar_counts(makers, capsys):
         calibrate(prepared, [torch.randn(1, 3, 4, 4)] * 2, progress=progress)
         task = progress._bar.tasks[0]
         assert (task.completed, task.total) == (2, 2)
-    assert "measuring" in capsys.readouterr().out
+    assert "measuring" in capsys.readouterr().err
