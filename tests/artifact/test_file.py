@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,7 +140,8 @@ def test_files_that_are_no_artifacts(
     for name, path in make(tmp_path).items():
         with pytest.raises(ArtifactError) as caught:
             read(path)
-        snapshot(f"file-{name}", caught.value)
+        text = re.sub(r"(not a readable artifact): .*", r"\1: <reason>", str(caught.value))
+        snapshot(f"file-{name}", text)  # the reason is safetensors'
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path, snapshot: Callable[..., None]) -> None:

@@ -318,12 +318,13 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_documents_are_one_kind_of_error(
-    damage: str, quantized: QuantizedModel, tmp_path: Path
+    damage: str, quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
 ) -> None:
     path = tampered(quantized, tmp_path / "model.bq", DAMAGES[damage])
-    with pytest.raises(backquant.BackquantError) as caught:
+    with pytest.raises(ArtifactError) as caught:
         backquant.load(path)
     assert "model.bq" in str(caught.value)
+    snapshot(f"load-damaged-{damage.replace(' ', '-')}", caught.value)
 
 
 def test_an_engine_that_this_machine_lacks(

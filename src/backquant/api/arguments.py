@@ -1,13 +1,93 @@
-"""Arguments of the torch-compatible entry points: dict forms become objects, defaults are filled in."""
+"""Arguments of the entry points: checked, dict forms become objects, defaults are filled in."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from backquant.backend_config import BackendConfig, get_native_backend_config
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+import torch
+from torch import nn
 
-__all__ = ["given_backend", "given_custom", "given_mapping"]
+from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
+from backquant.errors import CaptureError, UsageError
+from backquant.lower import QuantizedModel
+from backquant.qconfig import PrepareCustomConfig, QConfig, QConfigMapping
+
+__all__ = [
+    "Backend",
+    "given_backend",
+    "given_custom",
+    "given_mapping",
+    "given_model",
+    "resolve_backend",
+]
+
+Backend = str | os.PathLike[str] | BackendConfig
+
+
+def given_model(model: Any) -> nn.Module:
+    """``model`` if it is one whose operators can be seen.
+
+    Raises ``UsageError`` for what is no module, is wrapped, quantized, or has no weights yet, and
+    ``CaptureError`` for TorchScript.
+
+    >>> given_model(nn.ReLU())
+    ReLU()
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(
+            f"the model is the class {model.__name__}", where="model", fix=f"{model.__name__}(...)"
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"the model is a {type(model).__name__}, not an nn.Module",
+            where="model",
+            fix="pass the module itself: backquant.quantize(MyModel(), ...)",
+        )
+    kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"the model is TorchScript ({kind}), whose operators cannot be traced",
+            where="model",
+            fix="pass the nn.Module that was scripted",
+        )
+    if isinstance(model, QuantizedModel):
+        raise UsageError(
+            "the model is quantized already",
+            where="model",
+            fix="pass the float model it was made from",
+        )
+    inner = {"OptimizedModule": "_orig_mod", "DataParallel": "module"}
+    attribute = inner.get(kind, "module" if kind == "DistributedDataParallel" else "")
+    if attribute:
+        raise UsageError(
+            f"the model is wrapped in {kind}", where="model", fix=f"pass model.{attribute}"
+        )
+    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise UsageError(
+            f"the model has no weights yet: {lazy[0]} is {type(model.get_parameter(lazy[0])).__name__}",
+            where="model",
+            fix="run it once: model(*example_inputs)",
+        )
+    return model
+
+
+def resolve_backend(backend: Backend) -> BackendConfig:
+    """A description as it is, or by name or file.
+
+    >>> resolve_backend("x86").name
+    'x86'
+    """
+    if isinstance(backend, BackendConfig):
+        return backend
+    if not isinstance(backend, str | os.PathLike):
+        raise UsageError(
+            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
+            where=f"backend={backend!r}"[:80],
+            fix='backend="x86"; list_backends() names all',
+        )
+    return get_backend_config(backend)
 
 
 def given_backend(config: BackendConfig | dict[str, Any] | None) -> BackendConfig:
@@ -21,13 +101,24 @@ def given_backend(config: BackendConfig | dict[str, Any] | None) -> BackendConfi
     return BackendConfig.from_dict(config) if isinstance(config, dict) else config
 
 
-def given_mapping(mapping: QConfigMapping | dict[str, Any]) -> QConfigMapping:
-    """The mapping as it is, or from its dict form.
+def given_mapping(mapping: Any) -> QConfigMapping:
+    """The mapping as it is, or from its dict form. Raises ``UsageError`` for anything else.
 
     >>> given_mapping({"": None}).global_qconfig is None
     True
     """
-    return QConfigMapping.from_dict(mapping) if isinstance(mapping, dict) else mapping
+    if isinstance(mapping, dict):
+        return QConfigMapping.from_dict(mapping)
+    if not isinstance(mapping, QConfigMapping):
+        kind = type(mapping).__name__
+        raise UsageError(
+            f"qconfig_mapping is a {kind}, not a QConfigMapping",
+            where="qconfig_mapping",
+            fix="QConfigMapping().set_global(qconfig)"
+            if isinstance(mapping, QConfig)
+            else 'get_default_qconfig_mapping("x86"), or None for the backend\'s own',
+        )
+    return mapping
 
 
 def given_custom(

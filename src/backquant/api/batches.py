@@ -1,16 +1,20 @@
-"""The first batch of a calibration set, without losing it from an iterator."""
+"""The calibration set: refused when it is none, and its first batch taken without losing it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-__all__ = ["first_batch"]
+import torch
+
+from backquant.errors import CalibrationError
+
+__all__ = ["check_set", "first_batch"]
 
 
 class _Rejoined:
-    """An iterator with its first batch put back; as long as the original said it is."""
+    """An iterator with its first batch put back."""
 
     def __init__(self, first: Any, rest: Iterator[Any]) -> None:
         self._batches = chain([first], rest)
@@ -19,19 +23,44 @@ class _Rejoined:
         return self._batches
 
 
-def first_batch(example_inputs: Any, calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
-    """Example inputs (the first batch where none are given) and a set that still holds every batch.
+def check_set(calibration: Any) -> None:
+    """Raise ``CalibrationError`` for what is no iterable of batches: one batch, a file's name, a data set.
 
-    Nothing is taken from a set that is no iterable or is empty: calibration refuses it by name.
+    >>> check_set([torch.zeros(1)])
+    """
+    kind = type(calibration).__name__
+    if isinstance(calibration, torch.Tensor | Mapping):
+        fix = "pass a list of batches: calibration=[batch]"
+    elif isinstance(calibration, str | bytes):
+        fix = "pass the batches themselves; the command line reads files: backquant quantize --data"
+    elif isinstance(calibration, Iterable):
+        return
+    elif hasattr(calibration, "__getitem__"):
+        fix = "torch.utils.data.DataLoader(dataset, batch_size=32) makes batches of a data set"
+    else:
+        fix = "pass any iterable of batches: calibration=[batch], or a DataLoader"
+    raise CalibrationError(
+        f"the calibration set is a {kind}, not an iterable of batches", where="calibration", fix=fix
+    )
 
-    >>> example, batches = first_batch(None, iter([1, 2]))
+
+def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """The first batch, and a set that still holds every batch.
+
+    Raises ``CalibrationError`` when there is none.
+
+    >>> example, batches = first_batch(iter([1, 2]))
     >>> example, list(batches)
     (1, [1, 2])
     """
-    if example_inputs is not None or not isinstance(calibration, Iterable):
-        return example_inputs, calibration
     iterator = iter(calibration)
     for first in iterator:
         again = calibration if iterator is not calibration else _Rejoined(first, iterator)
         return first, again
-    return None, calibration
+    used_up = iterator is calibration
+    raise CalibrationError(
+        "the calibration set is empty"
+        + (", or an iterator that was used up before" if used_up else ""),
+        where=f"calibration: {type(calibration).__name__} without batches",
+        fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
+    )

@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.api.arguments import given_backend, given_custom, given_mapping
+from backquant.api.arguments import given_backend, given_custom, given_mapping, given_model
+from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
+from backquant.api.qat import fuse_for_training
 from backquant.api.skipped import warn_of_skipped
 from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
 from backquant.errors import UsageError
-from backquant.graph import check_inputs
 from backquant.lower import QuantizedModel, engine_info
 from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
 from backquant.qconfig import FuseCustomConfig, PrepareCustomConfig, QConfigMapping
@@ -28,17 +29,27 @@ def fuse_fx(
 ) -> fx.GraphModule:
     """Capture ``model`` and fuse what the backend fuses (convolution with batch norm and ReLU, …).
 
-    The model must be in evaluation mode, and is not changed. Default backend: native.
+    In evaluation mode batch norms are folded. In training mode (where PyTorch raises) they stay, in
+    the fused modules that ``prepare_qat_fx`` makes, and the result has tensors of its own. The model
+    is not changed. Default backend: native.
 
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()).eval()
+    Raises:
+        CaptureError: the model cannot be traced.
+        ConfigError: modules to fuse are in different modes.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
     >>> [type(module).__name__ for module in fuse_fx(model).children()]
+    ['ConvBnReLU2d']
+    >>> [type(module).__name__ for module in fuse_fx(model.eval()).children()]
     ['ConvReLU2d']
     """
     custom = PrepareCustomConfig()
     if fuse_custom_config is not None:
         custom.set_preserved_attributes(fuse_custom_config.preserved_attributes)
-    return fused_graph(model, given_backend(backend_config), custom)[0].module
+    backend = given_backend(backend_config)
+    if given_model(model).training:
+        return fuse_for_training(model, backend, custom)
+    return fused_graph(model, backend, custom).fused.module
 
 
 def prepare_fx(  # size: PyTorch's signature
@@ -67,10 +78,14 @@ def prepare_fx(  # size: PyTorch's signature
     torch.Size([2, 4])
     """
     if _equalization_config is not None:
-        raise UsageError("_equalization_config is not supported", where="prepare_fx")
+        raise UsageError(
+            "_equalization_config is not supported",
+            where="prepare_fx",
+            fix="leave it out; scale inputs and weights before preparing",
+        )
     mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
     backend = given_backend(backend_config)
-    check_inputs(model, example_inputs)
+    checked_example(given_model(model), example_inputs)
     step = planned(model, backend, mapping, custom)
     prepared = insert_observers(
         step.module,
@@ -113,4 +128,4 @@ def convert_fx(graph_module: fx.GraphModule) -> QuantizedModel:
     """
     reference = convert_to_reference(graph_module)
     engine = reference_state(reference).backend_config.engine
-    return quantized_model(reference, None if engine is None else engine_info(engine))
+    return quantized_model(reference, None if engine is None else engine_info(engine), graph_module)

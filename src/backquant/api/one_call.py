@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from backquant.api.batches import first_batch
+from backquant.api.arguments import Backend, given_custom, given_mapping, resolve_backend
+from backquant.api.engine_dtypes import check_engine_dtypes
+from backquant.api.examples import checked_example, example_from
 from backquant.api.lowering import quantized_model
-from backquant.api.requirements import check_requirement
-from backquant.api.steps import (
-    Backend,
-    Planned,
-    evaluation_copy,
-    example_of,
-    planned,
-    resolve_backend,
-)
+from backquant.api.requirements import check_requirement, given_requirement
+from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
 from backquant.calibrate import ProgressBar, calibrate
 from backquant.convert import convert_to_reference, reference_state
 from backquant.graph.costs import multiply_adds
 from backquant.lower import QuantizedModel, engine_info
-from backquant.prepare import Origin, PreparedModule, insert_observers
-from backquant.qconfig import (
-    PrepareCustomConfig,
-    QConfigMapping,
-    get_default_qconfig_mapping,
-)
+from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping, get_default_qconfig_mapping
 from backquant.report.build import ReportSource, build_report
 from backquant.report.model import Report
 
@@ -45,7 +36,7 @@ def quantize(
     backend: Backend = "x86",
     calibration: Iterable[Any],
     qconfig_mapping: QConfigMapping | None = None,
-    require: float | Sequence[str] | None = None,
+    require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
     progress: bool = False,
 ) -> QuantizedModel:
@@ -56,23 +47,25 @@ def quantize(
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
             Default: the first batch of the calibration set.
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
-        calibration: any iterable of batches; a batch has the form of ``example_inputs``.
+        calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
+            iterator itself raises passes through.
         qconfig_mapping: what is asked for; default: ``get_default_qconfig_mapping(backend)``.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
-        progress: show a progress bar on the terminal while calibrating.
+        progress: show a progress bar on standard error while calibrating.
 
     Returns:
-        A module called like the original, floats in and floats out. Its ``report`` says what each
-        operator became, and why.
+        A module called like the original, floats in and floats out, with tensors of its own. Its
+        ``report`` says what each operator became, and why.
 
     Raises:
         CaptureError: the model cannot be traced.
         InputError: example inputs or a batch do not fit the model.
         CalibrationError: the calibration set is empty or holds NaN or infinite values.
-        EngineError: this build or CPU lacks the backend's engine.
+        EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
         CoverageError: nothing, or less than required, can be quantized; lists the reasons.
+        UsageError: an argument is of the wrong kind.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
@@ -81,55 +74,91 @@ def quantize(
     (torch.Size([2, 8]), 1.0)
     """
     config = resolve_backend(backend)
+    ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)
+    required = given_requirement(require)
     engine = None if config.engine is None else engine_info(config.engine)
     frozen = evaluation_copy(model)
-    example_inputs, calibration = first_batch(example_inputs, calibration)
-    step = _plan(frozen, example_inputs, config, qconfig_mapping, prepare_custom_config)
-    costs = multiply_adds(step.module, example_inputs)
-    check_requirement(build_report(_source(step, config, costs)), require)
-    prepared = _prepared(step, config, qconfig_mapping, prepare_custom_config)
+    example, batches = example_from(frozen, example_inputs, calibration)
+    step = _planned(frozen, ask)
+    if engine is not None:
+        check_engine_dtypes(step.plan, config, engine)
+    costs = multiply_adds(step.module, example)
+    check_requirement(build_report(_source(step, config, costs)), required)
+    prepared = _prepared(step, ask)
     with ProgressBar("calibrating") if progress else nullcontext() as bar:
-        calibrated = calibrate(prepared, calibration, progress=bar)
+        calibrated = calibrate(prepared, batches, progress=bar)
     reference = convert_to_reference(prepared)
     state = reference_state(reference)
     source = _source(Planned(step.fused, state.plan), config, costs, state.sites, state.qparams)
-    check_requirement(build_report(source), require)
-    quantized = quantized_model(reference, engine)
+    check_requirement(build_report(source), required)
+    quantized = quantized_model(reference, engine, model)
     quantized.report = build_report(source.lowered(model, quantized, calibrated.unseen))
     return quantized
 
 
-def _mapping(config: BackendConfig, mapping: QConfigMapping | None) -> QConfigMapping:
-    return get_default_qconfig_mapping(config) if mapping is None else mapping
-
-
-def _plan(
+def explain(
     model: nn.Module,
     example_inputs: Any,
-    config: BackendConfig,
-    mapping: QConfigMapping | None,
-    custom: PrepareCustomConfig | None,
-) -> Planned:
-    example_of(model, example_inputs)
-    step = planned(model, config, _mapping(config, mapping), custom)
-    if mapping is None:  # rules that the user did not write are no news when nothing used them
+    *,
+    backend: Backend = "x86",
+    qconfig_mapping: QConfigMapping | None = None,
+    prepare_custom_config: PrepareCustomConfig | None = None,
+) -> Report:
+    """Say for every operator what it would become, and why. Needs no data; changes nothing.
+
+    The engine need not run here. Args: as in ``quantize``.
+
+    Raises:
+        CaptureError: the model cannot be traced.
+        InputError: the example inputs do not fit the model.
+        UsageError: an argument is of the wrong kind.
+
+    >>> import torch
+    >>> report = explain(nn.Sequential(nn.Linear(8, 8), nn.Softplus()), torch.zeros(1, 8))
+    >>> [(row.operator, row.outcome) for row in report.rows]
+    [('Linear', 'quantized'), ('Softplus', 'float')]
+    """
+    config = resolve_backend(backend)
+    ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)
+    frozen = evaluation_copy(model)
+    example = checked_example(frozen, example_inputs)
+    step = _planned(frozen, ask)
+    state = prepared_state(_prepared(step, ask))
+    costs = multiply_adds(step.module, example)
+    return build_report(_source(Planned(step.fused, state.plan), config, costs, state.sites))
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What the user asks of which backend; ``is_default``: the mapping is the backend's own."""
+
+    config: BackendConfig
+    mapping: QConfigMapping
+    custom: PrepareCustomConfig | None
+    is_default: bool
+
+    @classmethod
+    def of(cls, config: BackendConfig, mapping: Any, custom: Any) -> _Ask:
+        default = mapping is None
+        given = get_default_qconfig_mapping(config) if default else given_mapping(mapping)
+        return cls(config, given, given_custom(custom), default)
+
+
+def _planned(model: nn.Module, ask: _Ask) -> Planned:
+    step = planned(model, ask.config, ask.mapping, ask.custom)
+    if ask.is_default:  # rules that the user did not write are no news when nothing used them
         return Planned(step.fused, replace(step.plan, unused_rules=()))
     return step
 
 
-def _prepared(
-    step: Planned,
-    config: BackendConfig,
-    mapping: QConfigMapping | None,
-    custom: PrepareCustomConfig | None,
-) -> PreparedModule:
+def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
     return insert_observers(
         step.module,
         step.plan,
-        config,
-        _mapping(config, mapping),
+        ask.config,
+        ask.mapping,
         origin=Origin(step.fused.scopes, step.fused.provenance),
-        custom=custom,
+        custom=ask.custom,
     )
 
 
@@ -144,40 +173,9 @@ def _source(
         plan=step.plan,
         backend_config=config,
         module=step.module,
+        scopes=step.fused.scopes,
         provenance=step.fused.provenance,
         multiply_adds=costs,
         sites=sites,
         qparams=qparams or {},
-    )
-
-
-def explain(
-    model: nn.Module,
-    example_inputs: Any,
-    *,
-    backend: Backend = "x86",
-    qconfig_mapping: QConfigMapping | None = None,
-    prepare_custom_config: PrepareCustomConfig | None = None,
-) -> Report:
-    """Say for every operator what it would become, and why. Needs no data; changes nothing.
-
-    Args: as in ``quantize``.
-
-    Raises:
-        CaptureError: the model cannot be traced.
-        InputError: the example inputs do not fit the model.
-
-    >>> import torch
-    >>> report = explain(nn.Sequential(nn.Linear(8, 8), nn.Softplus()), torch.zeros(1, 8))
-    >>> [(row.operator, row.outcome) for row in report.rows]
-    [('Linear', 'quantized'), ('Softplus', 'float')]
-    """
-    config = resolve_backend(backend)
-    frozen = evaluation_copy(model)
-    step = _plan(frozen, example_inputs, config, qconfig_mapping, prepare_custom_config)
-    prepared = _prepared(step, config, qconfig_mapping, prepare_custom_config)
-    state = prepared.meta["backquant"]
-    final = Planned(step.fused, state.plan)
-    return build_report(
-        _source(final, config, multiply_adds(step.module, example_inputs), state.sites)
     )

@@ -1,21 +1,26 @@
-"""Quantization-aware training: fake quantize modules in place of observers, trained with the model."""
+"""Quantization-aware training: fake quantize modules where calibration has observers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from backquant.api.arguments import given_backend, given_custom, given_mapping
+from backquant.api.examples import checked_example
 from backquant.api.skipped import warn_of_skipped
-from backquant.api.steps import evaluation_copy, planned
+from backquant.api.steps import FusedGraph, captured_with, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
-from backquant.graph import check_inputs
+from backquant.fuse import apply_fusion
+from backquant.graph import capture_for_training, own_tensors
+from backquant.match import plan_fusion
 from backquant.prepare import (
     Origin,
     PreparedModule,
     insert_observers,
     prepared_state,
+    rebuilt,
     swap_for_training,
 )
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -30,22 +35,76 @@ def prepare_qat_fx(
     prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> PreparedModule:
-    """Fuse ``model`` for training, swap in QAT modules and insert fake quantize modules.
+    """A copy of ``model`` to train, in which weights and activations are rounded as on the backend.
+
+    Convolution or linear with batch norm (and ReLU) become QAT modules of ``backquant.nn``; fake
+    quantize modules stand where ``prepare_fx`` has observers. Train the result as any module, then
+    convert it with ``convert_fx`` or ``convert_to_reference_fx``. ``docs/qat.md`` shows all of it.
+
+    The model is not changed: the result has parameters and buffers of its own (tied ones stay tied).
+    As in PyTorch, an evaluation-mode model is accepted. *Different:* the result is then in evaluation
+    mode throughout, until ``train()`` is called; arguments such as ``training=self.training`` of
+    functional dropout follow ``train()`` and ``eval()``; and a batch norm without a module for
+    training (behind a transposed convolution) is trained as it is and folded at conversion, where
+    PyTorch raises.
+
+    As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons,
+    and says so if the model computes something else in the other mode.
+
+    Args:
+        model: a module that can be traced symbolically, in training mode as a rule.
+        qconfig_mapping: asks for fake quantize modules: ``get_default_qat_qconfig_mapping(backend)``.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
+        backend_config: what is trained for. Default: native.
+
+    Raises:
+        CaptureError: the model cannot be traced.
+        InputError: the example inputs do not fit the model.
+        ConfigError: convolution and batch norm in different modes, or a batch norm that cannot be
+            fused for training; a QAT class without ``from_float``; a QConfig that makes no observer.
 
     >>> import torch
     >>> from backquant.qconfig import get_default_qat_qconfig_mapping
     >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
-    >>> prepared = prepare_qat_fx(
-    ...     model, get_default_qat_qconfig_mapping("x86"), torch.zeros(2, 3, 4, 4))
-    >>> type(prepared.get_submodule("0")).__name__
-    'ConvBnReLU2d'
+    >>> mapping = get_default_qat_qconfig_mapping("qnnpack")
+    >>> prepared = prepare_qat_fx(model, mapping, torch.zeros(2, 3, 4, 4))
+    >>> prepared(torch.randn(2, 3, 4, 4)).sum().backward()
+    >>> type(prepared.get_submodule("0")).__name__, prepared.get_submodule("0").weight.grad.shape
+    ('ConvBnReLU2d', torch.Size([3, 3, 1, 1]))
     """
     mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
     backend = given_backend(backend_config)
-    check_inputs(evaluation_copy(model), example_inputs)
-    step = planned(model, backend, mapping, custom, is_qat=True)
-    trained = swap_for_training(step.module, step.plan, backend, mapping)
-    origin = Origin(step.fused.scopes, step.fused.provenance)
-    prepared = insert_observers(trained, step.plan, backend, mapping, origin=origin, custom=custom)
-    warn_of_skipped(prepared_state(prepared).plan)
+    checked_example(
+        evaluation_copy(model), example_inputs
+    )  # a batch of one is no error in training
+    graph, difference = _fused(model, backend, custom)
+    step = decided(graph, backend, mapping, custom)
+    prepared = insert_observers(
+        swap_for_training(step.module, step.plan, backend, mapping),
+        step.plan,
+        backend,
+        mapping,
+        origin=Origin(step.fused.scopes, step.fused.provenance),
+        custom=custom,
+    )
+    warn_of_skipped(prepared_state(prepared).plan, *filter(None, [difference]))
     return prepared
+
+
+def fuse_for_training(
+    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig
+) -> fx.GraphModule:
+    """A copy of ``model`` with fused modules that still have their batch norms."""
+    module = _fused(model, backend, custom)[0].fused.module
+    return rebuilt(module, own_tensors(module))
+
+
+def _fused(
+    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None
+) -> tuple[FusedGraph, str]:
+    """The model's graph, fused for training, and what else the model does in the other mode."""
+    captured, difference = capture_for_training(model, partial(captured_with, custom))
+    fusions = plan_fusion(captured.module, backend, is_qat=True)
+    fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
+    return FusedGraph(fused, fusions), difference

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from backquant.errors import CoverageError, UsageError
-from backquant.report.model import Report, Row
+from backquant.report.model import ReasonRow, Report, Row
 
-__all__ = ["check_requirement"]
+__all__ = ["check_requirement", "given_requirement"]
 
-_SHOWN = 12
+_SHOWN = 8  # reasons in a message
+_NAMED = 4  # operators of a reason
+
+
+def given_requirement(require: Any) -> float | tuple[str, ...] | None:
+    """``require`` as a share or as module names. Raises ``UsageError`` for anything else.
+
+    >>> given_requirement("encoder.fc"), given_requirement(1)
+    (('encoder.fc',), 1.0)
+    """
+    if require is None:
+        return None
+    if isinstance(require, str):
+        return (require,)
+    if isinstance(require, Collection) and all(isinstance(name, str) for name in require):
+        return tuple(require)
+    is_number = isinstance(require, int | float) and not isinstance(require, bool)
+    if is_number and 0 <= require <= 1:
+        return float(require)
+    raise UsageError(
+        f"require={require!r} is not a share between 0 and 1",
+        where="require",
+        fix='require=0.9 for 90% of the multiply-adds, or require=["encoder.fc"] for modules',
+    )
 
 
 def check_requirement(report: Report, require: float | Sequence[str] | None) -> None:
@@ -21,13 +45,13 @@ def check_requirement(report: Report, require: float | Sequence[str] | None) -> 
 
     >>> rows = (Row("fc", "Linear", "fc", "quantized"),)
     >>> check_requirement(Report("x86", rows=rows), 0.5)
-    >>> check_requirement(Report("x86"), None)
+    >>> check_requirement(Report("x86"), None)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     backquant.errors.CoverageError: nothing in this model can be quantized for x86
+      where  the model has no operators
+      ...
     """
-    if isinstance(require, str):
-        require = (require,)
     if isinstance(require, Sequence):
         _check_modules(report, require)
     elif require is not None:
@@ -35,26 +59,19 @@ def check_requirement(report: Report, require: float | Sequence[str] | None) -> 
     if not report.quantized:
         raise CoverageError(
             f"nothing in this model can be quantized for {report.backend}",
-            where=_refusals(report.float_rows),
-            fix="print(backquant.explain(model, example_inputs, backend=...)) has every reason"
-            if report.float_rows
-            else "",
+            where=_refusals(report.float_rows) or "the model has no operators",
+            fix=_fix(report.float_rows),
         )
 
 
 def _check_share(report: Report, share: float) -> None:
-    if isinstance(share, bool) or not 0 <= share <= 1:
-        raise UsageError(
-            f"require={share!r} is not a share between 0 and 1",
-            fix='require=0.9 for 90% of the multiply-adds, or require=["encoder.fc"] for modules',
-        )
     if report.coverage < share:
         refused = sorted(report.float_rows, key=lambda row: -row.multiply_adds)
         raise CoverageError(
             f"{report.coverage:.1%} of the multiply-adds can be quantized for {report.backend}, "
             f"and {share:.1%} is required",
             where=_refusals(refused),
-            fix="apply the fixes above, or lower require",
+            fix=_fix(refused),
         )
 
 
@@ -62,38 +79,64 @@ def _check_modules(report: Report, names: Sequence[str]) -> None:
     for name in names:
         rows = [row for row in report.operators if _inside(row, name)]
         if not rows:
-            paths = {row.module_path for row in report.rows}
-            near = get_close_matches(name, paths, 3)
             raise UsageError(
                 f"no operator of the model is in a module {name!r}",
                 where="require",
-                fix="did you mean " + " or ".join(map(repr, near)) + "?" if near else "",
+                fix=_nearest(name, report),
             )
         refused = [row for row in rows if not row.quantized]
         if refused:
             raise CoverageError(
                 f"{name!r} is required to be quantized, and stays float on {report.backend}",
                 where=_refusals(refused),
-                fix="apply the fix above, or take it out of require",
+                fix=_fix(refused),
             )
 
 
+def _nearest(name: str, report: Report) -> str:
+    paths = {path for row in report.operators for path in (row.module_path, *row.fused) if path}
+    parents = {path.rsplit(".", 1)[0] for path in paths}
+    near = get_close_matches(name, sorted(paths | parents), 3)
+    if near:
+        return "did you mean " + " or ".join(map(repr, near)) + "?"
+    return "modules with operators: " + ", ".join(sorted(paths)[:12])
+
+
 def _inside(row: Row, name: str) -> bool:
-    return row.module_path == name or row.module_path.startswith(name + ".")
+    """Whether the row is or holds an operator of the module: also one that was fused into it."""
+    return any(
+        path == name or path.startswith(name + ".") for path in (row.module_path, *row.fused)
+    )
 
 
 def _refusals(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows[:_SHOWN]:
-        reason = row.reasons[0] if row.reasons else None
-        text = f"{row.module_path or row.node} ({row.operator})"
-        if reason is not None:
-            text += f": {reason.rule}"
-            if reason.asked:
-                text += f", asked {reason.asked}"
-            if reason.admitted:
-                text += f", admitted {reason.admitted}"
-        lines.append(text)
-    if len(rows) > _SHOWN:
-        lines.append(f"… and {len(rows) - _SHOWN} more")
+    """One line for each reason, with the operators that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        text = _reason(row.reasons[0]) if row.reasons else "no reason given"
+        by_reason.setdefault(text, []).append(f"{row.module_path or row.node} ({row.operator})")
+    lines = [f"{_some(operators)}: {text}" for text, operators in by_reason.items()]
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more reasons"]
     return "\n         ".join(lines)
+
+
+def _reason(reason: ReasonRow) -> str:
+    parts = [reason.rule]
+    parts += [f"asked {reason.asked}"] if reason.asked else []
+    parts += [f"admitted {reason.admitted}"] if reason.admitted else []
+    return ", ".join(parts)
+
+
+def _some(operators: list[str]) -> str:
+    shown = list(dict.fromkeys(operators))
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return ", ".join(shown[:_NAMED]) + more
+
+
+def _fix(refused: Sequence[Row]) -> str:
+    """The fix of the first refusal that has one; the report has all."""
+    fixes = (reason.fix for row in refused for reason in row.reasons[:1] if reason.fix)
+    everything = "print(backquant.explain(model, example_inputs, backend=...)) has every reason"
+    first = next(fixes, "")
+    return f"{first}\n{everything}" if first else everything

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from backquant.backend_config import BackendConfig, get_backend_config
-from backquant.errors import UsageError
+from backquant.api.arguments import given_model
+from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion
-from backquant.graph import capture, check_inputs, shallow_copy
+from backquant.graph import Captured, capture, shallow_copy
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["Backend", "Planned", "fused_graph", "planned", "resolve_backend"]
-
-Backend = str | os.PathLike[str] | BackendConfig
-
-
-def resolve_backend(backend: Backend) -> BackendConfig:
-    """A description as it is, or by name or file.
-
-    >>> resolve_backend("x86").name
-    'x86'
-    """
-    return backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
+__all__ = [
+    "FusedGraph",
+    "Planned",
+    "captured_with",
+    "decided",
+    "evaluation_copy",
+    "fused_graph",
+    "planned",
+]
 
 
 @dataclass(frozen=True)
@@ -41,24 +37,32 @@ class Planned:
         return self.fused.module
 
 
-def fused_graph(
-    model: nn.Module,
-    backend: BackendConfig,
-    custom: PrepareCustomConfig | None = None,
-    *,
-    is_qat: bool = False,
-) -> tuple[Fused, tuple[Fusion, ...]]:
-    """Capture ``model`` and fuse what the backend fuses. The model is not changed."""
+class FusedGraph(NamedTuple):
+    """A captured graph with fused modules, and what was fused."""
+
+    fused: Fused
+    fusions: tuple[Fusion, ...]
+
+
+def captured_with(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
+    """Capture ``model``, leaving whole what ``custom`` names. The model is not changed."""
     apart = CustomMatching.of(custom)
-    captured = capture(
+    return capture(
         model,
         non_traceable_names=apart.untraced_names,
         non_traceable_classes=apart.untraced_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
-    fusions = plan_fusion(captured.module, backend, is_qat=is_qat)
-    fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat)
-    return fused, fusions
+
+
+def fused_graph(
+    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None = None
+) -> FusedGraph:
+    """Capture ``model`` and fuse what the backend fuses for inference. The model is not changed."""
+    captured = captured_with(custom, model)
+    fusions = plan_fusion(captured.module, backend)
+    fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False)
+    return FusedGraph(fused, fusions)
 
 
 def planned(
@@ -66,33 +70,34 @@ def planned(
     backend: BackendConfig,
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
-    *,
-    is_qat: bool = False,
 ) -> Planned:
-    """The fused graph of ``model`` and the plan for it; ``is_qat``: fused for training."""
-    fused, fusions = fused_graph(model, backend, custom, is_qat=is_qat)
-    decided = make_plan(
-        fused.module,
-        fused.scopes,
+    """The fused graph of ``model`` and the plan for it."""
+    return decided(fused_graph(model, backend, custom), backend, mapping, custom)
+
+
+def decided(
+    graph: FusedGraph,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+    custom: PrepareCustomConfig | None = None,
+) -> Planned:
+    """A fused graph with the plan for it."""
+    chosen = make_plan(
+        graph.fused.module,
+        graph.fused.scopes,
         backend,
         mapping,
-        fusions=fusions,
+        fusions=graph.fusions,
         custom=CustomMatching.of(custom),
     )
-    return Planned(fused, decided)
+    return Planned(graph.fused, chosen)
 
 
 def evaluation_copy(model: Any) -> nn.Module:
-    """A copy in evaluation mode that shares the tensors; the model keeps its training flags."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"the model is {type(model).__name__}, not an nn.Module",
-            fix="pass the module itself, e.g. backquant.quantize(MyModel(), ...)",
-        )
-    return shallow_copy(model).eval()
+    """A copy in evaluation mode that shares the tensors; the model keeps its training flags.
 
-
-def example_of(model: nn.Module, inputs: Any) -> Any:
-    """Example inputs that were checked by running the model on them once."""
-    check_inputs(model, inputs)
-    return inputs
+    >>> model = nn.Dropout()
+    >>> evaluation_copy(model).training, model.training
+    (False, True)
+    """
+    return shallow_copy(given_model(model)).eval()

@@ -142,7 +142,9 @@ def _config(stored: dict[str, str], allow: tuple[str, ...]) -> BackendConfig:
         return BackendConfig(stored["name"])
     if "extends" in json.loads(stored["spec"]):
         raise ArtifactError(
-            "the description inside of an artifact extends another file", where="backend"
+            "the description inside of an artifact extends another file",
+            where="backend",
+            fix="do not load this file: save writes descriptions whole",
         )
     return files.loads(stored["spec"], "json", file="backend", allow=allow)
 

@@ -56,7 +56,7 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
         line = user_line(error)
         reason = str(error).strip().splitlines()
         raise InputError(
-            f"the example inputs do not fit the model: {reason[0] if reason else error!r}",
+            f"the example inputs do not fit the model: {reason[0] if reason else repr(error)}",
             where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
             fix=f"forward takes {_signature(model)}",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.convert import Measured
-from backquant.graph import Provenance
+from backquant.graph import Provenance, Scope
 from backquant.lower import KernelUse, QuantizedModel
 from backquant.match.names import pattern_text
 from backquant.match.plan import Decision, Plan, Reason, TensorAsk
@@ -30,6 +31,7 @@ class ReportSource:
     plan: Plan
     backend_config: BackendConfig
     module: fx.GraphModule
+    scopes: Mapping[str, Scope] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
     multiply_adds: Mapping[str, int] = field(default_factory=dict)
     sites: SiteTable | None = None
@@ -106,7 +108,6 @@ class _Builder:
         plan = self._source.plan
         match = None if decision.match is None else plan.matches[decision.match]
         reasons = tuple(_reason_row(reason, reason.place) for reason in decision.reasons)
-        fused = self._source.provenance.origins(decision.node)
         return Row(
             node=decision.node,
             operator=decision.operator,
@@ -120,10 +121,19 @@ class _Builder:
             observers=tuple(self._observers.get(decision.node, ())),
             qparams=self._output_qparams.get(decision.node, ""),
             kernel=self._kernel_of.get(decision.node, ""),
-            fused=fused if fused != (decision.node,) else (),
+            fused=self._fused(decision.node),
             multiply_adds=self._source.multiply_adds.get(decision.node, 0),
             reasons=reasons,
         )
+
+    def _fused(self, node: str) -> tuple[str, ...]:
+        """What became ``node``: paths of modules, names of other nodes; nothing if only itself did."""
+        origins = self._source.provenance.origins(node)
+        return () if origins == (node,) else tuple(map(self._origin, origins))
+
+    def _origin(self, name: str) -> str:
+        scope = self._source.scopes.get(name)
+        return scope.path if scope is not None and _is_call_of(scope.path, name) else name
 
     def _dtype_config(self, decision: Decision) -> str:
         if decision.match is None or decision.dtype_config is None:
@@ -161,6 +171,12 @@ class _Builder:
         while value in sites:
             value = sites[value].value
         return value
+
+
+def _is_call_of(path: str, name: str) -> bool:
+    """Whether ``torch.fx`` names a call of the module at ``path`` so: ``_0``, ``block_conv1_2``."""
+    squeezed = [re.sub(r"[\W_]", "", text).lower() for text in (path, name)]
+    return bool(path) and re.fullmatch(re.escape(squeezed[0]) + r"\d*", squeezed[1]) is not None
 
 
 def _dtype(dtype: Any) -> str:

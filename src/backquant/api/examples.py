@@ -1,0 +1,72 @@
+"""Example inputs: given, or the first batch of the calibration set; run once to see that they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from backquant.api.batches import check_set, first_batch
+from backquant.errors import InputError, UsageError
+from backquant.graph import as_arguments, check_inputs
+
+__all__ = ["checked_example", "example_from"]
+
+
+def checked_example(model: nn.Module, example_inputs: Any) -> Any:
+    """``example_inputs``, which ``model`` accepts.
+
+    Raises ``UsageError`` when there are none, ``InputError`` when the model does not accept them.
+
+    >>> import torch
+    >>> checked_example(nn.ReLU(), torch.zeros(1))
+    tensor([0.])
+    """
+    if example_inputs is None:
+        raise UsageError(
+            "example inputs are needed",
+            where="example_inputs=None",
+            fix="pass a tensor, a tuple of positional arguments, or a dict of keyword arguments",
+        )
+    _check(model, example_inputs, "the example inputs do")
+    return example_inputs
+
+
+def example_from(
+    model: nn.Module, example_inputs: Any, calibration: Iterable[Any]
+) -> tuple[Any, Iterable[Any]]:
+    """Inputs that ``model`` accepts, and a calibration set that still holds every batch.
+
+    Raises ``CalibrationError`` for a set that is none or is empty, ``InputError`` when the model does
+    not accept the inputs.
+    """
+    check_set(calibration)
+    if example_inputs is not None:
+        return checked_example(model, example_inputs), calibration
+    example, batches = first_batch(calibration)
+    _check(model, example, "the first batch of the calibration set does")
+    return example, batches
+
+
+def _check(model: nn.Module, inputs: Any, subject: str) -> None:
+    try:
+        check_inputs(model, inputs)
+    except InputError as error:
+        what = error.what.replace("the example inputs do", subject, 1)
+        fix = "\n".join([error.fix, *_advice(model, inputs, error)])
+        raise InputError(what, where=error.where, fix=fix) from error
+
+
+def _advice(model: nn.Module, inputs: Any, error: InputError) -> Iterator[str]:
+    """The usual reasons: labels beside the inputs, numpy arrays, float64."""
+    args, kwargs = as_arguments(inputs)
+    values = (*args, *kwargs.values())
+    if len(args) > 1 and "positional argument" in error.what:
+        yield "without labels, if the loader yields any: calibration=[inputs for inputs, _ in loader]"
+    if any(type(value).__module__ == "numpy" for value in values):
+        yield "tensors, not numpy arrays: torch.from_numpy(array)"
+    wide = any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)
+    if wide and not any(p.dtype == torch.float64 for p in model.parameters()):
+        yield "float32 like the model, not float64: x.float()"

@@ -1,0 +1,288 @@
+"""What is wrong with a call is said by an error of ours with a fix, and the model stays as it was.
+
+The texts are in ``messages``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import backquant
+from backquant import (
+    BackendConfig,
+    BackendPatternConfig,
+    BackquantError,
+    DTypeConfig,
+    QConfig,
+    QConfigMapping,
+    get_default_qconfig_mapping,
+)
+from backquant.errors import (
+    CalibrationError,
+    CaptureError,
+    ConfigError,
+    CoverageError,
+    EngineError,
+    InputError,
+    SpecError,
+    UnknownBackendError,
+    UsageError,
+)
+from backquant.lower import engine_info
+from backquant.observe import MinMaxObserver
+
+IMAGE = torch.randn(2, 3, 8, 8)
+
+
+def quantize(**changes: Any) -> Callable[[nn.Module], Any]:
+    return lambda net: backquant.quantize(net, **{"calibration": [IMAGE], **changes})
+
+
+def exhausted() -> Iterator[torch.Tensor]:
+    batches = iter([IMAGE])
+    list(batches)
+    return batches
+
+
+def poisoned(value: float) -> torch.Tensor:
+    batch = IMAGE.clone()
+    batch[0, 0, 0, 0] = value
+    return batch
+
+
+def of_int16() -> QConfigMapping:
+    observer = MinMaxObserver.with_args(dtype=torch.int16)
+    return QConfigMapping().set_global(QConfig(observer, observer))
+
+
+def signed_activations() -> BackendConfig:
+    """A backend that promises int8 activations, which the x86 engine does not compute in."""
+    int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
+    config = BackendConfig("promising").set_engine("x86")
+    for entry in backquant.get_tensorrt_backend_config().configs:
+        config.set_backend_pattern_config(entry)
+    return config.set_backend_pattern_config(BackendPatternConfig(nn.Tanh).add_dtype_config(int8))
+
+
+def signed_mapping() -> QConfigMapping:
+    return get_default_qconfig_mapping("tensorrt")
+
+
+LABELS = TensorDataset(IMAGE, torch.zeros(2))
+
+CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
+    # the backend
+    "backend-misspelt": (UnknownBackendError, quantize(backend="x68")),
+    "backend-unknown": (UnknownBackendError, quantize(backend="tpu")),
+    "backend-number": (UsageError, quantize(backend=8)),
+    "backend-no-file": (SpecError, quantize(backend="nothing.yaml")),
+    # the calibration set
+    "set-empty": (CalibrationError, quantize(calibration=[])),
+    "set-empty-with-example": (CalibrationError, quantize(calibration=[], example_inputs=IMAGE)),
+    "set-exhausted": (CalibrationError, lambda net: quantize(calibration=exhausted())(net)),
+    "set-none": (CalibrationError, quantize(calibration=None)),
+    "set-one-batch": (CalibrationError, quantize(calibration=IMAGE)),
+    "set-one-dict": (CalibrationError, quantize(calibration={"x": IMAGE})),
+    "set-file-name": (CalibrationError, quantize(calibration="images.npz")),
+    "set-dataset": (CalibrationError, quantize(calibration=TensorDataset(IMAGE))),
+    "set-nan": (CalibrationError, quantize(calibration=[IMAGE, poisoned(float("nan"))])),
+    "set-inf": (CalibrationError, quantize(calibration=[poisoned(float("inf"))])),
+    "batch-shape": (InputError, quantize(calibration=[IMAGE, IMAGE[:, :2]])),
+    "batch-first-shape": (InputError, quantize(calibration=[IMAGE[:, :2]])),
+    "batch-labels": (InputError, quantize(calibration=DataLoader(LABELS, batch_size=2))),
+    "batch-keyword": (InputError, quantize(calibration=[IMAGE, {"y": IMAGE}])),
+    "batch-numpy": (InputError, quantize(calibration=[IMAGE.numpy()])),
+    # example inputs
+    "example-shape": (InputError, quantize(example_inputs=IMAGE[:, :2])),
+    "example-dtype": (InputError, quantize(example_inputs=IMAGE.double())),
+    "example-count": (InputError, quantize(example_inputs=(IMAGE, IMAGE))),
+    "example-keyword": (InputError, quantize(example_inputs={"image": IMAGE})),
+    "example-numpy": (InputError, quantize(example_inputs=np.zeros((1, 3, 8, 8), "float32"))),
+    "example-none": (UsageError, lambda net: backquant.explain(net, None)),
+    # what is asked for
+    "mapping-empty": (CoverageError, quantize(qconfig_mapping=QConfigMapping())),
+    "mapping-none": (CoverageError, quantize(qconfig_mapping=QConfigMapping().set_global(None))),
+    "mapping-int16": (CoverageError, quantize(qconfig_mapping=of_int16())),
+    "mapping-qconfig": (UsageError, quantize(qconfig_mapping=backquant.get_default_qconfig("x86"))),
+    "mapping-text": (UsageError, quantize(qconfig_mapping="x86")),
+    "require-module": (
+        CoverageError,
+        lambda net: quantize(
+            require="fc",
+            qconfig_mapping=get_default_qconfig_mapping("x86").set_module_name("fc", None),
+        )(net),
+    ),
+    "require-share": (
+        CoverageError,
+        lambda net: quantize(
+            require=0.99,
+            qconfig_mapping=get_default_qconfig_mapping("x86").set_module_name("block.conv", None),
+        )(net),
+    ),
+    "require-misspelt": (UsageError, quantize(require=["block.convv"])),
+    "require-unknown": (UsageError, quantize(require=["transformer"])),
+    "require-percent": (UsageError, quantize(require=90)),
+    "require-true": (UsageError, quantize(require=True)),
+    "require-nan": (UsageError, quantize(require=float("nan"))),
+    "require-indexes": (UsageError, quantize(require=[0])),
+    "custom-name": (
+        ConfigError,
+        quantize(
+            prepare_custom_config=backquant.PrepareCustomConfig().set_non_traceable_module_names(
+                ["blok"]
+            )
+        ),
+    ),
+    # the engine
+    "engine-dtype": (
+        EngineError,
+        lambda net: quantize(backend=signed_activations(), qconfig_mapping=signed_mapping())(net),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_error_of_ours_and_the_model_unchanged(
+    name: str, net: nn.Module, unchanged: Any, snapshot: Callable[..., None]
+) -> None:
+    kind, call = CASES[name]
+    with unchanged(net), pytest.raises(BackquantError) as caught:
+        call(net)
+    assert type(caught.value) is kind or (kind is SpecError and isinstance(caught.value, SpecError))
+    assert caught.value.where and (caught.value.fix or name == "backend-no-file")
+    snapshot(name, plain(caught.value), {engine_info("x86").isa: "<isa>"})
+
+
+def plain(error: BackquantError) -> str:
+    """The message without this machine's folders and the numbers of lines in tests."""
+    text = str(error).replace(str(Path(__file__).parents[2]), "<repository>")
+    return re.sub(r"\.py:\d+", ".py:<line>", text)
+
+
+def test_a_broken_spec_file(
+    tmp_path: Path, net: nn.Module, unchanged: Any, snapshot: Callable[..., None]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "schema_version: 1\nname: mine\nengien: x86\nentries:\n  - pattern: torch.addd\n"
+    )
+    with unchanged(net), pytest.raises(SpecError) as caught:
+        backquant.quantize(net, backend=path, calibration=[IMAGE])
+    snapshot("backend-broken-file", caught.value)
+
+
+@pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm"])
+def test_an_engine_that_this_machine_lacks(
+    backend: str, net: nn.Module, unchanged: Any, other_machine: None, snapshot: Callable[..., None]
+) -> None:
+    with unchanged(net), pytest.raises(EngineError) as caught:
+        backquant.quantize(net, backend=backend, calibration=[IMAGE])
+    snapshot(f"engine-missing-{backend}", caught.value)
+
+
+def test_an_engine_that_does_not_exist(net: nn.Module, snapshot: Callable[..., None]) -> None:
+    config = backquant.get_backend_config("x86").set_engine("x68")
+    with pytest.raises(EngineError) as caught:
+        backquant.quantize(net, backend=config, calibration=[IMAGE])
+    snapshot("engine-unknown", caught.value)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            x = -x
+        return self.fc(x)
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.gate = nn.Linear(4, 4), Branching()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(self.fc(x))
+
+
+@pytest.mark.parametrize("model", [Branching(), Holder()], ids=["at the top", "inside"])
+def test_a_model_that_cannot_be_traced(
+    model: nn.Module, unchanged: Any, request: Any, snapshot: Callable[..., None]
+) -> None:
+    for call in (
+        quantize(calibration=[torch.ones(1, 4)]),
+        lambda m: backquant.explain(m, torch.ones(1, 4)),
+    ):
+        with unchanged(model), pytest.raises(CaptureError) as caught:
+            call(model)
+    snapshot(f"capture-{request.node.callspec.id.replace(' ', '-')}", plain(caught.value))
+
+
+def test_what_the_message_says_about_untraced_modules_works() -> None:
+    custom = backquant.PrepareCustomConfig().set_non_traceable_module_names(["gate"])
+    quantized = backquant.quantize(
+        Holder(), calibration=[torch.ones(1, 4)], prepare_custom_config=custom
+    )
+    assert quantized.report.rows[0].quantized and quantized.report.rows[1].outcome == "float"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_models_of_the_wrong_kind(unchanged: Any, snapshot: Callable[..., None]) -> None:
+    linear = nn.Linear(4, 4)
+    x = torch.ones(1, 4)
+    models: dict[str, Any] = {
+        "function": torch.relu,
+        "class": nn.Linear,
+        "state-dict": linear.state_dict(),
+        "script": torch.jit.script(linear),
+        "parallel": nn.DataParallel(linear),
+        "compiled": torch.compile(linear, backend="eager"),
+        "lazy": nn.LazyLinear(3),
+        "quantized": backquant.quantize(linear, calibration=[x]),
+    }
+    for name, model in models.items():
+        for call in (
+            lambda m: backquant.quantize(m, calibration=[x]),
+            lambda m: backquant.explain(m, x),
+            lambda m: backquant.prepare_fx(m, get_default_qconfig_mapping("x86"), x),
+            lambda m: backquant.fuse_fx(m),
+        ):
+            with pytest.raises((UsageError, CaptureError)) as caught:
+                call(model)
+        snapshot(f"model-{name}", caught.value)
+    lazy = models["lazy"]
+    assert nn.parameter.is_lazy(lazy.weight)  # type: ignore[attr-defined]
+
+
+def test_a_model_without_operators(snapshot: Callable[..., None]) -> None:
+    class Empty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(CoverageError) as caught:
+        backquant.quantize(Empty(), calibration=[torch.ones(1)])
+    snapshot("model-empty", caught.value)
+
+
+def test_a_model_with_many_refusals_names_some(snapshot: Callable[..., None]) -> None:
+    model = nn.Sequential(*(nn.Softplus() for _ in range(20)))
+    with pytest.raises(CoverageError) as caught:
+        backquant.quantize(model, calibration=[torch.ones(1, 4)])
+    snapshot("model-refused", caught.value)
+
+
+def test_equalization_is_refused(net: nn.Module, snapshot: Callable[..., None]) -> None:
+    with pytest.raises(UsageError) as caught:
+        backquant.prepare_fx(net, QConfigMapping(), IMAGE, _equalization_config=QConfigMapping())
+    snapshot("prepare-equalization", caught.value)
