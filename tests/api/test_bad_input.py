@@ -88,7 +88,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     # the calibration set
     "set-empty": (CalibrationError, quantize(calibration=[])),
     "set-empty-with-example": (CalibrationError, quantize(calibration=[], example_inputs=IMAGE)),
-    "set-exhausted": (CalibrationError, lambda net: quantize(calibration=exhausted())(net)),
+    "set-exhausted": (CalibrationError, quantize(calibration=exhausted())),
     "set-none": (CalibrationError, quantize(calibration=None)),
     "set-one-batch": (CalibrationError, quantize(calibration=IMAGE)),
     "set-one-dict": (CalibrationError, quantize(calibration={"x": IMAGE})),
@@ -116,17 +116,17 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     "mapping-text": (UsageError, quantize(qconfig_mapping="x86")),
     "require-module": (
         CoverageError,
-        lambda net: quantize(
+        quantize(
             require="fc",
             qconfig_mapping=get_default_qconfig_mapping("x86").set_module_name("fc", None),
-        )(net),
+        ),
     ),
     "require-share": (
         CoverageError,
-        lambda net: quantize(
+        quantize(
             require=0.99,
             qconfig_mapping=get_default_qconfig_mapping("x86").set_module_name("block.conv", None),
-        )(net),
+        ),
     ),
     "require-misspelt": (UsageError, quantize(require=["block.convv"])),
     "require-unknown": (UsageError, quantize(require=["transformer"])),
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     # the engine
     "engine-dtype": (
         EngineError,
-        lambda net: quantize(backend=signed_activations(), qconfig_mapping=signed_mapping())(net),
+        quantize(backend=signed_activations(), qconfig_mapping=signed_mapping()),
     ),
 }
 
@@ -256,7 +256,7 @@ def test_models_of_the_wrong_kind(unchanged: Any, snapshot: Callable[..., None])
             lambda m: backquant.quantize(m, calibration=[x]),
             lambda m: backquant.explain(m, x),
             lambda m: backquant.prepare_fx(m, get_default_qconfig_mapping("x86"), x),
-            lambda m: backquant.fuse_fx(m),
+            backquant.fuse_fx,
         ):
             with pytest.raises((UsageError, CaptureError)) as caught:
                 call(model)
