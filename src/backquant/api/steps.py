@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from backquant.api.arguments import given_model
 from backquant.backend_config import BackendConfig
-from backquant.fuse import Fused, apply_fusion
+from backquant.fuse import Fused, apply_fusion, plan_fused
 from backquant.graph import Captured, capture, shallow_copy
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -71,8 +71,9 @@ def planned(
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
 ) -> Planned:
-    """The fused graph of ``model`` and the plan for it."""
-    return decided(fused_graph(model, backend, custom), backend, mapping, custom)
+    """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused."""
+    captured = captured_with(custom, model)
+    return Planned(*plan_fused(captured, backend, mapping, CustomMatching.of(custom)))
 
 
 def decided(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
 
-__all__ = ["Fused", "apply_fusion"]
+__all__ = ["Fused", "FusedPlan", "apply_fusion", "plan_fused"]

@@ -13,6 +13,7 @@ the fused module takes, has to call a module. Nothing is fused that would change
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import fx, nn
@@ -35,7 +36,11 @@ __all__ = ["plan_fusion"]
 
 
 def plan_fusion(
-    module: fx.GraphModule, backend_config: BackendConfig, *, is_qat: bool = False
+    module: fx.GraphModule,
+    backend_config: BackendConfig,
+    *,
+    is_qat: bool = False,
+    declined: Collection[tuple[str, int]] = (),
 ) -> tuple[Fusion, ...]:
     """The fusions that a backend wants in a captured graph, in graph order. Edits nothing.
 
@@ -44,6 +49,7 @@ def plan_fusion(
         backend_config: its entries with a ``fuser_method`` are the fusion patterns.
         is_qat: plan for training: a batch norm whose fuser is marked
             ``folds_for_inference_only`` is not fused. *Different:* PyTorch raises there.
+        declined: (anchor node, entry) of fusions not to plan; shorter ones may take their place.
 
     Raises:
         ConfigError: a getter of an entry fails, or the root of a pattern calls no module.
@@ -57,7 +63,13 @@ def plan_fusion(
     """
     graph = GraphIndex(module)
     patterns = PatternIndex(backend_config, _trainable if is_qat else _fusible)
-    matcher = Matcher(graph, patterns, lambda found: _keeps_meaning(found, graph))
+
+    def accepts(found: Found) -> bool:
+        if (found.anchor.name, found.candidate.entry) in declined:
+            return False
+        return _keeps_meaning(found, graph)
+
+    matcher = Matcher(graph, patterns, accepts)
     return tuple(_fusion(found, graph, backend_config) for found in matcher.run())
 
 
