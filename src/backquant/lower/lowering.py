@@ -32,6 +32,7 @@ from backquant.lower.qdq import (
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.prepare.state import KeptGraphModule
 
 __all__ = ["Lowered", "lower"]
 
@@ -92,7 +93,7 @@ class _Pass:
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
-        result = GraphModule(self.gm, self.gm.graph)
+        result = KeptGraphModule(self.gm, self.gm.graph)
         result.training = self.gm.training
         return Lowered(result, kernels, left)
 

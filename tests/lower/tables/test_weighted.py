@@ -160,11 +160,12 @@ def test_linear_layers_of_any_shape(tools, engine, shape, bias):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("activation", [None, torch.relu])
-def test_a_narrow_output_range_is_kept(tools, engine, activation):
-    conv = nn.Conv2d(4, 8, 3)
-    x = torch.randn(3, 4, 8, 8) * 3
-    module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
+@pytest.mark.parametrize("activation", [None, torch.relu, F.relu6])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_narrow_output_range_is_kept(tools, engine, activation, dims):
+    conv = getattr(nn, f"Conv{dims}d")(4, 8, 3)
+    x = torch.randn(3, 4, *[8] * dims) * 3
+    module = getattr(nnqr, f"Conv{dims}d").from_float(conv, tools.weight_qparams(conv))
     reference, out = _model(tools, module, x, activation, out_range=(0, 127))
     lowered = _run(tools, reference, engine).graph_module
     tools.assert_within(lowered(x), reference(x), out.scale)
