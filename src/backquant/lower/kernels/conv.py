@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.postop import PostOp
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
+from backquant.lower.qdq import QParams, quantized_value
 
 __all__ = ["ConvConfig", "OnednnConv"]
 
@@ -58,17 +60,20 @@ class OnednnConv(PackedKernel):
         depthwise = c.groups > 1 and tensors.weight.shape[1] == 1
         self._padding = plan_padding(c.padding, c.x_zero_point, depthwise)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
+        ones = (1,) * len(c.stride)
+        plain = c.stride == ones and not any(c.padding) and c.groups == 1
+        self._is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
+        post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
+        inside = self._is_linear or post_op.applied_by_conv(len(c.stride))
+        self._clamp = None if inside else _bounds(post_op, c)
         self._out = (
             c.out_scale,
             c.out_zero_point,
             c.out_dtype,
-            c.post_op,
-            list(c.post_numbers),
-            c.post_algorithm,
+            c.post_op if inside else "none",
+            list(c.post_numbers) if inside else [],
+            c.post_algorithm if inside else "",
         )
-        ones = (1,) * len(c.stride)
-        plain = c.stride == ones and not any(c.padding) and c.groups == 1
-        self._is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
 
     @property
     def name(self) -> str:
@@ -109,7 +114,7 @@ class OnednnConv(PackedKernel):
             *self._geometry,
             *self._out,
         )
-        return out
+        return out if self._clamp is None else out.clamp_(*self._clamp)
 
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         """A 1×1 convolution as a linear layer over the channels, whose layout suits every size."""
@@ -125,3 +130,12 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out.movedim(-1, 1)
+
+
+def _bounds(clamp: PostOp, config: ConvConfig) -> tuple[float, float]:
+    """A clamp of the output as it leaves the kernel; rounding is monotone, so this is exact."""
+    if config.out_dtype == torch.float32:
+        return clamp.bounds
+    full = QParams(config.out_scale, config.out_zero_point, 0, 255, config.out_dtype)
+    low, high = (quantized_value(bound, full) for bound in clamp.bounds)
+    return low, high

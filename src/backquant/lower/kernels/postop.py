@@ -12,15 +12,18 @@ from backquant.lower.qdq import QParams
 
 __all__ = ["NONE", "RELU", "PostOp", "within"]
 
-_CONV = frozenset({"none", "relu", "hardtanh", "hardswish", "swish"})
-_LINEAR = _CONV | {"gelu", "leaky_relu", "tanh"}
+_CLAMPS = frozenset({"none", "relu", "hardtanh"})
+_CONV2D = _CLAMPS | {"hardswish", "swish"}
+_LINEAR = _CONV2D | {"gelu", "leaky_relu", "tanh"}
+# What the convolution kernel applies itself, by its number of spatial dimensions.
+_BY_KERNEL = {1: frozenset({"none", "relu"}), 2: _CONV2D, 3: frozenset({"none"})}
 
 
 @dataclass(frozen=True)
 class PostOp:
     """``name`` and its numbers, as the kernels take them.
 
-    >>> PostOp("hardtanh", (0.0, 6.0)).admitted_by_conv, PostOp("gelu").admitted_by_conv
+    >>> PostOp("hardtanh", (0.0, 6.0)).admitted_by_conv(1), PostOp("swish").admitted_by_conv(1)
     (True, False)
     """
 
@@ -28,9 +31,19 @@ class PostOp:
     numbers: tuple[float, ...] = ()
     algorithm: str = ""
 
+    def admitted_by_conv(self, dimensions: int) -> bool:
+        """For 1 or 3 spatial dimensions: clamps only, which integers can follow."""
+        return self.name in (_CONV2D if dimensions == 2 else _CLAMPS)
+
+    def applied_by_conv(self, dimensions: int) -> bool:
+        """Whether the kernel itself does it."""
+        return self.name in _BY_KERNEL[dimensions]
+
     @property
-    def admitted_by_conv(self) -> bool:
-        return self.name in _CONV
+    def bounds(self) -> tuple[float, float]:
+        """What a clamp clamps to."""
+        low, high = self.numbers or (0.0, float("inf"))
+        return low, high
 
     @property
     def admitted_by_linear(self) -> bool:

@@ -53,8 +53,8 @@ def _conv(site: Site, call: WeightedCall) -> Emit | Reason:
     post_op = _post_op(site)
     if isinstance(post_op, Reason):
         return post_op
-    if not post_op.admitted_by_conv:
-        return site.refuse("post-op", post_op.name, "relu, hardtanh, hardswish, swish")
+    if not post_op.admitted_by_conv(len(geometry.stride)):
+        return site.refuse("post-op", post_op.name, "relu, hardtanh; in 2d: hardswish, swish")
     scale, zero_point, dtype = _out(site.out)
     config = ConvConfig(
         geometry.stride,
