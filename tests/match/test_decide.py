@@ -32,7 +32,13 @@ from backquant.match import (
     recheck,
 )
 from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver
-from backquant.qconfig import QConfig, QConfigMapping, default_qconfig, get_default_qconfig_mapping
+from backquant.qconfig import (
+    QConfig,
+    QConfigMapping,
+    QuantType,
+    default_qconfig,
+    get_default_qconfig_mapping,
+)
 
 INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 
@@ -253,7 +259,7 @@ class TestCustom:
             net,
             get_backend_config("x86"),
             standalone_names=["1"],
-            custom_module_classes=[Mine],
+            custom_modules=[(QuantType.STATIC, Mine)],
         )
         kinds = {match.root: match.kind for match in decided.matches}
         assert kinds == {
@@ -273,7 +279,7 @@ class TestCustom:
             nn.Sequential(Mine()),
             get_backend_config("x86"),
             mapping,
-            custom_module_classes=[Mine],
+            custom_modules=[(QuantType.STATIC, Mine)],
         )
         assert decided.decisions["_0"].outcome is Outcome.FLOAT
 

@@ -111,7 +111,7 @@ class _Attempts:
             self._backend,
             self._mapping,
             fusions=fusions,
-            custom=self._custom,
+            custom=replace(self._custom, declined=declined),
         )
         return FusedPlan(fused, decided)
 

@@ -10,12 +10,21 @@ from torch import fx
 from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.graph import GraphIndex, Scope
 from backquant.match.asks import AskReader
-from backquant.match.custom import CustomMatching
+from backquant.match.custom import CustomMatching, kind_asked
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
 from backquant.match.notes import unused_rules
 from backquant.match.occurrences import Occurrence, find_occurrences, valueless_nodes
-from backquant.match.plan import Decision, Fusion, Match, Outcome, Plan, Predicate, Reason
+from backquant.match.plan import (
+    Decision,
+    Fusion,
+    Match,
+    MatchKind,
+    Outcome,
+    Plan,
+    Predicate,
+    Reason,
+)
 from backquant.match.reasons import ReasonWriter, Refused
 from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
@@ -65,19 +74,22 @@ def make_plan(
     graph = GraphIndex(module)
     patterns = PatternIndex(backend_config)
     table = RuleTable(qconfig_mapping)
-    found = find_occurrences(graph, patterns, backend_config, custom or CustomMatching())
     facts = _Facts(
         graph=graph,
         scopes=scopes,
-        patterns=patterns,
         hits=resolve(graph, scopes, table, backend_config, fusions),
-        valueless=valueless_nodes(graph, found),
+        patterns=patterns,
         writer=ReasonWriter(backend_config, graph, patterns, scopes),
         asks=AskReader(),
         judge=Judge(),
+        custom=custom or CustomMatching(),
     )
+    declined = facts.custom.declined
+    found = find_occurrences(graph, patterns, backend_config, facts.special(), declined)
+    facts = replace(facts, valueless=valueless_nodes(graph, found))
     decisions, predicates = _decide_all(found, facts)
     unused, notes = unused_rules(table, decisions, scopes, fusions)
+    notes += _uncalled(facts)
     matches = tuple(occurrence.match for occurrence in found)
     return Plan(
         backend=backend_config.name,
@@ -98,12 +110,30 @@ class _Facts:
 
     graph: GraphIndex
     scopes: Mapping[str, Scope]
-    patterns: PatternIndex
     hits: Mapping[str, Hit]
-    valueless: frozenset[str]
+    patterns: PatternIndex
     writer: ReasonWriter
     asks: AskReader
     judge: Judge
+    custom: CustomMatching
+    valueless: frozenset[str] = frozenset()
+
+    def special(self) -> dict[fx.Node, MatchKind]:
+        """The nodes that call standalone or custom modules."""
+        asked = {}
+        for node in self.graph.calls() if self.custom.custom_modules else ():
+            hit = self.hits[node.name]
+            if hit.qconfig is not None and self.custom.kinds(self.graph.module_of(node)):
+                asks = self.read(hit)
+                asked[node.name] = kind_asked(asks.activation, asks.weight)
+        return self.custom.special(self.graph, asked)
+
+    def asks_itself(self, occurrence: Occurrence) -> bool:
+        """Whether this is a standalone module with a QConfigMapping of its own."""
+        node = occurrence.anchor
+        return occurrence.match.kind is MatchKind.STANDALONE and self.custom.asks_itself(
+            str(node.target), self.graph.module_of(node)
+        )
 
     def read(self, hit: Hit) -> Asks:
         where = f"QConfigMapping: {hit.rule}"
@@ -151,7 +181,7 @@ def _decide(occurrence: Occurrence, facts: _Facts) -> tuple[Decision, list[Predi
     base = facts.base(anchor, hit)
     if observation is not None:
         base = replace(base, observation=observation.name)
-    if hit.qconfig is None:
+    if hit.qconfig is None and not facts.asks_itself(occurrence):
         if anchor.name in facts.valueless:
             return replace(base, outcome=Outcome.NOT_TENSOR), []
         return replace(base, reasons=(writer.no_qconfig(anchor, hit),)), []
@@ -219,9 +249,20 @@ def _unmatched(node: fx.Node, facts: _Facts) -> Decision:
     base = facts.base(node, facts.hits[node.name])
     if node.name in facts.valueless:
         return replace(base, outcome=Outcome.NOT_TENSOR)
+    kinds = facts.custom.kinds(facts.graph.module_of(node))
+    if kinds:
+        return replace(base, reasons=(facts.writer.other_kind(node, kinds, base),))
     opaque = facts.graph.is_opaque(node)
     reason: Reason = facts.writer.not_traced(node) if opaque else facts.writer.no_entry(node)
     return replace(base, reasons=(reason,))
+
+
+def _uncalled(facts: _Facts) -> tuple[str, ...]:
+    called = [str(node.target) for node in facts.graph.calls() if node.op == "call_module"]
+    return tuple(
+        f'standalone module "{name}" is called nowhere in the traced model'
+        for name in facts.custom.uncalled(called)
+    )
 
 
 def _unreached(

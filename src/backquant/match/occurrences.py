@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import fx
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
 from backquant.graph import GraphIndex, known_types, node_arguments
-from backquant.match.custom import CustomMatching
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
 from backquant.match.names import op_name, pattern_text
@@ -43,11 +42,16 @@ class Occurrence:
 
 
 def find_occurrences(
-    graph: GraphIndex, patterns: PatternIndex, backend: BackendConfig, custom: CustomMatching
+    graph: GraphIndex,
+    patterns: PatternIndex,
+    backend: BackendConfig,
+    special: Mapping[fx.Node, MatchKind] | None = None,
+    declined: Collection[tuple[str, int]] = (),
 ) -> list[Occurrence]:
     """All occurrences, in graph order of their anchors.
 
-    Standalone and custom modules come before patterns.
+    ``special`` holds the nodes that call standalone and custom modules; they come before patterns.
+    ``declined``: pairs of anchor and entry that are no match; another entry may then be one.
 
     Raises:
         ConfigError: a root getter fails or returns no node of its match.
@@ -55,28 +59,24 @@ def find_occurrences(
     >>> import torch
     >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
     >>> backend = BackendConfig("b").set_backend_pattern_config(BackendPatternConfig(torch.relu))
-    >>> found = find_occurrences(GraphIndex(gm), PatternIndex(backend), backend, CustomMatching())
+    >>> found = find_occurrences(GraphIndex(gm), PatternIndex(backend), backend)
     >>> [occurrence.match.pattern for occurrence in found]
     ['torch.relu']
     """
-    special = [o for o in (_special(node, graph, custom) for node in graph.calls()) if o]
-    taken = [node for occurrence in special for node in occurrence.members]
-    found = Matcher(graph, patterns).run(skip=taken)
+    apart = [_special(node, kind, graph) for node, kind in (special or {}).items()]
+    taken = [node for occurrence in apart for node in occurrence.members]
+
+    def accepts(match: Found) -> bool:
+        return (match.anchor.name, match.candidate.entry) not in declined
+
+    found = Matcher(graph, patterns, accepts).run(skip=taken)
     matched = [_occurrence(match, graph, backend) for match in found]
-    return sorted([*special, *matched], key=lambda item: graph.position[item.anchor])
+    return sorted([*apart, *matched], key=lambda item: graph.position[item.anchor])
 
 
-def _special(node: fx.Node, graph: GraphIndex, custom: CustomMatching) -> Occurrence | None:
-    module = graph.module_of(node)
-    if module is None:
-        return None
-    if custom.is_standalone(str(node.target), module):
-        kind = MatchKind.STANDALONE
-    elif custom.is_custom(module):
-        kind = MatchKind.CUSTOM_MODULE
-    else:
-        return None
-    match = Match(-1, op_name(type(module)), (node.name,), node.name, kind)
+def _special(node: fx.Node, kind: MatchKind, graph: GraphIndex) -> Occurrence:
+    name = op_name(type(graph.module_of(node)))
+    match = Match(-1, name, (node.name,), node.name, kind)
     own = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     return Occurrence(match, (node,), node, None, own, _tensor_arguments(node, graph))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -11,13 +11,15 @@ from torch import fx
 from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.graph import GraphIndex, Scope
 from backquant.match.constraints import Refusal, demand_text
+from backquant.match.custom import kind_asked
 from backquant.match.fixes import mapping_call, qconfig_code
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name, pattern_text
 from backquant.match.occurrences import Occurrence
-from backquant.match.plan import Reason
+from backquant.match.plan import Decision, Reason
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles, Ruling, tensor_text
+from backquant.qconfig import QuantType
 
 __all__ = ["ReasonWriter", "Refused"]
 
@@ -105,6 +107,19 @@ class ReasonWriter:
             "not-traced",
             op_name(type(module)) if module is not None else "",
             "only what was traced; this module was left whole (non-traceable)",
+        )
+
+    def other_kind(self, node: fx.Node, kinds: Iterable[QuantType], asked: Decision) -> Reason:
+        """The module's class is mapped to an observed class, for another kind of quantization."""
+        kind = kind_asked(asked.asked_activation, asked.asked_weight)
+        module = self._graph.module_of(node)
+        name = op_name(type(module))
+        return Reason(
+            node.name,
+            "custom-module",
+            f"{name}, {'no known kind of' if kind is None else kind.key} quantization",
+            f"{name} as custom module: {', '.join(known.key for known in kinds)}",
+            place="PrepareCustomConfig.set_float_to_observed_mapping",
         )
 
     def no_qconfig(self, node: fx.Node, hit: Hit) -> Reason:

@@ -29,14 +29,13 @@ def roles_of(
     a module has both if its entry names a root module.
 
     >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
-    >>> from backquant.match.custom import CustomMatching
     >>> from backquant.match.occurrences import find_occurrences
     >>> from torch.nn.functional import linear
     >>> entry = BackendPatternConfig(linear)._set_input_type_to_index({"weight": 1})
     >>> backend = BackendConfig("b").set_backend_pattern_config(entry)
     >>> graph = GraphIndex(fx.symbolic_trace(lambda x, w: linear(x, w)))
     >>> patterns = PatternIndex(backend)
-    >>> found = find_occurrences(graph, patterns, backend, CustomMatching())[0]
+    >>> found = find_occurrences(graph, patterns, backend)[0]
     >>> roles_of(found, graph, patterns, frozenset()).weight
     True
     """

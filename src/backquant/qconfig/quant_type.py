@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import torch
+
 from backquant.errors import ConfigError
 
-__all__ = ["QuantType", "quant_type_from_str"]
+__all__ = ["QuantType", "quant_type_from_str", "quant_type_of"]
+
+_INTEGERS = frozenset(
+    {
+        torch.quint8,
+        torch.qint8,
+        torch.quint4x2,
+        torch.qint32,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.float8_e5m2,
+        torch.float8_e4m3fn,
+    }
+)
 
 
 class QuantType(IntEnum):
@@ -41,3 +58,24 @@ def quant_type_from_str(name: str) -> QuantType:
         where="quant_type_from_str",
         fix="use one of " + ", ".join(repr(kind.key) for kind in QuantType),
     )
+
+
+def quant_type_of(
+    activation: torch.dtype, activation_is_dynamic: bool, weight: torch.dtype
+) -> QuantType | None:
+    """The kind of quantization that a QConfig asks for, from the dtypes of what it makes.
+
+    ``None`` for what PyTorch knows no kind of, such as float32 weights.
+
+    >>> quant_type_of(torch.float32, False, torch.qint8)
+    <QuantType.WEIGHT_ONLY: 3>
+    """
+    if weight in _INTEGERS:
+        if activation_is_dynamic:
+            return QuantType.DYNAMIC
+        return QuantType.STATIC if activation in _INTEGERS else QuantType.WEIGHT_ONLY
+    if weight == torch.float16:
+        if activation_is_dynamic:
+            return QuantType.DYNAMIC
+        return QuantType.STATIC if activation == torch.float16 else None
+    return None
