@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from backquant.errors import ArtifactError
+from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["EmbeddingConfig", "QuantizedEmbedding", "QuantizedEmbeddingBag", "rowwise_table"]
@@ -129,8 +129,17 @@ class QuantizedEmbeddingBag(_Table):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Bags of integer indices to ``(bags, columns)``, as the float module."""
+        """Bags of integer indices to ``(bags, columns)``, as the float module.
+
+        Raises ``InputError`` for weights of samples where the mean is asked for.
+        """
         last = self.config.include_last_offset
+        if per_sample_weights is not None and self.config.mode != "sum":
+            raise InputError(
+                "weights of samples are for sums, and this bag takes the mean",
+                where=self.name,
+                fix="torch.nn.EmbeddingBag(..., mode='sum')",
+            )
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
         out = self._look_up(
