@@ -97,7 +97,9 @@ def test_every_public_name_is_mapped_or_needs_a_person(module: str) -> None:
 
 def all_targets() -> list[str]:
     packages = {f"backquant.nn.{package}.{name}" for package in NN for name in NN[package]}
-    return sorted({*FLAT.values(), *FUSERS.values(), *PRIVATE.values(), *MODULES.values()} | packages)
+    return sorted(
+        {*FLAT.values(), *FUSERS.values(), *PRIVATE.values(), *MODULES.values()} | packages
+    )
 
 
 @pytest.mark.parametrize("target", all_targets())
@@ -164,7 +166,9 @@ def test_old_packages_are_the_new_ones(old: str, new: str) -> None:
     theirs, ours = importlib.import_module(old), importlib.import_module(new)
     shared = [n for n in vars(theirs) if n[0] != "_" and isinstance(getattr(theirs, n), type)]
     assert shared
-    assert all(getattr(ours, name) is getattr(theirs, name) for name in shared if hasattr(ours, name))
+    assert all(
+        getattr(ours, name) is getattr(theirs, name) for name in shared if hasattr(ours, name)
+    )
 
 
 def test_same_kind_of_thing() -> None:

@@ -59,7 +59,7 @@ def _keeps_name(decisions: Decisions, local: Local, place: str) -> bool:
     last = local.bindings[0].path.rpartition(".")[2]
     chosen = any(binding.renamed for binding in local.bindings) and local.name != last
     reads = {use.nodes[0] for use in local.uses}
-    elsewhere = any(node not in reads for node in names.mentions.get(local.name, ()))
+    elsewhere = any(node not in reads for node in names.mentioned(local))
     bare = not local.uses or any(not use.attributes for use in local.uses)
     said = local.name in names.strings or local.quoted
     same = place.rpartition(".")[2] == local.name

@@ -55,7 +55,7 @@ def _new_name(decisions: Decisions, local: Local, known: list[Fate]) -> str | No
     if symbol not in RENAMED_CALLS and symbol not in PRIVATE:
         return local.name
     reads = {use.nodes[0] for use in local.uses}
-    elsewhere = [node for node in decisions.names.mentions.get(local.name, ()) if node not in reads]
+    elsewhere = [node for node in decisions.names.mentioned(local) if node not in reads]
     chosen = any(binding.renamed for binding in local.bindings)
     said = local.name in decisions.names.strings or local.quoted
     usable = decisions.is_free(name) or all(decisions.sees(node, name, target) for node in reads)

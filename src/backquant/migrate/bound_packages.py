@@ -35,8 +35,7 @@ def decide_package(decisions: Decisions, local: Local) -> None:
 
 def _drop_imports(decisions: Decisions, local: Local, by_hand: list[str]) -> None:
     names, changes = decisions.names, decisions.changes
-    mentions = names.mentions.get(local.name, ())
-    left = any(node not in decisions.respelled for node in mentions)
+    left = any(node not in decisions.respelled for node in names.mentioned(local))
     used = left or local.quoted or local.name in names.strings
     touched = any(use.nodes[0] in decisions.respelled for use in local.uses)
     for binding in local.bindings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from backquant.migrate.by_hand import ByHand
+from backquant.migrate.changes import Edit
 from backquant.migrate.configs import ConfigArgument, config_arguments, literal_of
 from backquant.migrate.decisions import Decisions, Resolved
 from backquant.migrate.names import RENAMED_CALLS
@@ -161,7 +162,7 @@ class _Call:
         why = ByHand("arguments", f"{self.name} has no {parameter}", signature.missing[parameter])
         self.decisions.report(argument, f"{self.name} with {parameter}", why)
 
-    def _without_dropped(self):  # type: ignore[no-untyped-def]
+    def _without_dropped(self) -> Edit:
         kept = [i for i, argument in enumerate(self.call.args) if argument not in self.dropped]
 
         def edit(updated: cst.Call) -> cst.Call:
@@ -177,7 +178,7 @@ def _is_none(value: cst.BaseExpression) -> bool:
     return isinstance(value, cst.Name) and value.value == "None"
 
 
-def _keyword(name: str):  # type: ignore[no-untyped-def]
+def _keyword(name: str) -> Edit:
     return lambda updated: updated.with_changes(keyword=cst.Name(name))
 
 

@@ -101,9 +101,23 @@ class Names:
         start = self.positions[node].start
         return start.line, start.column
 
+    def mentioned(self, local: Local) -> list[cst.Name]:
+        """Where the name of ``local`` stands in its scope and those inside of it, imports left out.
+
+        More than its uses: names that hide it, and reads in a class body that are not told apart.
+        """
+        found = self.mentions.get(local.name, ())
+        return [node for node in found if _is_inside(self.scopes.get(node), local.scope)]
+
     def assignments(self, node: cst.Name) -> list[Any]:
         """What may be assigned to the name that ``node`` reads; builtins are left out."""
         return [a for a in _referents(self.scopes, node) if not isinstance(a, BuiltinAssignment)]
+
+
+def _is_inside(scope: Scope | None, outer: Scope) -> bool:
+    while scope is not None and scope is not outer:
+        scope = None if scope.parent is scope else scope.parent
+    return scope is outer
 
 
 def names_of(wrapper: MetadataWrapper) -> Names:

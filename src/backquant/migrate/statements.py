@@ -9,6 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from backquant.migrate.changes import Changes, Spec
+from backquant.migrate.lines import replace_statement
 from backquant.migrate.local_names import ImportStatement, Names
 
 __all__ = ["rewrite_imports"]
@@ -25,7 +26,7 @@ def rewrite_imports(names: Names, changes: Changes) -> None:
     for statement in sorted(_statements(names), key=names.line):
         kept, new = _parts(statement, changes)
         wanted = [s for s in changes.added.get(statement, ()) if not _has(statement, s)]
-        plain = [s for s in (*_plain(statement, changes), *wanted) if s.name == ""]
+        plain = [s for s in (*wanted, *_plain(statement, changes)) if s.name == ""]
         named = [s for s in wanted if s.name]
         lines: list[cst.BaseSmallStatement] = [
             _import(s) for s in dict.fromkeys(plain) if seen.first(statement, s)
@@ -33,7 +34,7 @@ def rewrite_imports(names: Names, changes: Changes) -> None:
         lines += _with_names(new, named)
         seen.keep(statement, kept)
         if kept is not statement or lines:
-            _replace(names, changes, statement, lines, kept)
+            replace_statement(names, changes, statement, lines, kept)
 
 
 class _Seen:
@@ -100,19 +101,20 @@ def _parts(
         if statement not in changes.stars:
             return statement, []
         return None, _from_specs(changes.stars[statement])
-    staying = [alias for alias in statement.names if alias not in changes.aliases]
-    if len(staying) == len(statement.names):
+    specs = [changes.aliases.get(alias) for alias in statement.names]
+    staying = [i for i, spec in enumerate(specs) if spec is None]
+    if len(staying) == len(specs):
         return statement, []
-    kept = statement.with_changes(names=_ended(staying, statement)) if staying else None
-    groups: dict[str, list[cst.ImportAlias]] = {}
-    for alias in statement.names:
-        spec = changes.aliases.get(alias)
-        if spec is not None and spec.name:
-            groups.setdefault(spec.module, []).append(_renamed(alias, spec))
-    new = [
-        _from(statement, module, _ended(aliases, statement)) for module, aliases in groups.items()
+    kept = _selected(statement, statement.names, staying) if staying else None
+    renamed = [
+        alias if spec is None or not spec.name else _renamed(alias, spec)
+        for alias, spec in zip(statement.names, specs, strict=True)
     ]
-    return kept, new
+    groups: dict[str, list[int]] = {}
+    for index, spec in enumerate(specs):
+        if spec is not None and spec.name:
+            groups.setdefault(spec.module, []).append(index)
+    return kept, [_from(statement, module, renamed, chosen) for module, chosen in groups.items()]
 
 
 def _renamed(alias: cst.ImportAlias, spec: Spec) -> cst.ImportAlias:
@@ -125,15 +127,54 @@ def _renamed(alias: cst.ImportAlias, spec: Spec) -> cst.ImportAlias:
     return alias.with_changes(name=cst.Name(spec.name), asname=asname)
 
 
-def _ended(aliases: Sequence[cst.ImportAlias], statement: Any) -> list[cst.ImportAlias]:
-    """The aliases, the last one with the comma that the statement's last one has."""
-    *front, last = aliases
-    comma = statement.names[-1].comma
-    if last is not statement.names[-1] and not _has_comment(last.comma):
-        last = last.with_changes(comma=comma)
-    if isinstance(statement, cst.Import) and _has_comment(last.comma):
-        last = last.with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    return [*front, last]
+def _selected(statement: Any, aliases: Sequence[cst.ImportAlias], chosen: Sequence[int]) -> Any:
+    """The statement with some of its names only; ``aliases`` are all of them, under new names.
+
+    A comment behind a name stays with it, and so do comments on lines of their own above it.
+    """
+    names = [aliases[i] for i in chosen]
+    last = statement.names[-1].comma
+    above = [_above(alias.comma) for alias in statement.names]
+    for position, index in enumerate(chosen):
+        comma = names[position].comma
+        if index == len(aliases) - 1:
+            continue
+        if position == len(chosen) - 1:
+            names[position] = names[position].with_changes(comma=_closing(comma, last))
+        elif isinstance(comma, cst.Comma) and above[index] is not None:
+            lines = above[chosen[position + 1] - 1]
+            names[position] = names[position].with_changes(comma=_with_lines(comma, lines))
+    changed: dict[str, Any] = {"names": names}
+    lpar = getattr(statement, "lpar", None)
+    if lpar is not None and chosen[0] > 0:
+        space = lpar.whitespace_after
+        if isinstance(space, cst.ParenthesizedWhitespace):
+            space = space.with_changes(empty_lines=above[chosen[0] - 1] or [])
+            changed["lpar"] = lpar.with_changes(whitespace_after=space)
+    return statement.with_changes(**changed)
+
+
+def _above(comma: Any) -> list[cst.EmptyLine] | None:
+    """The lines of their own behind a comma, which belong to the next name; None on one line."""
+    space = comma.whitespace_after if isinstance(comma, cst.Comma) else None
+    return list(space.empty_lines) if isinstance(space, cst.ParenthesizedWhitespace) else None
+
+
+def _with_lines(comma: cst.Comma, lines: Sequence[cst.EmptyLine] | None) -> cst.Comma:
+    space = comma.whitespace_after
+    return comma.with_changes(whitespace_after=space.with_changes(empty_lines=lines or []))
+
+
+def _closing(comma: Any, last: Any) -> Any:
+    """The comma behind a name that has become the last one, laid out as the last one was."""
+    space = comma.whitespace_after if isinstance(comma, cst.Comma) else None
+    if not isinstance(space, cst.ParenthesizedWhitespace) or not isinstance(last, cst.Comma):
+        return last
+    final = last.whitespace_after
+    if not isinstance(final, cst.ParenthesizedWhitespace):
+        return last
+    kept = final.with_changes(first_line=space.first_line)
+    return comma.with_changes(whitespace_after=kept)
 
 
 def _has_comment(comma: Any) -> bool:
@@ -141,16 +182,21 @@ def _has_comment(comma: Any) -> bool:
 
 
 def _from(
-    statement: ImportStatement, module: str, aliases: Sequence[cst.ImportAlias]
+    statement: ImportStatement,
+    module: str,
+    aliases: Sequence[cst.ImportAlias],
+    chosen: Sequence[int],
 ) -> cst.ImportFrom:
     """``from module import …`` in the layout of the statement it comes from."""
     name = cst.parse_expression(module)
     assert isinstance(name, (cst.Attribute, cst.Name))
     if isinstance(statement, cst.ImportFrom):
-        return statement.with_changes(
-            module=name, names=list(aliases), semicolon=cst.MaybeSentinel.DEFAULT
+        selected = _selected(statement, aliases, chosen)
+        return cst.ensure_type(selected, cst.ImportFrom).with_changes(
+            module=name, semicolon=cst.MaybeSentinel.DEFAULT
         )
-    return cst.ImportFrom(module=name, names=list(aliases))
+    plain = [aliases[i].with_changes(comma=cst.MaybeSentinel.DEFAULT) for i in chosen]
+    return cst.ImportFrom(module=name, names=plain)
 
 
 def _from_specs(specs: Iterable[Spec]) -> list[cst.ImportFrom]:
@@ -226,85 +272,3 @@ def _spec_of(module: str, alias: cst.ImportAlias) -> Spec:
 
 def _comma() -> cst.Comma:
     return cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-
-
-# edits of lines
-
-
-def _replace(
-    names: Names,
-    changes: Changes,
-    statement: ImportStatement,
-    new: Sequence[cst.BaseSmallStatement],
-    kept: ImportStatement | None,
-) -> None:
-    """Put ``new`` and what stays in the statement's place."""
-    line = names.parents[statement]
-    if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
-        if not new and kept is None:
-            _hand_on_comments(names, changes, line)
-        changes.edit(line, lambda updated: _lines(updated, new, kept))
-    else:
-        parts = [*new, kept] if kept is not None else list(new)
-        changes.edit(statement, lambda updated: _small(updated, parts))
-
-
-def _small(updated: Any, parts: Sequence[cst.BaseSmallStatement]) -> Any:
-    """Several statements on one line, with the semicolon of the one they replace."""
-    if not parts:
-        return cst.RemoveFromParent()
-    *front, last = parts
-    semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
-    return cst.FlattenSentinel(
-        [
-            *(part.with_changes(semicolon=semicolon) for part in front),
-            last.with_changes(semicolon=updated.semicolon),
-        ]
-    )
-
-
-def _lines(
-    line: cst.SimpleStatementLine,
-    new: Sequence[cst.BaseSmallStatement],
-    kept: cst.BaseSmallStatement | None,
-) -> Any:
-    """One line per statement. A comment above stays with what it was written for."""
-    if kept is None and not new:
-        return cst.RemoveFromParent()
-    if kept is None:
-        first, *rest = new
-        return cst.FlattenSentinel([line.with_changes(body=[first]), *map(_line, rest)])
-    if not new:
-        return line.with_changes(body=[kept])
-    kept_line = line.with_changes(body=[kept])
-    if any(empty.comment for empty in line.leading_lines):
-        return cst.FlattenSentinel([kept_line, *map(_line, new)])
-    first, *rest = new
-    above = _line(first).with_changes(leading_lines=line.leading_lines)
-    return cst.FlattenSentinel([above, *map(_line, rest), kept_line.with_changes(leading_lines=[])])
-
-
-def _line(statement: cst.BaseSmallStatement) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([statement])
-
-
-def _hand_on_comments(names: Names, changes: Changes, line: cst.SimpleStatementLine) -> None:
-    """Give the comments of a line that goes to the next one, or to the end of the block."""
-    comments = [empty for empty in line.leading_lines if empty.comment]
-    trailing = line.trailing_whitespace.comment
-    if trailing is not None:
-        comments.append(cst.EmptyLine(comment=trailing))
-    if not comments:
-        return
-    block: Any = names.parents[line]
-    body = list(block.body)
-    index = next(i for i, found in enumerate(body) if found is line)
-    if index + 1 < len(body):
-        changes.edit_first(
-            body[index + 1],
-            lambda updated: updated.with_changes(leading_lines=[*comments, *updated.leading_lines]),
-        )
-    else:
-        changes.edit(
-            block, lambda updated: updated.with_changes(footer=[*comments, *updated.footer])
-        )

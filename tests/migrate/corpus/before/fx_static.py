@@ -43,7 +43,7 @@ torch.manual_seed(0)
 float_model = Net().eval()
 data = [torch.randn(8, 3, 32, 32) for _ in range(4)]
 
-# The head stays float here: it is tiny.
+# one mapping for the whole model
 qconfig_mapping = get_default_qconfig_mapping("x86")
 example_inputs = (data[0],)
 
@@ -63,5 +63,6 @@ mapping = (
     .set_global(torch.ao.quantization.get_default_qconfig("x86"))
     .set_module_name("stem", None)
 )
-again = convert_fx(prepare_fx(float_model, mapping, example_inputs))
-print(again(data[0]).shape)
+prepared_again = prepare_fx(float_model, mapping, example_inputs)
+calibrate(prepared_again, data)
+print(convert_fx(prepared_again)(data[0]).shape)
