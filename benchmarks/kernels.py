@@ -99,8 +99,8 @@ def others(channels: int, size: int) -> list[Case]:
             lambda: F.adaptive_avg_pool2d(a, 1),
         ),
         (f"table (hardswish) {place}", lambda: table(x), lambda: F.hardswish(a)),
-        (f"quantize {place}", lambda: boundary.quantize(a, *literals), lambda: a.clone()),
-        (f"dequantize {place}", lambda: boundary.dequantize(x, *literals), lambda: a.clone()),
+        (f"quantize {place}", lambda: boundary.quantize(a, *literals), a.clone),
+        (f"dequantize {place}", lambda: boundary.dequantize(x, *literals), a.clone),
     ]
 
 
