@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
@@ -12,7 +12,7 @@ from backquant.api.examples import checked_example
 from backquant.api.skipped import warn_of_skipped
 from backquant.api.steps import FusedGraph, captured_with, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
-from backquant.fuse import apply_fusion
+from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import capture_for_training, own_tensors
 from backquant.match import plan_fusion
 from backquant.prepare import (
@@ -75,11 +75,11 @@ def prepare_qat_fx(
     """
     mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
     backend = given_backend(backend_config)
-    checked_example(
-        evaluation_copy(model), example_inputs
-    )  # a batch of one is no error in training
-    graph, difference = _fused(model, backend, custom)
-    step = decided(graph, backend, mapping, custom)
+    # in evaluation mode: there a batch of one is no error
+    checked_example(evaluation_copy(model), example_inputs)
+    graph = _fused(model, backend, custom)
+    step = decided(graph.fused, backend, mapping, custom)
+    put_back(step.module, graph.made_plain)
     prepared = insert_observers(
         swap_for_training(step.module, step.plan, backend, mapping),
         step.plan,
@@ -88,7 +88,7 @@ def prepare_qat_fx(
         origin=Origin(step.fused.scopes, step.fused.provenance),
         custom=custom,
     )
-    warn_of_skipped(prepared_state(prepared).plan, *filter(None, [difference]))
+    warn_of_skipped(prepared_state(prepared).plan, *filter(None, [graph.difference]))
     return prepared
 
 
@@ -96,15 +96,25 @@ def fuse_for_training(
     model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig
 ) -> fx.GraphModule:
     """A copy of ``model`` with fused modules that still have their batch norms."""
-    module = _fused(model, backend, custom)[0].fused.module
+    graph = _fused(model, backend, custom)
+    module = graph.fused.fused.module
+    put_back(module, graph.made_plain)
     return rebuilt(module, own_tensors(module))
+
+
+class _FusedForTraining(NamedTuple):
+    """``difference``: what else the model does in the other mode. ``made_plain``: to be put back."""
+
+    fused: FusedGraph
+    difference: str
+    made_plain: dict[nn.Module, nn.SyncBatchNorm]
 
 
 def _fused(
     model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None
-) -> tuple[FusedGraph, str]:
-    """The model's graph, fused for training, and what else the model does in the other mode."""
+) -> _FusedForTraining:
     captured, difference = capture_for_training(model, partial(captured_with, custom))
+    made_plain = without_sync(captured.module)
     fusions = plan_fusion(captured.module, backend, is_qat=True)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
-    return FusedGraph(fused, fusions), difference
+    return _FusedForTraining(FusedGraph(fused, fusions), difference, made_plain)

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from backquant.api.arguments import given_model
 from backquant.backend_config import BackendConfig
-from backquant.fuse import Fused, apply_fusion, plan_fused
+from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
 from backquant.graph import Captured, capture, shallow_copy
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -60,6 +60,7 @@ def fused_graph(
 ) -> FusedGraph:
     """Capture ``model`` and fuse what the backend fuses for inference. The model is not changed."""
     captured = captured_with(custom, model)
+    without_sync(captured.module)
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False)
     return FusedGraph(fused, fusions)
@@ -73,6 +74,7 @@ def planned(
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused."""
     captured = captured_with(custom, model)
+    without_sync(captured.module)
     return Planned(*plan_fused(captured, backend, mapping, CustomMatching.of(custom)))
 
 

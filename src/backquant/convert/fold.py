@@ -4,14 +4,18 @@
 transposed convolution). The pair is one match all the same, with no observer between its parts, so
 that after training the fuser can run as it does for calibration: the folded weight is the one that
 is quantized. *Different:* PyTorch cannot train such models.
+
+A batch norm that was planned for as plain and trained as ``nn.SyncBatchNorm`` becomes plain again.
 """
 
 from __future__ import annotations
 
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from backquant.backend_config import BackendPatternConfig, is_for_inference_only
 from backquant.convert.state import Conversion
+from backquant.fuse import as_plain
 from backquant.graph import get_module, set_module, shallow_copy
 from backquant.match.plan import Match, MatchKind
 
@@ -26,10 +30,26 @@ def fold_after_training(work: Conversion) -> None:
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
     entries = work.prepared.backend_config.configs
     for match in work.plan.matches:
-        if match.kind is MatchKind.PATTERN and len(match.nodes) > 1 and work.quantized(match.root):
-            nodes = [work.nodes[name] for name in match.nodes]
-            if _waits(entries[match.entry], nodes):
-                _fold(work, match, nodes, shared=calls[str(nodes[0].target)] > 1)
+        if match.kind is not MatchKind.PATTERN or not work.quantized(match.root):
+            continue
+        nodes = [work.nodes[name] for name in match.nodes]
+        if len(nodes) == 1:
+            _make_plain(work, nodes[0], entries[match.entry])
+        elif _waits(entries[match.entry], nodes):
+            _fold(work, match, nodes, shared=calls[str(nodes[0].target)] > 1)
+
+
+def _make_plain(work: Conversion, node: fx.Node, entry: BackendPatternConfig) -> None:
+    planned = entry.normal_pattern.anchor.op
+    if node.op != "call_module" or not _is_batch_norm(planned):
+        return
+    trained = get_module(work.module, str(node.target))
+    if isinstance(trained, nn.SyncBatchNorm):
+        set_module(work.module, str(node.target), as_plain(trained, planned))
+
+
+def _is_batch_norm(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, _BatchNorm)
 
 
 def _waits(entry: BackendPatternConfig, nodes: list[fx.Node]) -> bool:

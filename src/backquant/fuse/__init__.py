@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
+from backquant.fuse.sync_batch_norm import as_plain, put_back, without_sync
 
-__all__ = ["Fused", "FusedPlan", "apply_fusion", "plan_fused"]
+__all__ = [
+    "Fused",
+    "FusedPlan",
+    "apply_fusion",
+    "as_plain",
+    "plan_fused",
+    "put_back",
+    "without_sync",
+]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from backquant.errors import InputError
 from backquant.nn import qat
@@ -88,7 +89,7 @@ class LinearBn1d(BatchNormAfter, nn.Linear):
         float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
         assert isinstance(float_module, nn.Sequential)
         linear, bn = float_module[0], float_module[1]
-        assert isinstance(linear, nn.Linear) and isinstance(bn, nn.BatchNorm1d)
+        assert isinstance(linear, nn.Linear) and isinstance(bn, _NormBase)
         require_trainable(bn, linear.out_features)
         module = cls(
             linear.in_features,
