@@ -8,6 +8,7 @@ from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
     NamePool,
+    free_path,
     get_module,
     remove_unused_modules,
     set_module,
@@ -47,6 +48,7 @@ __all__ = [
     "capture_for_training",
     "check_inputs",
     "complaints",
+    "free_path",
     "get_module",
     "known_types",
     "node_arguments",

@@ -13,6 +13,7 @@ from backquant.graph.provenance import Provenance
 __all__ = [
     "GraphEditor",
     "NamePool",
+    "free_path",
     "get_module",
     "remove_unused_modules",
     "set_module",
@@ -51,6 +52,19 @@ def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
         parent._modules[name] = module  # in its place: the order of children has a meaning
     else:
         parent.add_module(name, module)
+
+
+def free_path(root: nn.Module, path: str) -> str:
+    """``path`` with the first number behind it that is not taken.
+
+    >>> free_path(nn.ModuleDict({"fc": nn.ReLU(), "fc_1": nn.ReLU()}), "fc")
+    'fc_2'
+    """
+    owner, name = root.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+    number = 1
+    while hasattr(owner, f"{name}_{number}"):
+        number += 1
+    return f"{path}_{number}"
 
 
 class NamePool:

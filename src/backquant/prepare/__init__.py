@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from backquant.prepare.insert import insert_observers
 from backquant.prepare.qat import swap_for_training
+from backquant.prepare.quantized_inputs import observe_quantized_inputs
 from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import Site, SiteTable, observation_sites
+from backquant.prepare.standalone import Asked, prepare_standalone_modules
 from backquant.prepare.state import (
     KeptGraphModule,
     Origin,
@@ -19,6 +21,7 @@ from backquant.prepare.state import (
 )
 
 __all__ = [
+    "Asked",
     "KeptGraphModule",
     "ObserverSource",
     "ObserverSpec",
@@ -30,6 +33,8 @@ __all__ = [
     "SiteTable",
     "insert_observers",
     "observation_sites",
+    "observe_quantized_inputs",
+    "prepare_standalone_modules",
     "prepared_state",
     "rebuilt",
     "swap_for_training",

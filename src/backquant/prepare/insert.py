@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import fx, nn
 
@@ -9,6 +11,8 @@ from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, own_buffers, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
+from backquant.prepare.apart import Interface, interfaces
+from backquant.prepare.custom_modules import observe_custom_modules
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.prepare.state import (
@@ -54,10 +58,12 @@ def insert_observers(
     editor = GraphEditor(prepared, origin.provenance.copy())
     _install(prepared, table, ObserverSource(backend_config, qconfig_mapping))
     _connect(editor, table)
+    if custom is not None and custom.float_to_observed_mapping:
+        observe_custom_modules(prepared, plan, qconfig_mapping, custom)
     editor.finish()
     verify(prepared, after="pass 'insert observers'")
     state = PreparedState(
-        plan=_without_refused(plan, table),
+        plan=_without_refused(plan, table, interfaces(module, plan, custom)),
         scopes=dict(origin.scopes),
         backend_config=backend_config,
         qconfig_mapping=qconfig_mapping,
@@ -69,23 +75,23 @@ def insert_observers(
     return prepared
 
 
-def _without_refused(plan: Plan, table: SiteTable) -> Plan:
+def _without_refused(plan: Plan, table: SiteTable, apart: Mapping[str, Interface]) -> Plan:
     reasons = {reason.node: reason for reason in table.refused}
     for match in plan.matches:
-        if match.kind is not MatchKind.PATTERN and plan.decisions[match.anchor].quantized:
-            reasons[match.anchor] = _apart(match)
+        asked = match.kind is not MatchKind.PATTERN and plan.decisions[match.anchor].quantized
+        if asked and match.anchor not in apart:
+            reasons[match.anchor] = _not_prepared(match)
     indexes = {i: reasons[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in reasons}
     return turned_to_float(plan, indexes)
 
 
-def _apart(match: Match) -> Reason:
-    """Standalone and custom modules are matched, and have no observers here."""
+def _not_prepared(match: Match) -> Reason:
     return Reason(
         node=match.anchor,
         rule=match.kind.value,
         asked=f"{match.pattern} as a {match.kind.value.replace('_', ' ')} of its own",
-        admitted="patterns of the backend's entries",
-        fix="leave it out of the PrepareCustomConfig, or quantize the module by itself",
+        admitted="a module that was prepared before its parent, and the PrepareCustomConfig",
+        fix="prepare_standalone_modules(...), then insert_observers(..., custom=custom)",
     )
 
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from backquant.backend_config import BackendConfig
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
+from backquant.prepare.apart import interfaces
 from backquant.prepare.groups import Groups
 from backquant.prepare.requests import OBSERVED_DTYPES, ObserverSource, ObserverSpec, Probe
 from backquant.prepare.roles import Role, argument_nodes, argument_role, input_positions
@@ -56,6 +57,7 @@ class Placement:
         self._entries = backend_config.configs
         self._source = ObserverSource(backend_config, qconfig_mapping)
         self._positions = input_positions(backend_config)
+        self._apart = interfaces(module, plan, custom)
         self._matches = [m for m in plan.matches if self._places(m)]
         self._dtype: dict[str, torch.dtype | None] = self._known_dtypes(custom)
         self._current: dict[str, str] = {}
@@ -96,8 +98,9 @@ class Placement:
     # -- what is known before the walk -------------------------------------------------------------
 
     def _places(self, match: Match) -> bool:
-        decision = self._plan.decisions[match.anchor]
-        return match.kind is MatchKind.PATTERN and decision.quantized
+        if match.kind is not MatchKind.PATTERN:
+            return match.anchor in self._apart
+        return self._plan.decisions[match.anchor].quantized
 
     def _known_dtypes(self, custom: PrepareCustomConfig | None) -> dict[str, torch.dtype | None]:
         known: dict[str, torch.dtype | None] = {}
@@ -122,6 +125,10 @@ class Placement:
     # -- inputs (rules 2 to 4) ---------------------------------------------------------------------
 
     def _place_inputs(self, root: fx.Node, match: Match) -> None:
+        if match.anchor in self._apart:
+            for argument in self._apart[match.anchor].inputs:
+                self._place_input(root, argument, Role.INPUT, match)
+            return
         observation = self._plan.decisions[match.anchor].observation
         if observation == _NOT_OBSERVED or self._is_no_float_tensor(root):
             return
@@ -140,7 +147,7 @@ class Placement:
                 self._reads(reader, argument, self._drafts[value])
             return
         if role is Role.INPUT and probe.fixed:
-            spec = ObserverSpec(spec.rule, "input_of_fixed")
+            spec = self._measuring(spec)
             probe = self._source.probe(spec)
         draft = self._existing(value, probe) or self._draft(value, role, spec)
         self._reads(reader, argument, draft)
@@ -148,6 +155,10 @@ class Placement:
     def _input_spec(self, role: Role, match: Match) -> ObserverSpec:
         part = "activation" if role is Role.INPUT else role.value
         return ObserverSpec(self._rule(match), part)
+
+    def _measuring(self, spec: ObserverSpec) -> ObserverSpec:
+        """For an input of an operator with fixed qparams, which are those of its output (rule 7)."""
+        return ObserverSpec(spec.rule, "input_of_fixed")
 
     def _needs(self, value: str, wanted: Probe, zeroth: bool) -> bool:
         have = self._value_dtype(value)
@@ -174,6 +185,10 @@ class Placement:
     # -- outputs (rules 5 to 8) --------------------------------------------------------------------
 
     def _place_output(self, anchor: fx.Node, match: Match) -> None:
+        apart = self._apart.get(anchor.name)
+        if apart is not None and not apart.observed_output:
+            self._dtype[anchor.name] = apart.gives
+            return
         decision = self._plan.decisions[anchor.name]
         if self._is_no_float_tensor(anchor) or decision.observation == _NOT_OBSERVED:
             return

@@ -29,6 +29,7 @@ class Role(str, Enum):
     WEIGHT = "weight"
     BIAS = "bias"
     OUTPUT = "output"
+    QUANTIZED_INPUT = "quantized input"  # of the model
     NONE = "none"  # a weight that is never quantized
 
 

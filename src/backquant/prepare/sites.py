@@ -25,6 +25,7 @@ Rules (PyTorch's, with the differences that are marked)
 8. Values that are no float tensors (shapes, indices, masks; *different:* inputs whose default is a
    number) are never observed; neither are inputs
    and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
+9. Standalone and custom modules: see ``backquant.prepare.apart``.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ from backquant.prepare.requests import ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["PREFIX", "Site", "SiteTable", "observation_sites"]
+__all__ = ["PREFIX", "QUANTIZED_INPUT", "Site", "SiteTable", "observation_sites"]
 
 #: Observers are modules and nodes named ``activation_post_process_0``, ``_1``, … as in PyTorch.
 PREFIX = "activation_post_process_"
+#: Observers of model inputs that arrive quantized; PyTorch has none.
+QUANTIZED_INPUT = "quantized_input_"
 
 
 @dataclass(frozen=True)
