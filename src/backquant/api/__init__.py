@@ -5,6 +5,7 @@ from __future__ import annotations
 from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
 from backquant.api.one_call import explain, quantize
 from backquant.api.qat import prepare_qat_fx
+from backquant.calibrate import synchronize_observers
 
 __all__ = [
     "convert_fx",
@@ -14,4 +15,5 @@ __all__ = [
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",
+    "synchronize_observers",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from backquant.calibrate.feed import CalibrationReport, UnseenObserver, calibrate
+from backquant.calibrate.needs import waiting_for_data
 from backquant.calibrate.observers import saw_data, site_observers
 from backquant.calibrate.progress import Progress, ProgressBar
+from backquant.calibrate.ranks import synchronize_observers
 from backquant.calibrate.resume import calibration_state, load_calibration_state, merge_state
 
 __all__ = [
@@ -18,4 +20,6 @@ __all__ = [
     "merge_state",
     "saw_data",
     "site_observers",
+    "synchronize_observers",
+    "waiting_for_data",
 ]
