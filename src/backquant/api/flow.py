@@ -9,14 +9,15 @@ from torch import fx, nn
 from backquant.api.arguments import given_backend, given_custom, given_mapping, given_model
 from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
+from backquant.api.prepared import observed, planned_for_inference
 from backquant.api.qat import fuse_for_training
 from backquant.api.skipped import warn_of_skipped
-from backquant.api.steps import fused_graph, planned
+from backquant.api.steps import fused_graph
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
 from backquant.errors import UsageError
 from backquant.lower import QuantizedModel, engine_info
-from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
+from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import FuseCustomConfig, PrepareCustomConfig, QConfigMapping
 
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
@@ -83,18 +84,13 @@ def prepare_fx(  # size: PyTorch's signature
             where="prepare_fx",
             fix="leave it out; scale inputs and weights before preparing",
         )
-    mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
-    backend = given_backend(backend_config)
-    checked_example(given_model(model), example_inputs)
-    step = planned(model, backend, mapping, custom)
-    prepared = insert_observers(
-        step.module,
-        step.plan,
-        backend,
-        mapping,
-        origin=Origin(step.fused.scopes, step.fused.provenance),
-        custom=custom,
+    asked = Asked(
+        given_backend(backend_config),
+        given_mapping(qconfig_mapping),
+        given_custom(prepare_custom_config),
     )
+    checked_example(given_model(model), example_inputs)
+    prepared = observe_quantized_inputs(observed(planned_for_inference(model, asked), asked))
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared
 

@@ -9,16 +9,17 @@ from torch import fx, nn
 
 from backquant.api.arguments import given_backend, given_custom, given_mapping
 from backquant.api.examples import checked_example
+from backquant.api.prepared import observed, with_standalone_modules
 from backquant.api.skipped import warn_of_skipped
-from backquant.api.steps import FusedGraph, captured_with, decided, evaluation_copy
+from backquant.api.steps import FusedGraph, Planned, captured_with, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import capture_for_training, own_tensors
 from backquant.match import plan_fusion
 from backquant.prepare import (
-    Origin,
+    Asked,
     PreparedModule,
-    insert_observers,
+    observe_quantized_inputs,
     prepared_state,
     rebuilt,
     swap_for_training,
@@ -77,19 +78,23 @@ def prepare_qat_fx(
     backend = given_backend(backend_config)
     # in evaluation mode: there a batch of one is no error
     checked_example(evaluation_copy(model), example_inputs)
+    asked = Asked(backend, mapping, custom)
     graph = _fused(model, backend, custom)
-    step = decided(graph.fused, backend, mapping, custom)
-    put_back(step.module, graph.made_plain)
-    prepared = insert_observers(
-        swap_for_training(step.module, step.plan, backend, mapping),
-        step.plan,
-        backend,
-        mapping,
-        origin=Origin(step.fused.scopes, step.fused.provenance),
-        custom=custom,
-    )
+    prepared = observe_quantized_inputs(_prepared(graph, asked))
     warn_of_skipped(prepared_state(prepared).plan, *filter(None, [graph.difference]))
     return prepared
+
+
+def _prepared(graph: _FusedForTraining, asked: Asked) -> PreparedModule:
+    decision = decided(graph.fused, asked.backend_config, asked.qconfig_mapping, asked.custom)
+    put_back(decision.module, graph.made_plain)
+    step = with_standalone_modules(decision, asked, _standalone)
+    trained = swap_for_training(step.module, step.plan, asked.backend_config, asked.qconfig_mapping)
+    return observed(Planned(step.fused._replace(module=trained), step.plan), asked)
+
+
+def _standalone(model: nn.Module, asked: Asked) -> PreparedModule:
+    return _prepared(_fused(model, asked.backend_config, asked.custom), asked)
 
 
 def fuse_for_training(

@@ -47,6 +47,7 @@ class FusedGraph(NamedTuple):
 def captured_with(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
     """Capture ``model``, leaving whole what ``custom`` names. The model is not changed."""
     apart = CustomMatching.of(custom)
+    apart.check(model)
     return capture(
         model,
         non_traceable_names=apart.untraced_names,
