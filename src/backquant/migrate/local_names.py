@@ -223,8 +223,8 @@ def _add_uses(names: Names, table: dict[_Key, Local], contexts: Any) -> None:
         if not isinstance(node, cst.Name) or _is_import(names.parents.get(node)):
             continue
         names.mentions.setdefault(node.value, []).append(node)
-        if contexts.get(node) in (None, ExpressionContext.STORE):
-            continue
+        if contexts.get(node) is ExpressionContext.STORE:
+            continue  # no context at all: the bound of a type parameter, which is read
         use = _use(node, names.parents, contexts)
         referents = _referents(names.scopes, node)
         if not referents:

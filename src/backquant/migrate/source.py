@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import warnings
+
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
@@ -42,6 +45,8 @@ def migrate_source(text: str, path: str = "<text>") -> FileResult:
     """
     if not mentions_quantization(text):
         return FileResult(path, text, text)
+    if _is_too_deep(text):
+        return FileResult(path, text, text, (_too_deep(path),))
     try:
         wrapper = MetadataWrapper(cst.parse_module(text))
         return _migrated(wrapper, text, path)
@@ -86,6 +91,24 @@ def _broken(path: str, error: cst.ParserSyntaxError) -> Finding:
     )
 
 
+def _is_too_deep(text: str) -> bool:
+    """Whether Python itself gives up on the nesting of a text, which would crash libcst's parser.
+
+    A text that this Python cannot parse for another reason may be in the syntax of another version.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text, not of ours: invalid escapes
+            ast.parse(text)
+    except (RecursionError, MemoryError):
+        return True
+    except SyntaxError as error:
+        return "too many nested" in str(error)
+    except ValueError:  # a null byte
+        return False
+    return False
+
+
 def _too_deep(path: str) -> Finding:
     return Finding(
         path,
@@ -93,6 +116,6 @@ def _too_deep(path: str) -> Finding:
         0,
         "too deep",
         "expressions of this file are nested too deeply",
-        "Python's recursion limit was reached",
+        "Python's own limit of nesting is reached",
         "split the expression, or change the imports by hand",
     )

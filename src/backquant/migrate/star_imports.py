@@ -9,7 +9,7 @@ from backquant.migrate.changes import Spec
 from backquant.migrate.decisions import Decisions, Resolved, spec_for
 from backquant.migrate.local_names import Binding, Use
 from backquant.migrate.resolve import Fate, canonical, fate, name_in
-from backquant.migrate.signatures import SIGNATURES
+from backquant.migrate.signatures import CONFIGS, SIGNATURES
 
 __all__ = ["decide_stars"]
 
@@ -24,6 +24,7 @@ _PARTIAL = "backquant.nn.quantized"
 _ROOT = "torch.ao.quantization"
 #: The module of the flow's functions, which the package itself does not give.
 _FLOW = "torch.ao.quantization.quantize_fx"
+_WITH_THE_FLOW = {*CONFIGS.values(), "backquant.get_tensorrt_backend_config"}
 _Found = dict[str, tuple[Fate, list[Use]]]
 
 
@@ -84,7 +85,7 @@ def _names(decisions: Decisions, path: str, module: Fate) -> _Found:
 def _gives(path: str, module: Fate, target: str) -> bool:
     """Whether a star import of the module gives the name, as far as the tables know."""
     if path == _FLOW:
-        return True
+        return target in SIGNATURES or target in _WITH_THE_FLOW
     if path == _ROOT and target in SIGNATURES:
         return False
     return module.target is not None and name_in(module.target, target) is not None
