@@ -20,20 +20,24 @@ def graphs(draw: st.DrawFn) -> tuple[list[str], dict[str, list[str]]]:
 
 
 @given(graphs())
-def test_boxes_never_overlap_and_inputs_stand_above(graph: tuple[list[str], dict[str, list[str]]]) -> None:
+def test_boxes_never_overlap_and_inputs_stand_above(
+    graph: tuple[list[str], dict[str, list[str]]],
+) -> None:
     names, inputs = graph
     drawing = lay_out(names, inputs)
     assert set(drawing.centres) == set(names)
     rows: dict[float, list[float]] = {}
     for x, y in drawing.centres.values():
-        assert BOX_WIDTH / 2 <= x + 0.1 and x - 0.1 <= drawing.width - BOX_WIDTH / 2
+        assert x + 0.1 >= BOX_WIDTH / 2 and x - 0.1 <= drawing.width - BOX_WIDTH / 2
         rows.setdefault(y, []).append(x)
     for row in rows.values():
         assert all(b - a >= BOX_WIDTH for a, b in pairwise(sorted(row)))
     for name in names:
         for source in inputs[name]:
             assert drawing.centres[source][1] < drawing.centres[name][1]
-    assert {(e.source, e.target) for e in drawing.edges} == {(s, n) for n in names for s in inputs[n]}
+    assert {(e.source, e.target) for e in drawing.edges} == {
+        (s, n) for n in names for s in inputs[n]
+    }
 
 
 def test_a_long_skip_has_few_bends() -> None:

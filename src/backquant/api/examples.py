@@ -35,13 +35,15 @@ def checked_example(model: nn.Module, example_inputs: Any) -> Any:
 
 
 def example_from(
-    model: nn.Module, example_inputs: Any, calibration: Iterable[Any]
-) -> tuple[Any, Iterable[Any]]:
-    """Inputs that ``model`` accepts, and a calibration set that still holds every batch.
+    model: nn.Module, example_inputs: Any, calibration: Iterable[Any] | None
+) -> tuple[Any, Iterable[Any] | None]:
+    """Inputs that ``model`` accepts, and a calibration set that still holds every batch (or None).
 
-    Raises ``CalibrationError`` for a set that is none or is empty, ``InputError`` when the model does
-    not accept the inputs.
+    Raises ``UsageError`` when there are neither inputs nor a set, ``CalibrationError`` for a set that
+    is none or is empty, ``InputError`` when the model does not accept the inputs.
     """
+    if calibration is None:
+        return checked_example(model, example_inputs), None
     check_set(calibration)
     if example_inputs is not None:
         return checked_example(model, example_inputs), calibration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +12,21 @@ from backquant.api.arguments import Backend, given_custom, given_mapping, resolv
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
 from backquant.api.lowering import quantized_model
+from backquant.api.measuring import measure
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
-from backquant.calibrate import ProgressBar, calibrate
 from backquant.convert import convert_to_reference, reference_state
 from backquant.graph.costs import multiply_adds
 from backquant.lower import QuantizedModel, engine_info
+from backquant.match.plan import RuleKind, RuleRef
 from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping, get_default_qconfig_mapping
+from backquant.qconfig import (
+    PrepareCustomConfig,
+    QConfigMapping,
+    get_default_qconfig_mapping,
+    qconfig_equals,
+)
 from backquant.report.build import ReportSource, build_report
 from backquant.report.model import Report
 
@@ -34,21 +39,25 @@ def quantize(
     example_inputs: Any = None,
     *,
     backend: Backend = "x86",
-    calibration: Iterable[Any],
+    calibration: Iterable[Any] | None = None,
     qconfig_mapping: QConfigMapping | None = None,
     require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
     progress: bool = False,
 ) -> QuantizedModel:
-    """Quantize ``model`` statically for ``backend``, calibrated on data. The model is not changed.
+    """Quantize ``model`` for ``backend``. The model is not changed.
+
+    By default statically, calibrated on data. What is quantized dynamically (at each call), in its
+    weights only, or to float16 needs no data: ask for it with
+    ``QConfigMapping().set_global(default_dynamic_qconfig)``, or by type or name beside static rules.
 
     Args:
         model: any module that can be traced symbolically; it is quantized as in evaluation mode.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
-            Default: the first batch of the calibration set.
+            Default: the first batch of the calibration set; needed without one.
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
         calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
-            iterator itself raises passes through.
+            iterator itself raises passes through. Default: none, if nothing has to be measured.
         qconfig_mapping: what is asked for; default: ``get_default_qconfig_mapping(backend)``.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
@@ -62,7 +71,8 @@ def quantize(
     Raises:
         CaptureError: the model cannot be traced.
         InputError: example inputs or a batch do not fit the model.
-        CalibrationError: the calibration set is empty or holds NaN or infinite values.
+        CalibrationError: the calibration set is empty or holds NaN or infinite values, or there is
+            none and values have to be measured.
         EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
         CoverageError: nothing, or less than required, can be quantized; lists the reasons.
         UsageError: an argument is of the wrong kind.
@@ -72,6 +82,14 @@ def quantize(
     >>> quantized = quantize(model, backend="x86", calibration=[torch.randn(4, 8)])
     >>> quantized(torch.randn(2, 8)).shape, quantized.report.coverage
     (torch.Size([2, 8]), 1.0)
+
+    Dynamically, without data:
+
+    >>> from backquant.qconfig import default_dynamic_qconfig
+    >>> mapping = QConfigMapping().set_global(default_dynamic_qconfig)
+    >>> quantized = quantize(nn.LSTM(8, 8), torch.randn(3, 1, 8), qconfig_mapping=mapping)
+    >>> [str(kernel) for kernel in quantized.kernels]
+    []
     """
     config = resolve_backend(backend)
     ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)
@@ -83,13 +101,21 @@ def quantize(
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
     costs = multiply_adds(step.module, example)
-    check_requirement(build_report(_source(step, config, costs)), required)
+    name = type(model).__name__
+    check_requirement(build_report(_source(step, config, costs, model=name)), required)
     prepared = _prepared(step, ask)
-    with ProgressBar("calibrating") if progress else nullcontext() as bar:
-        calibrated = calibrate(prepared, batches, progress=bar)
+    calibrated = measure(prepared, batches, progress=progress)
     reference = convert_to_reference(prepared)
     state = reference_state(reference)
-    source = _source(Planned(step.fused, state.plan), config, costs, state.sites, state.qparams)
+    source = _source(
+        Planned(step.fused, state.plan),
+        config,
+        costs,
+        model=name,
+        sites=state.sites,
+        qparams=state.qparams,
+        reference=reference,
+    )
     check_requirement(build_report(source), required)
     quantized = quantized_model(reference, engine, model)
     quantized.report = build_report(source.lowered(model, quantized, calibrated.unseen))
@@ -125,30 +151,39 @@ def explain(
     step = _planned(frozen, ask)
     state = prepared_state(_prepared(step, ask))
     costs = multiply_adds(step.module, example)
-    return build_report(_source(Planned(step.fused, state.plan), config, costs, state.sites))
+    engine = f"engine {config.engine}" if config.engine else ""
+    known = {"model": type(model).__name__, "sites": state.sites, "engine": engine}
+    return build_report(_source(Planned(step.fused, state.plan), config, costs, **known))
 
 
 @dataclass(frozen=True)
 class _Ask:
-    """What the user asks of which backend; ``is_default``: the mapping is the backend's own."""
+    """What the user asks of which backend; ``default`` is what the backend would ask itself."""
 
     config: BackendConfig
     mapping: QConfigMapping
     custom: PrepareCustomConfig | None
-    is_default: bool
+    default: QConfigMapping
 
     @classmethod
     def of(cls, config: BackendConfig, mapping: Any, custom: Any) -> _Ask:
-        default = mapping is None
-        given = get_default_qconfig_mapping(config) if default else given_mapping(mapping)
+        default = get_default_qconfig_mapping(config)
+        given = default if mapping is None else given_mapping(mapping)
         return cls(config, given, given_custom(custom), default)
+
+    def is_of_the_backend(self, rule: RuleRef) -> bool:
+        """Whether a rule stands in the backend's own mapping, too: no news when nothing used it."""
+        if rule.kind is not RuleKind.OBJECT_TYPE:
+            return self.mapping is self.default
+        asked = list(self.mapping.object_type_qconfigs.items())[rule.index]
+        own = self.default.object_type_qconfigs.get(asked[0])
+        return own is not None and qconfig_equals(own, asked[1])
 
 
 def _planned(model: nn.Module, ask: _Ask) -> Planned:
     step = planned(model, ask.config, ask.mapping, ask.custom)
-    if ask.is_default:  # rules that the user did not write are no news when nothing used them
-        return Planned(step.fused, replace(step.plan, unused_rules=()))
-    return step
+    unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
+    return Planned(step.fused, replace(step.plan, unused_rules=unused))
 
 
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
@@ -163,12 +198,9 @@ def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
 
 
 def _source(
-    step: Planned,
-    config: BackendConfig,
-    costs: dict[str, int],
-    sites: Any = None,
-    qparams: Any = None,
+    step: Planned, config: BackendConfig, costs: dict[str, int], **known: Any
 ) -> ReportSource:
+    """``known``: further fields of ``ReportSource``."""
     return ReportSource(
         plan=step.plan,
         backend_config=config,
@@ -176,6 +208,5 @@ def _source(
         scopes=step.fused.scopes,
         provenance=step.fused.provenance,
         multiply_adds=costs,
-        sites=sites,
-        qparams=qparams or {},
+        **known,
     )

@@ -17,6 +17,7 @@ from backquant.match.names import pattern_text
 from backquant.match.plan import Decision, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.observers import Observers, dtype_text
 
 __all__ = ["ReportSource", "build_report"]
 
@@ -25,17 +26,19 @@ __all__ = ["ReportSource", "build_report"]
 class ReportSource:
     """What is known about a model at some step; later steps fill in more.
 
-    ``module`` is the fused float graph that ``plan`` speaks about.
+    ``module`` is the fused float graph that ``plan`` speaks about; ``reference`` the converted one.
     """
 
     plan: Plan
     backend_config: BackendConfig
     module: fx.GraphModule
+    model: str = ""
     scopes: Mapping[str, Scope] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
     multiply_adds: Mapping[str, int] = field(default_factory=dict)
     sites: SiteTable | None = None
     qparams: Mapping[str, Measured] = field(default_factory=dict)
+    reference: nn.Module | None = None
     engine: str = ""
     kernels: Sequence[KernelUse] = ()
     left_in_float: Sequence[Reason] = ()
@@ -82,23 +85,31 @@ class _Builder:
         self._entries = source.backend_config.configs
         self._nodes = {node.name: node for node in source.module.graph.nodes}
         self._kernel_of = {name: use.kernel for use in source.kernels for name in use.nodes}
-        self._observers: dict[str, list[str]] = {}
-        self._output_qparams: dict[str, str] = {}
-        if source.sites is not None:
-            self._read_sites(source.sites)
+        self._observers = Observers(source.sites, source.qparams)
 
     def report(self) -> Report:
         source, plan = self._source, self._source.plan
         return Report(
             backend=source.backend_config.name or "unnamed backend",
+            model=source.model,
             engine=source.engine,
             rows=tuple(self._row(decision) for decision in plan.decisions.values()),
             unused_rules=tuple(map(str, plan.unused_rules)),
             notes=(*plan.notes, *source.unseen),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
-            unlowered=tuple(_reason_row(reason, reason.node) for reason in source.left_in_float),
+            kernels=tuple(use.kernel for use in source.kernels),
+            unlowered=self._unlowered(),
             float_bytes=source.float_bytes,
             quantized_bytes=source.quantized_bytes,
+        )
+
+    def _unlowered(self) -> tuple[ReasonRow, ...]:
+        """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
+        decisions = self._source.plan.decisions
+        return tuple(
+            _reason_row(reason)
+            for reason in self._source.left_in_float
+            if reason.node not in decisions or decisions[reason.node].quantized
         )
 
     def _pattern(self, entry: int) -> str:
@@ -107,24 +118,32 @@ class _Builder:
     def _row(self, decision: Decision) -> Row:
         plan = self._source.plan
         match = None if decision.match is None else plan.matches[decision.match]
-        reasons = tuple(_reason_row(reason, reason.place) for reason in decision.reasons)
+        node = self._nodes[decision.node]
         return Row(
             node=decision.node,
             operator=decision.operator,
             module_path=decision.module_path,
             outcome=decision.outcome.value,
-            inputs=tuple(node.name for node in self._nodes[decision.node].all_input_nodes),
+            inputs=tuple(source.name for source in node.all_input_nodes),
             entry="" if match is None else match.pattern,
             dtype_config=self._dtype_config(decision),
             rule="" if decision.rule is None else str(decision.rule),
             asked=_asked(decision),
-            observers=tuple(self._observers.get(decision.node, ())),
-            qparams=self._output_qparams.get(decision.node, ""),
+            observers=self._observers.of(node, self._reference_module(node)),
             kernel=self._kernel_of.get(decision.node, ""),
             fused=self._fused(decision.node),
             multiply_adds=self._source.multiply_adds.get(decision.node, 0),
-            reasons=reasons,
+            reasons=tuple(map(_reason_row, decision.reasons)),
         )
+
+    def _reference_module(self, node: fx.Node) -> nn.Module | None:
+        """The module that the operator became in the reference model."""
+        if self._source.reference is None or node.op != "call_module":
+            return None
+        try:
+            return self._source.reference.get_submodule(str(node.target))
+        except AttributeError:  # converted into functions
+            return None
 
     def _fused(self, node: str) -> tuple[str, ...]:
         """What became ``node``: paths of modules, names of other nodes; nothing if only itself did."""
@@ -146,31 +165,8 @@ class _Builder:
             "weight": config.weight_dtype,
             "bias": config.bias_dtype,
         }
-        text = ", ".join(f"{role} {_dtype(dtype)}" for role, dtype in parts.items() if dtype)
+        text = ", ".join(f"{role} {dtype_text(dtype)}" for role, dtype in parts.items() if dtype)
         return text + (", dynamic" if config.is_dynamic else "")
-
-    def _read_sites(self, sites: SiteTable) -> None:
-        groups = sites.groups()
-        values = {site.name: self._value(site.name, sites) for site in sites.sites}
-        for site in sites.sites:
-            others = [values[name] for name in groups[site.group] if name != site.name]
-            shared = ", shared with " + ", ".join(dict.fromkeys(others)) if others else ""
-            measured = self._source.qparams.get(site.name)
-            if site.producer:
-                self._observers.setdefault(site.producer, []).append(f"output{shared}")
-                if measured is not None:
-                    self._output_qparams[site.producer] = _qparams(measured)
-            for reader in site.readers:
-                text = f"{site.role.value} {values[site.name]!r}{shared}"
-                self._observers.setdefault(reader, []).append(text)
-
-    @staticmethod
-    def _value(name: str, sites: SiteTable) -> str:
-        """The node of the unobserved graph whose value a site observes."""
-        value = sites[name].value
-        while value in sites:
-            value = sites[value].value
-        return value
 
 
 def _is_call_of(path: str, name: str) -> bool:
@@ -179,25 +175,10 @@ def _is_call_of(path: str, name: str) -> bool:
     return bool(path) and re.fullmatch(re.escape(squeezed[0]) + r"\d*", squeezed[1]) is not None
 
 
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _qparams(measured: Measured) -> str:
-    if measured.scale is None or measured.zero_point is None:
-        return ""
-    if measured.axis is not None:
-        return f"{_dtype(measured.dtype)}, {measured.scale.numel()} scales on axis {measured.axis}"
-    return (
-        f"{_dtype(measured.dtype)} [{measured.quant_min}, {measured.quant_max}], "
-        f"scale {float(measured.scale):.6g}, zero point {int(measured.zero_point)}"
-    )
-
-
 def _ask(role: str, ask: TensorAsk | None) -> str:
     if ask is None:
         return ""
-    text = f"{role} {_dtype(ask.dtype)}"
+    text = f"{role} {dtype_text(ask.dtype)}"
     if ask.quant_min is not None and ask.quant_max is not None:
         text += f" [{ask.quant_min}, {ask.quant_max}]"
     return f"{text} by {ask.observer}" + (", dynamic" if ask.is_dynamic else "")
@@ -208,5 +189,7 @@ def _asked(decision: Decision) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _reason_row(reason: Reason, place: str) -> ReasonRow:
-    return ReasonRow(reason.rule, reason.asked, reason.admitted, reason.fix, place)
+def _reason_row(reason: Reason) -> ReasonRow:
+    return ReasonRow(
+        reason.rule, reason.asked, reason.admitted, reason.fix, reason.place, reason.node
+    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from backquant.report.grouping import kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
 from backquant.report.text import human_bytes, summary
@@ -16,6 +18,12 @@ from backquant.report.text import human_bytes, summary
 __all__ = ["render_html", "save_html"]
 
 _LABEL_LENGTH = 24
+_STATES = {
+    "quantized": "quantized",
+    "integers": "float, run on integers",
+    "float": "float",
+    "not_tensor": "no tensor",
+}
 
 
 def render_html(report: Report) -> str:
@@ -33,27 +41,47 @@ def render_html(report: Report) -> str:
     )
     rows = report.rows
     drawing = lay_out([row.node for row in rows], {row.node: row.inputs for row in rows})
+    most = max((row.multiply_adds for row in rows), default=0)
     return environment.get_template("page.html.j2").render(
         report=report,
+        title=report.model or report.backend,
         summary=summary(report),
         cards=_cards(report),
+        states={state: sum(row.state == state for row in rows) for state in _STATES},
+        state_names=_STATES,
+        rules_differ=rules_differ(report),
+        kernels=kernel_counts(report),
+        refusals=refusals(report.float_rows),
         groups=_groups(report),
         drawing=drawing,
         boxes=[_box(row, drawing) for row in rows],
-        edges=[_path(edge.points) for edge in drawing.edges],
+        edges=[_edge(edge.source, edge.target, edge.points) for edge in drawing.edges],
         box_width=BOX_WIDTH,
         box_height=BOX_HEIGHT,
+        share=lambda row: round(100 * row.multiply_adds / most, 1) if most else 0,
         details=_script_json({row.node: _details(row) for row in rows}),
+        kin=_script_json({row.node: _kin(row) for row in rows if _kin(row)}),
+        first=_script_json(_first(report)),
     )
 
 
 def save_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the page under a temporary name, then rename."""
+    """Write the page under a temporary name, then rename; folders are made."""
     target = Path(path)
+    page = render_html(report)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(render_html(report), encoding="utf-8")
-    temporary.replace(target)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(page)
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _script_json(value: Any) -> str:
@@ -64,15 +92,14 @@ def _script_json(value: Any) -> str:
 
 def _cards(report: Report) -> list[tuple[str, str, str]]:
     """(title, value, remark) of the numbers at the top."""
-    cards = [
-        (
-            "operators quantized",
-            f"{len(report.quantized)} of {len(report.operators)}",
-            f"{len(report.float_rows)} stay float",
-        )
-    ]
+    stay = f"{len(report.float_rows)} stay float" if report.float_rows else "none stays float"
+    if report.on_integers:
+        stay = f"{len(report.on_integers)} more on integers, {stay}"
+    count = f"{len(report.quantized)} of {len(report.operators)}"
+    cards = [("operators quantized", count, stay)]
     if any(row.multiply_adds for row in report.operators):
-        cards.append(("multiply-adds in int8", f"{report.coverage:.1%}", "of the whole model"))
+        total = sum(row.multiply_adds for row in report.operators)
+        cards.append(("of the multiply-adds", f"{report.coverage:.1%}", f"{total:,} in all"))
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
         sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
@@ -84,11 +111,17 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
 def _groups(report: Report) -> list[tuple[str, list[str]]]:
     """What did nothing: titles with their lines, where there are any."""
     groups = [
-        ("QConfigMapping rules that no operator used", list(report.unused_rules)),
         ("Notes", list(report.notes)),
-        ("Entries of the backend that this model did not reach", list(report.unreached_entries)),
+        ("Rules of the QConfigMapping that no operator used", list(report.unused_rules)),
+        ("Entries of the backend that this model does not reach", list(report.unreached_entries)),
     ]
     return [group for group in groups if group[1]]
+
+
+def _first(report: Report) -> str | None:
+    """The operator to show first: one that stays float, else the one with most multiply-adds."""
+    rows = report.float_rows or sorted(report.rows, key=lambda row: -row.multiply_adds)
+    return rows[0].node if rows else None
 
 
 def _shorten(text: str) -> str:
@@ -100,14 +133,14 @@ def _box(row: Row, drawing: Drawing) -> dict[str, Any]:
     return {
         "node": row.node,
         "title": _shorten(row.operator),
-        "subtitle": _shorten(row.module_path or row.node),
-        "outcome": row.outcome,
-        "x": x - BOX_WIDTH / 2,
-        "y": y - BOX_HEIGHT / 2,
+        "subtitle": _shorten(row.name),
+        "state": row.state,
+        "x": round(x - BOX_WIDTH / 2, 1),
+        "y": round(y - BOX_HEIGHT / 2, 1),
     }
 
 
-def _path(points: tuple[tuple[float, float], ...]) -> str:
+def _edge(source: str, target: str, points: tuple[tuple[float, float], ...]) -> dict[str, str]:
     """A smooth vertical curve through the points."""
     (x0, y0), *rest = points
     parts = [f"M{x0:g},{y0:g}"]
@@ -115,29 +148,39 @@ def _path(points: tuple[tuple[float, float], ...]) -> str:
         middle = (y0 + y1) / 2
         parts.append(f"C{x0:g},{middle:g} {x1:g},{middle:g} {x1:g},{y1:g}")
         x0, y0 = x1, y1
-    return "".join(parts)
+    return {"source": source, "target": target, "path": "".join(parts)}
+
+
+def _kin(row: Row) -> list[str]:
+    """Operators whose outputs have the same qparams by construction."""
+    return list(row.output.shared_with) if row.output is not None else []
 
 
 def _details(row: Row) -> list[tuple[str, str]]:
     """(label, text) of what a click on an operator shows; empty ones are left out."""
+    cost = f"{row.multiply_adds:,}" if row.multiply_adds else ""
     pairs = [
-        ("outcome", row.outcome.replace("_", " ")),
+        ("operator", row.operator),
+        ("outcome", _STATES[row.state]),
         ("module", row.module_path),
         ("fused from", ", ".join(row.fused)),
-        ("entry", row.entry),
-        ("dtype config", row.dtype_config),
-        ("rule", row.rule),
-        ("asked", row.asked),
-        ("observers", "\n".join(row.observers)),
-        ("qparams", row.qparams),
         ("kernel", row.kernel),
-        ("multiply-adds", f"{row.multiply_adds:,}" if row.multiply_adds else ""),
+        ("multiply-adds", cost),
+        ("entry", row.entry),
+        ("dtypes", row.dtype_config),
+        ("rule", f"QConfigMapping: {row.rule}" if row.rule else ""),
+        ("asked", row.asked.replace("; ", "\n")),
     ]
+    for observer in row.observers:
+        name = "" if observer.role in ("output", "weight") else f"{observer.value}: "
+        shared = f"\nshared with {', '.join(observer.shared_with)}" if observer.shared_with else ""
+        pairs.append((observer.role, f"{name}{observer.qparams or 'observed'}{shared}"))
     for reason in row.reasons:
+        place = f"\n{reason.place}" if reason.place else ""
         pairs += [
             ("why float", reason.rule),
             ("asked", reason.asked),
-            ("admitted", reason.admitted + (f"\n{reason.place}" if reason.place else "")),
+            ("admitted", f"{reason.admitted}{place}".strip()),
             ("fix", reason.fix),
         ]
     return [pair for pair in pairs if pair[1]]

@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["ReasonRow", "Report", "Row"]
+__all__ = ["ObserverRow", "ReasonRow", "Report", "Row"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,63 @@ class ReasonRow:
     admitted: str
     fix: str = ""
     place: str = ""
+    node: str = ""  # which operator, where the reason does not stand in its row
+
+
+@dataclass(frozen=True)
+class ObserverRow:
+    """One measured tensor of an operator. Before calibration it has a role, a value and a dtype only.
+
+    ``detail`` is set where one scale does not say it all: per channel, or measured at run time.
+    """
+
+    role: str  # "input", "weight", "bias" or "output"
+    value: str  # the node whose value it is; of weights, their name
+    dtype: str = ""
+    quant_min: int | None = None
+    quant_max: int | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    detail: str = ""
+    shared_with: tuple[str, ...] = ()  # other values with the same qparams by construction
+
+    @property
+    def qparams(self) -> str:
+        """Dtype, range, scale and zero point in one line."""
+        text = self.dtype
+        if self.quant_min is not None:
+            text += f" [{self.quant_min}, {self.quant_max}]"
+        if self.scale is not None:
+            text += f", scale {self.scale:.6g}"
+        if self.zero_point is not None:
+            text += f", zero point {self.zero_point}"
+        return f"{text}, {self.detail}" if self.detail else text
+
+    @property
+    def short(self) -> str:
+        """Scale, zero point and range, and in short with whom they are shared.
+
+        >>> ObserverRow("output", "cat", "quint8", 0, 255, 0.1, 3, shared_with=("a", "b")).short
+        '0.1 zero 3 [0, 255] = a +1'
+        """
+        text = self.detail
+        if self.scale is not None:
+            zero = "" if self.zero_point is None else f" zero {self.zero_point}"
+            text = f"{self.scale:.4g}{zero} [{self.quant_min}, {self.quant_max}]"
+        if not self.shared_with:
+            return text
+        more = f" +{len(self.shared_with) - 1}" if len(self.shared_with) > 1 else ""
+        return f"{text} = {self.shared_with[0]}{more}".lstrip()
+
+    def __str__(self) -> str:
+        """In one line.
+
+        >>> print(ObserverRow("output", "cat", "quint8", 0, 255, 0.1, 3, shared_with=("pool",)))
+        output cat: quint8 [0, 255], scale 0.1, zero point 3, shared with pool
+        """
+        shared = f"shared with {', '.join(self.shared_with)}" if self.shared_with else ""
+        detail = ", ".join(part for part in (self.qparams, shared) if part)
+        return f"{self.role} {self.value}" + (f": {detail}" if detail else "")
 
 
 @dataclass(frozen=True)
@@ -40,10 +97,9 @@ class Row:
     dtype_config: str = ""
     rule: str = ""  # which rule of the QConfigMapping applied
     asked: str = ""
-    observers: tuple[str, ...] = ()  # e.g. "output HistogramObserver, shared with pool1, cat"
-    qparams: str = ""  # measured scale and zero point of the output
+    observers: tuple[ObserverRow, ...] = ()  # inputs, weight, output
     kernel: str = ""  # what runs it; "" before lowering
-    fused: tuple[str, ...] = ()  # nodes of the original graph that became this one
+    fused: tuple[str, ...] = ()  # modules and nodes of the original graph that became this one
     multiply_adds: int = 0
     reasons: tuple[ReasonRow, ...] = ()
 
@@ -51,17 +107,34 @@ class Row:
     def quantized(self) -> bool:
         return self.outcome == "quantized"
 
+    @property
+    def state(self) -> str:
+        """``outcome``, or ``integers``: float in the plan, yet an integer kernel computes it."""
+        return "integers" if self.outcome == "float" and self.kernel else self.outcome
+
+    @property
+    def name(self) -> str:
+        """What a person calls the operator: the path of its module, else its node."""
+        return self.module_path or self.node
+
+    @property
+    def output(self) -> ObserverRow | None:
+        """What was measured of its output."""
+        return next((row for row in self.observers if row.role == "output"), None)
+
 
 @dataclass(frozen=True)
 class Report:
     """What each operator became, and why; totals; and what did nothing."""
 
     backend: str
+    model: str = ""  # its class
     engine: str = ""  # engine and instruction set; "" for a reference model
     rows: tuple[Row, ...] = ()
     unused_rules: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unreached_entries: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()  # in the order of the graph, once for each call
     unlowered: tuple[ReasonRow, ...] = ()  # quantized by the plan, yet no integer kernel runs it
     float_bytes: int = 0
     quantized_bytes: int = 0
@@ -78,7 +151,13 @@ class Report:
 
     @property
     def float_rows(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.outcome == "float")
+        """Rows that compute in float."""
+        return tuple(row for row in self.rows if row.state == "float")
+
+    @property
+    def on_integers(self) -> tuple[Row, ...]:
+        """Rows that the plan left in float, and that integer kernels took in."""
+        return tuple(row for row in self.rows if row.state == "integers")
 
     @property
     def coverage(self) -> float:
@@ -111,11 +190,11 @@ class Report:
         fields = {key: value for key, value in data.items() if key != "coverage"}
         fields["rows"] = tuple(_row(row) for row in fields.get("rows", ()))
         fields["unlowered"] = tuple(ReasonRow(**reason) for reason in fields.get("unlowered", ()))
-        for key in ("unused_rules", "notes", "unreached_entries"):
+        for key in ("unused_rules", "notes", "unreached_entries", "kernels"):
             fields[key] = tuple(fields.get(key, ()))
         return cls(**fields)
 
-    def render(self, *, width: int = 120, color: bool = False) -> str:
+    def render(self, *, width: int = 140, color: bool = False) -> str:
         """The report as text: a summary, a table of operators, and the reasons."""
         from backquant.report.text import render_text
 
@@ -140,6 +219,11 @@ class Report:
 def _row(data: dict[str, Any]) -> Row:
     fields = dict(data)
     fields["reasons"] = tuple(ReasonRow(**reason) for reason in fields.get("reasons", ()))
-    for key in ("inputs", "observers", "fused"):
+    fields["observers"] = tuple(_observer(observer) for observer in fields.get("observers", ()))
+    for key in ("inputs", "fused"):
         fields[key] = tuple(fields.get(key, ()))
     return Row(**fields)
+
+
+def _observer(data: dict[str, Any]) -> ObserverRow:
+    return ObserverRow(**{**data, "shared_with": tuple(data["shared_with"])})

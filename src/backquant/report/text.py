@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
 
+from rich.box import HORIZONTALS
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from backquant.report.grouping import (
+    Refusal,
+    dtype_letters,
+    kernel_counts,
+    refusals,
+    rules_differ,
+)
 from backquant.report.model import ReasonRow, Report, Row
 
 __all__ = ["human_bytes", "render", "render_text", "renderable", "summary"]
 
-_STYLE = {"quantized": "green", "float": "yellow", "not_tensor": "dim"}
+_STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
+_NAMES = 4  # operators named in front of one reason
 
 
-def render_text(report: Report, *, width: int = 120, color: bool = False) -> str:
-    """The report as a string of at most ``width`` columns.
+def render_text(report: Report, *, width: int = 140, color: bool = False) -> str:
+    """The report as a string; tables have at most ``width`` columns.
 
     >>> print(render_text(Report("x86", rows=(Row("fc", "Linear", "fc", "quantized"),)), width=60))
     ... # doctest: +ELLIPSIS
-    x86 (reference model): 1 of 1 operators quantized...
+    x86, as a reference model: 1 of 1 operators quantized...
     """
     return render(renderable(report), width=width, color=color)
 
 
-def render(shown: RenderableType, *, width: int = 120, color: bool = False) -> str:
+def render(shown: RenderableType, *, width: int = 140, color: bool = False) -> str:
     """Anything that rich can print, as a string without trailing blanks.
 
     >>> render(Text("a table"))
@@ -33,33 +43,40 @@ def render(shown: RenderableType, *, width: int = 120, color: bool = False) -> s
     """
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color)
-    console.print(shown)
+    for part in shown.renderables if isinstance(shown, Group) else (shown,):
+        console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def renderable(report: Report) -> RenderableType:
+def renderable(report: Report) -> Group:
     """The same for a rich console."""
-    parts: list[RenderableType] = [Text(summary(report), style="bold"), operators_table(report)]
-    parts += [_refusal(row) for row in report.float_rows]
+    letters = dtype_letters(report)
+    parts: list[RenderableType] = [Text(summary(report), style="bold")]
+    parts += [Text(f"{letter}  {text}") for text, letter in letters.items()]
+    if report.rows:
+        parts += [Text(""), operators_table(report, letters)]
+    parts += _lines(_notes(report))
+    parts += [_refusal(refusal) for refusal in refusals(report.float_rows)]
     parts += [_left(reason) for reason in report.unlowered]
-    parts += [Text(f"unused: {rule}") for rule in report.unused_rules]
-    parts += [Text(f"note: {note}") for note in report.notes]
     return Group(*parts)
 
 
 def summary(report: Report) -> str:
     """One line: how much is quantized, and on what it runs."""
-    where = report.engine or "reference model"
-    line = (
-        f"{report.backend} ({where}): {len(report.quantized)} of {len(report.operators)} operators "
-        f"quantized"
-    )
+    where = f"on {report.engine}" if report.engine else "as a reference model"
+    model = f"{report.model} for " if report.model else ""
+    parts = [f"{len(report.quantized)} of {len(report.operators)} operators quantized"]
+    if report.on_integers:
+        parts.append(f"{len(report.on_integers)} more run on integers")
+    if report.float_rows:
+        parts.append(f"{len(report.float_rows)} stay float")
     if sum(row.multiply_adds for row in report.operators):
-        line += f", {report.coverage:.1%} of the multiply-adds"
+        parts.append(f"{report.coverage:.1%} of the multiply-adds")
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
-        line += f", {human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)} ({ratio:.1f}×)"
-    return line
+        sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
+        parts.append(f"{sizes} ({ratio:.1f}×)")
+    return f"{model}{report.backend}, {where}: " + ", ".join(parts)
 
 
 def human_bytes(count: int) -> str:
@@ -71,43 +88,80 @@ def human_bytes(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
 
 
-def operators_table(report: Report) -> Table:
-    """One row per operator: outcome, entry, rule, kernel."""
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    with_kernels = any(row.kernel for row in report.rows)
-    for name in ("node", "operator", "outcome", "entry", "rule"):
-        table.add_column(name, overflow="fold")
-    if with_kernels:
-        table.add_column("kernel", overflow="fold")
-    table.add_column("mult-adds", justify="right")
-    for row in report.rows:
-        cells = [row.node, row.operator, row.outcome, row.entry, row.rule]
-        if with_kernels:
-            cells.append(row.kernel)
-        cells.append(f"{row.multiply_adds:,}" if row.multiply_adds else "")
-        table.add_row(*(Text(cell) for cell in cells), style=_STYLE.get(row.outcome, ""))
+def operators_table(report: Report, letters: dict[str, str]) -> Table:
+    """One row per operator: dtypes by letter, measured output, rule, kernel."""
+    rows = report.rows
+    columns = {
+        "node": [row.node for row in rows],
+        "operator": [_operator(row) for row in rows],
+        "as": [_as(row, letters) for row in rows],
+        "rule": [row.rule for row in rows],
+        "output qparams": ["" if row.output is None else row.output.short for row in rows],
+        "kernel": [row.kernel for row in rows],
+        "mult-adds": [f"{row.multiply_adds:,}" if row.multiply_adds else "" for row in rows],
+    }
+    if not rules_differ(report):
+        del columns["rule"]
+    table = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, header_style="bold")
+    used = {name: cells for name, cells in columns.items() if any(cells)}
+    for name in used:
+        table.add_column(name, overflow="fold", justify="right" if name == "mult-adds" else "left")
+    for row, cells in zip(rows, zip(*used.values(), strict=True), strict=True):
+        table.add_row(*map(Text, cells), style=_STYLE.get(row.state, ""))
     return table
+
+
+def _operator(row: Row) -> str:
+    """The operator, and the pattern that matched where it is more than the operator."""
+    return row.operator if row.entry in ("", row.operator) else f"{row.operator}  in {row.entry}"
+
+
+def _as(row: Row, letters: dict[str, str]) -> str:
+    words = {"integers": "float*", "float": "float", "not_tensor": "–"}
+    return letters.get(row.dtype_config, "?") if row.quantized else words[row.state]
+
+
+def _lines(texts: Iterable[str]) -> list[Text]:
+    return [Text(text) for text in texts]
+
+
+def _notes(report: Report) -> Iterator[str]:
+    if report.on_integers:
+        yield ""
+        yield "* float in the plan, yet computed by an integer kernel"
+    if report.kernels:
+        yield ""
+        yield "kernels: " + ", ".join(
+            f"{n} × {kernel}" for kernel, n in kernel_counts(report).items()
+        )
+    if report.unused_rules or report.notes:
+        yield ""
+    yield from (f"unused: {rule}" for rule in report.unused_rules)
+    yield from (f"note: {note}" for note in report.notes)
 
 
 def _reason_lines(reason: ReasonRow) -> list[str]:
     lines = [f"  asked     {reason.asked}"] if reason.asked else []
-    if reason.admitted:
-        lines.append(
-            "  admitted  " + reason.admitted + (f"   {reason.place}" if reason.place else "")
-        )
+    if reason.admitted or reason.place:
+        place = f"   {reason.place}" if reason.place else ""
+        lines.append(f"  admitted  {reason.admitted}{place}".rstrip())
     if reason.fix:
         lines.append("  fix       " + reason.fix.replace("\n", "\n            "))
     return lines
 
 
-def _refusal(row: Row) -> Text:
-    head = f"\n{row.node}  {row.operator}  stays float"
-    body: list[str] = []
-    for reason in row.reasons:
-        body.append(f"  rule      {reason.rule}" + (f"   {row.rule}" if row.rule else ""))
-        body += _reason_lines(reason)
-    return Text("\n".join([head, *body]))
+def _refusal(refusal: Refusal) -> Text:
+    names = ", ".join(refusal.names[:_NAMES])
+    if len(refusal.names) > _NAMES:
+        names += f" and {len(refusal.names) - _NAMES} more"
+    verb = "stays" if len(refusal.names) == 1 else "stay"
+    rule = f"   QConfigMapping: {refusal.rule}" if refusal.rule else ""
+    lines = [f"\n{names}  {refusal.operator}  {verb} float"]
+    for reason in refusal.nearest:
+        lines += [f"  rule      {reason.rule}{rule}", *_reason_lines(reason)]
+    return Text("\n".join(lines))
 
 
 def _left(reason: ReasonRow) -> Text:
-    return Text("\n".join([f"\nno integer kernel: {reason.rule}", *_reason_lines(reason)]))
+    head = f"\n{reason.node or 'an operator'}  is quantized, and has no integer kernel"
+    return Text("\n".join([head, f"  rule      {reason.rule}", *_reason_lines(reason)]))

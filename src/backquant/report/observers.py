@@ -1,0 +1,110 @@
+"""What was measured of each operator: inputs, weight and output, with those that share qparams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.convert import Measured
+from backquant.prepare import SiteTable
+from backquant.report.model import ObserverRow
+
+__all__ = ["Observers", "dtype_text", "measured_row"]
+
+
+class Observers:
+    """The observers of a model by operator; before calibration without qparams."""
+
+    def __init__(self, sites: SiteTable | None, qparams: Mapping[str, Measured]) -> None:
+        self._sites = SiteTable() if sites is None else sites
+        self._outputs: dict[str, list[ObserverRow]] = {}
+        self._inputs: dict[str, list[ObserverRow]] = {}
+        values = {site.name: self._value(site.name) for site in self._sites.sites}
+        groups = self._sites.groups()
+        for site in self._sites.sites:
+            others = dict.fromkeys(values[name] for name in groups[site.group])
+            others.pop(values[site.name], None)
+            measured = measured_row(qparams.get(site.name))
+            row = replace(measured, value=values[site.name], shared_with=tuple(others))
+            if site.producer:
+                self._outputs.setdefault(site.producer, []).append(replace(row, role="output"))
+            # An output is an input of those that read it.
+            role = "input" if site.producer else site.role.value
+            for reader in site.readers:
+                self._inputs.setdefault(reader, []).append(replace(row, role=role))
+
+    def of(self, node: fx.Node, converted: nn.Module | None) -> tuple[ObserverRow, ...]:
+        """Inputs, then the weights of ``converted`` (its reference module), then the output.
+
+        >>> graph = fx.symbolic_trace(nn.ReLU()).graph
+        >>> Observers(None, {}).of(next(iter(graph.nodes)), None)
+        ()
+        """
+        inputs, outputs = self._inputs.get(node.name, []), self._outputs.get(node.name, [])
+        return (*inputs, *_weights(converted), *outputs)
+
+    def _value(self, name: str) -> str:
+        """The node of the unobserved graph whose value a site observes."""
+        value = self._sites[name].value
+        while value in self._sites:
+            value = self._sites[value].value
+        return value
+
+
+def measured_row(measured: Measured | None) -> ObserverRow:
+    """What was measured; role and value are still empty.
+
+    >>> scale, zero_point = torch.tensor(0.5), torch.tensor(3)
+    >>> measured_row(Measured(torch.quint8, scale, zero_point, quant_max=255)).qparams
+    'quint8 [0, 255], scale 0.5, zero point 3'
+    """
+    if measured is None:
+        return ObserverRow("", "")
+    row = ObserverRow("", "", dtype_text(measured.dtype))
+    if measured.scale is None or measured.zero_point is None:
+        return replace(row, detail="measured at run time" if measured.is_dynamic else "")
+    row = replace(row, quant_min=measured.quant_min, quant_max=measured.quant_max)
+    if measured.axis is not None or measured.scale.numel() > 1:
+        return replace(row, detail=_scales(measured.scale, measured.axis))
+    return replace(row, scale=float(measured.scale), zero_point=int(measured.zero_point))
+
+
+def _weights(module: Any) -> list[ObserverRow]:
+    rows = []
+    for name in getattr(module, "weight_names", ()):
+        scale, dtype = (
+            getattr(module, f"{name}_scale", None),
+            getattr(module, f"{name}_dtype", None),
+        )
+        if not isinstance(scale, torch.Tensor) or not isinstance(dtype, torch.dtype):
+            continue
+        row = ObserverRow(
+            role="weight",
+            value=name,
+            dtype=dtype_text(dtype),
+            quant_min=getattr(module, f"{name}_quant_min", None),
+            quant_max=getattr(module, f"{name}_quant_max", None),
+        )
+        if scale.numel() == 1:
+            rows.append(replace(row, scale=float(scale)))
+        else:
+            rows.append(replace(row, detail=_scales(scale, getattr(module, f"{name}_axis", None))))
+    return rows
+
+
+def _scales(scale: torch.Tensor, axis: Any) -> str:
+    ends = f"{float(scale.min()):.3g} … {float(scale.max()):.3g}"
+    return f"{scale.numel()} scales on axis {0 if axis is None else int(axis)} ({ends})"
+
+
+def dtype_text(dtype: Any) -> str:
+    """The name of a dtype without its package.
+
+    >>> dtype_text(torch.quint8)
+    'quint8'
+    """
+    return str(dtype).removeprefix("torch.")
