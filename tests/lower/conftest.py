@@ -11,12 +11,18 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Tracer
 
+from backquant.backend_config import get_backend_config
+from backquant.backends.tables import lowering_rules
+from backquant.convert import convert_to_reference
+from backquant.fuse import plan_fused
+from backquant.graph import capture
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower import Lowered, engine_info, lower
 from backquant.lower.qdq import QParams
 from backquant.lower.tables import onednn
 from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantized.reference import ReferenceModule
+from backquant.prepare import Origin, insert_observers
 
 register_quantized_decomposed()
 
@@ -127,3 +133,23 @@ class Toolbox:
 @pytest.fixture
 def tools() -> type[Toolbox]:
     return Toolbox
+
+
+def _flow(
+    model: nn.Module, example: Any, mapping: Any, engine: str, backend: Any = None
+) -> tuple[GraphModule, Lowered]:
+    """Reference and lowered form of a model in which nothing has to be calibrated."""
+    config = get_backend_config(engine) if backend is None else backend
+    fused, decided = plan_fused(capture(model.eval()), config, mapping)
+    origin = Origin(fused.scopes, fused.provenance)
+    prepared = insert_observers(fused.module, decided, config, mapping, origin=origin)
+    with torch.no_grad():
+        prepared(*example)
+    reference = convert_to_reference(prepared)
+    return reference, lower(reference, lowering_rules(engine), engine_info(engine))
+
+
+@pytest.fixture
+def flow() -> Callable[..., tuple[GraphModule, Lowered]]:
+    """``flow(model, example, mapping, engine)``: reference and lowered form, without calibration."""
+    return _flow

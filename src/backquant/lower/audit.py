@@ -31,6 +31,8 @@ _WEIGHTED: tuple[Any, ...] = (
     nn.ConvTranspose3d,
     nn.Linear,
     nn.Bilinear,
+    nn.RNNBase,
+    nn.RNNCellBase,
 )
 _WEIGHTED_FUNCTIONS: frozenset[Any] = frozenset(
     {
@@ -55,8 +57,8 @@ _WEIGHTED_FUNCTIONS: frozenset[Any] = frozenset(
 @dataclass(frozen=True)
 class Audit:
     """``kernels``: how often each integer kernel runs. ``float_weighted``: the nodes that compute a
-    convolution or a linear layer in float. ``quantize``, ``dequantize``, ``requantize``: how many
-    boundaries there are. ``joined``: boundaries with nothing between them, which a lowering leaves
+    convolution, a linear or a recurrent layer in float. ``quantize``, ``dequantize``,
+    ``requantize``: how many boundaries there are. ``joined``: boundaries with nothing between them, which a lowering leaves
     nowhere."""
 
     kernels: dict[str, int]

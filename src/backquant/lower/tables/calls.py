@@ -162,7 +162,7 @@ def _float_input(site: Site, call: WeightedCall) -> Reason | None:
     dynamic = dynamic_input(call.x.node) is not None
     if not dynamic and not dtype.is_floating_point:
         return refuse_float_input(site)
-    if site.steps[0].key in (*_LINEARS, *_F_LINEARS) and dtype in (torch.int8, torch.float16):
+    if site.steps[0].key in (*_LINEARS, *_F_LINEARS):
         return None
     asked = f"{'dynamic' if dynamic else 'static'} quantization with a weight of {dtype}"
     return site.refuse("no-kernel", asked, f"engine {site.engine.name} has no such kernel")
@@ -251,9 +251,10 @@ def _computed(site: Site) -> Reason:
 def _read_functional(site: Site, names: tuple[str, ...]) -> WeightedCall | Reason:
     found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
     weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
-    if not found or not weight:
-        return _computed(site)
-    x = operand(found["input"])
+    x = operand(found["input"]) if found else None
+    if not found or not weight or x is None:
+        floats = x is not None and x.qparams is None and dynamic_input(x.node) is None
+        return refuse_float_input(site) if floats else _computed(site)
     if "stride" not in names:
         return WeightedCall(x, weight, 0)
     geometry = _geometry(site, found, weight.weight)

@@ -70,7 +70,7 @@ def _linear(
     site: Site, argument: Any, weight: WeightTensors, axis: int, reduced: bool
 ) -> Emit | Reason | None:
     x = dynamic_input(argument)
-    if x is None and weight.weight.dtype != torch.float16:
+    if x is None and not weight.weight.is_floating_point():
         return None
     post_op = _post_op(site)
     if post_op is None:
