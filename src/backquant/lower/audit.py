@@ -58,8 +58,8 @@ _WEIGHTED_FUNCTIONS: frozenset[Any] = frozenset(
 class Audit:
     """``kernels``: how often each integer kernel runs. ``float_weighted``: the nodes that compute a
     convolution, a linear or a recurrent layer in float. ``quantize``, ``dequantize``,
-    ``requantize``: how many boundaries there are. ``joined``: boundaries with nothing between them, which a lowering leaves
-    nowhere."""
+    ``requantize``: how many boundaries there are. ``joined``: boundaries with nothing between them,
+    which a lowering leaves nowhere."""
 
     kernels: dict[str, int]
     float_weighted: tuple[str, ...]
