@@ -76,8 +76,10 @@ def own_tensors(model: nn.Module) -> nn.Module:
 
 
 def _own_parameter(parameter: torch.Tensor) -> torch.Tensor:
-    data = parameter.detach().clone()
-    return nn.Parameter(data, requires_grad=parameter.requires_grad)
+    """A copy with the attributes that were set on ``parameter`` (optimizers are set up by them)."""
+    copied = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+    copied.__dict__.update(parameter.__dict__)
+    return copied
 
 
 def _replace_tensors(model: nn.Module, kind: str, make: Any) -> None:
