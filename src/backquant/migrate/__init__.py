@@ -18,6 +18,7 @@ except ImportError as _error:
 
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
+from backquant.migrate.report import report_text
 from backquant.migrate.run import Migration, migrate_paths
 from backquant.migrate.source import migrate_source
 
@@ -28,4 +29,5 @@ __all__ = [
     "migrate_notebook",
     "migrate_paths",
     "migrate_source",
+    "report_text",
 ]

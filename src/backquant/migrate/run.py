@@ -54,8 +54,8 @@ class Migration:
             for line in difflib.unified_diff(
                 result.before.splitlines(True),
                 result.after.splitlines(True),
-                f"a/{result.path}",
-                f"b/{result.path}",
+                f"a/{result.path.lstrip('/')}",
+                f"b/{result.path.lstrip('/')}",
             )
         )
 
