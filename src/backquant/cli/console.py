@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from backquant.errors import BackquantError, CoverageError
@@ -35,13 +35,12 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_parts(target: Console, shown: RenderableType) -> None:
     """Print tables as wide as ``target``; lines of text are wrapped on terminals only."""
-    if isinstance(shown, Group):
-        for part in shown.renderables:
-            print_parts(target, part)
-    elif isinstance(shown, Text):
-        target.print(shown, soft_wrap=not target.is_terminal)
-    else:
+    if target.is_terminal:
         target.print(shown)
+        return
+    from backquant.report.text import render
+
+    target.file.write(render(shown, width=target.width) + "\n")
 
 
 def emit(*, as_json: bool, data: Any, shown: RenderableType) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
@@ -166,6 +167,9 @@ class _Builder:
             "bias": config.bias_dtype,
         }
         text = ", ".join(f"{role} {dtype_text(dtype)}" for role, dtype in parts.items() if dtype)
+        floats = config.input_dtype == config.output_dtype == torch.float32
+        if floats and config.weight_dtype not in (None, torch.float32):
+            return f"{text}, weight only"
         return text + (", dynamic" if config.is_dynamic else "")
 
 

@@ -112,8 +112,12 @@ def operators_table(report: Report, letters: dict[str, str]) -> Table:
 
 
 def _operator(row: Row) -> str:
-    """The operator, and the pattern that matched where it is more than the operator."""
-    return row.operator if row.entry in ("", row.operator) else f"{row.operator}  in {row.entry}"
+    """The operator, and what else the pattern that matched consists of."""
+    parts = row.entry.split(", ")
+    if row.operator not in parts:
+        return f"{row.operator} in {row.entry}" if row.entry else row.operator
+    parts.remove(row.operator)
+    return " with ".join([row.operator, *([", ".join(parts)] if parts else [])])
 
 
 def _as(row: Row, letters: dict[str, str]) -> str:
@@ -129,6 +133,9 @@ def _notes(report: Report) -> Iterator[str]:
     if report.on_integers:
         yield ""
         yield "* float in the plan, yet computed by an integer kernel"
+    if any(row.output is not None and row.output.shared_with for row in report.rows):
+        yield ""
+        yield "= x +n: the same qparams as x and n more values, by construction"
     if report.kernels:
         yield ""
         yield "kernels: " + ", ".join(

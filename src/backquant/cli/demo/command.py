@@ -1,4 +1,4 @@
-"""The ``demo`` command: data in, trained float model, int8 model, numbers, report, artifact."""
+"""The ``demo`` command: data in, trained float model, quantized model, numbers, report, artifact."""
 
 from __future__ import annotations
 
@@ -7,122 +7,132 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from backquant.cli.console import guarded
+from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
 if TYPE_CHECKING:
+    from backquant.backend_config import BackendConfig
     from backquant.cli.demo.digits import Digits, DigitsNet
-    from backquant.cli.demo.measure import Latency
+    from backquant.cli.demo.outcome import Outcome
 
 __all__ = ["demo"]
 
 EPOCHS = 8
 CALIBRATION_BATCH = 64
+BATCHES = (1, 64)  # at which latency is measured
 
 
 def demo(
     backend: Annotated[str, typer.Option("--backend", "-b", help="Name or file.")] = "x86",
-    out: Annotated[Path, typer.Option("--out", help="Folder for the report and the model.")] = Path(
-        "out/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the report and the model (replaced).")
+    ] = Path("out/demo"),
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="Package that the backend's file may name.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
     """Train a residual CNN on handwritten digits, quantize it, and show what happened."""
-    import torch
-
     import backquant
-    from backquant.cli.demo.digits import accuracy, load_digits
-    from backquant.cli.demo.measure import compare_latency
+    from backquant.cli.backends import load_backend
+    from backquant.cli.demo.digits import load_digits
+    from backquant.cli.demo.outcome import measured
 
-    console = Console(highlight=False)
-    with guarded():
-        backquant.get_backend_config(backend)  # an unknown name is refused before training
+    with guarded(as_json=as_json):
+        config = load_backend(backend, allow)
         data = load_digits()
-        console.print(
-            f"[bold]1[/] train a residual CNN on {len(data.train_labels)} handwritten digits"
-        )
-        model = _train(data, console)
-        console.print(f"[bold]2[/] quantize it for {backend}, calibrated on the training images")
+        _check_before_training(config, data)
+        note(f"1 train a residual CNN on {len(data.train_labels)} handwritten digits")
+        model = _train(data)
+        note(f"2 quantize it for {config.name}, calibrated on the training images")
         quantized = backquant.quantize(
             model,
             (data.test_images[:1],),
-            backend=backend,
+            backend=config,
             calibration=list(data.train_images.split(CALIBRATION_BATCH)),
             progress=True,
         )
-        console.print("[bold]3[/] compare them")
-        scores = tuple(accuracy(m, data.test_images, data.test_labels) for m in (model, quantized))
-        latencies = [compare_latency(model, quantized, data.test_images[:n]) for n in (1, 64)]
+        note("3 compare them, save the quantized model and load it again")
         out.mkdir(parents=True, exist_ok=True)
-        report = dataclasses.replace(quantized.report, extras=_extras(scores, latencies))
-        report.save_html(str(out / "report.html"))
-        backquant.save(quantized, out / "digits.bq")
-        loaded = backquant.load(out / "digits.bq")
-        same = torch.equal(loaded(data.test_images[:64]), quantized(data.test_images[:64]))
-    console.print(_numbers(report, scores, latencies))
-    _print_outcome(console, report)
-    console.print(
-        f"\nreport   {out / 'report.html'}\nmodel    {out / 'digits.bq'}", highlight=False
-    )
-    console.print(
-        f"         loaded again without its code: outputs {'equal' if same else 'DIFFER'}"
-    )
+        backquant.save(quantized, out / "digits.bq", allow=tuple(allow or ()))
+        loaded = backquant.load(out / "digits.bq", allow=tuple(allow or ()))
+        outcome = measured(data, model, quantized, loaded, BATCHES)
+        report = dataclasses.replace(quantized.report, extras={"cards": outcome.cards()})
+        report.save_html(out / "report.html")
+    files = {"report": str(out / "report.html"), "artifact": str(out / "digits.bq")}
+    data_out = {**outcome.to_dict(), "files": files, "report": report.to_dict()}
+    emit(as_json=as_json, data=data_out, shown=_shown(outcome, report, files))
+    stop(DONE if outcome.same_when_loaded else NO)
 
 
-def _train(data: Digits, console: Console) -> DigitsNet:
+def _check_before_training(config: BackendConfig, data: Digits) -> None:
+    """Refuse what would be refused after it: an engine that is not here, a backend without a match."""
+    import backquant
+    from backquant.api.requirements import check_requirement
+    from backquant.cli.demo.digits import DigitsNet
+    from backquant.lower import engine_info
+
+    if config.engine is not None:
+        engine_info(config.engine)
+    check_requirement(backquant.explain(DigitsNet(), data.test_images[:1], backend=config), None)
+
+
+def _train(data: Digits) -> DigitsNet:
     import torch
 
     from backquant.cli.demo.digits import DigitsNet, train
 
     torch.manual_seed(0)
     model = DigitsNet()
-    columns = (TextColumn("  epochs"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    target = console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=target) as progress:
         task = progress.add_task("train", total=EPOCHS)
         train(model, data, EPOCHS, lambda epoch: progress.update(task, completed=epoch))
     return model
 
 
-def _extras(scores: tuple[float, ...], latencies: list[Latency]) -> dict[str, Any]:
-    """What the report shows beside the operators."""
-    cards = [{"title": "accuracy", "value": f"{scores[1]:.1%}", "remark": f"float {scores[0]:.1%}"}]
-    cards += [
-        {
-            "title": f"faster at batch {latency.batch}",
-            "value": f"{latency.ratio:.1f}×",
-            "remark": f"{latency.float_ms:.2f} → {latency.quantized_ms:.2f} ms, one thread",
-        }
-        for latency in latencies
+def _shown(outcome: Outcome, report: Any, files: dict[str, str]) -> Group:
+    from backquant.report.text import renderable
+
+    again = "the same outputs" if outcome.same_when_loaded else "OTHER OUTPUTS"
+    parts = [_numbers(outcome, report), Text(""), *renderable(report).renderables, Text("")]
+    if not report.float_rows:
+        parts.append(Text("no operator stays float", style="green"))
+    if not outcome.latencies:
+        parts.append(
+            Text(
+                f"{report.backend} names no engine: a reference model computes in float, so no latency"
+            )
+        )
+    parts += [
+        Text(f"report   {files['report']}"),
+        Text(f"model    {files['artifact']}   loaded again: {again}"),
     ]
-    return {"cards": cards}
+    return Group(*parts)
 
 
-def _numbers(report: Any, scores: tuple[float, ...], latencies: list[Latency]) -> Table:
+def _numbers(outcome: Outcome, report: Any) -> Table:
     from backquant.report.text import human_bytes
 
-    table = Table("", "float", "int8", "", show_edge=False)
-    points = 100 * (scores[1] - scores[0])
-    table.add_row("accuracy", f"{scores[0]:.2%}", f"{scores[1]:.2%}", f"{points:+.2f} points")
+    table = Table("", "float", "quantized", "", show_edge=False)
+    before, after = outcome.accuracies
+    table.add_row(
+        "accuracy", f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f} points"
+    )
     ratio = report.float_bytes / max(report.quantized_bytes, 1)
     sizes = (human_bytes(report.float_bytes), human_bytes(report.quantized_bytes))
     table.add_row("size", *sizes, f"{ratio:.1f}× smaller")
-    for latency in latencies:
+    for latency in outcome.latencies:
+        verdict = "faster" if latency.ratio >= 1 else "as fast"
         table.add_row(
             f"latency, batch {latency.batch}",
             f"{latency.float_ms:.2f} ms",
             f"{latency.quantized_ms:.2f} ms",
-            f"{latency.ratio:.1f}× faster" if latency.ratio >= 1 else f"{latency.ratio:.2f}×",
+            f"{latency.ratio:.2f}× {verdict}, one thread",
         )
     return table
-
-
-def _print_outcome(console: Console, report: Any) -> None:
-    from backquant.report.text import renderable
-
-    console.print()
-    console.print(renderable(report))
-    if not report.float_rows:
-        console.print(Text("no operator stays float", style="green"))
