@@ -87,9 +87,9 @@ def quantize(
 
     >>> from backquant.qconfig import default_dynamic_qconfig
     >>> mapping = QConfigMapping().set_global(default_dynamic_qconfig)
-    >>> quantized = quantize(nn.LSTM(8, 8), torch.randn(3, 1, 8), qconfig_mapping=mapping)
-    >>> [str(kernel) for kernel in quantized.kernels]
-    []
+    >>> quantized = quantize(model, torch.randn(1, 8), backend="fbgemm", qconfig_mapping=mapping)
+    >>> [kernel.kernel for kernel in quantized.kernels]
+    ['quantized.linear_relu_dynamic(fbgemm, 7 bits)']
     """
     config = resolve_backend(backend)
     ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)

@@ -1,7 +1,8 @@
 """Multiply-adds per node, measured by running the graph once on example inputs.
 
 Counting is PyTorch's own (``torch.utils.flop_counter``), which counts two operations for each
-multiply-add of convolutions, matrix products and attention.
+multiply-add of convolutions, matrix products and attention. It knows nothing of recurrent layers: their
+weights are multiplied once for each step of each sequence.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import inspect
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from backquant.graph.example import as_arguments
@@ -30,9 +33,20 @@ class _Counter(Interpreter):
             return super().run_node(n)
         with FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
-        if total := counter.get_total_flops():
-            self.counts[n.name] = total // 2
+        if total := counter.get_total_flops() // 2 or self._recurrent(n, result):
+            self.counts[n.name] = total
         return result
+
+    def _recurrent(self, n: Node, result: Any) -> int:
+        """Multiply-adds of a recurrent layer whose outputs are ``result``."""
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if not isinstance(module, nn.RNNBase):
+            return 0
+        output = result[0]
+        values = output.data if isinstance(output, PackedSequence) else output
+        steps = values.numel() // values.shape[-1]
+        weights = (w for name, w in module.named_parameters() if name.startswith("weight"))
+        return int(steps * sum(weight.numel() for weight in weights))
 
 
 def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:

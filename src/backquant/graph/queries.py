@@ -105,6 +105,27 @@ class GraphIndex:
         module = self.module_of(node)
         return module is not None and not is_leaf(module)
 
+    def takes_tuple_apart(self, node: fx.Node) -> bool:
+        """Whether a node only picks an item of the tuple that a recurrent layer or cell returns.
+
+        >>> gm = fx.symbolic_trace(nn.Sequential(nn.LSTM(2, 2)))
+        >>> lstm = next(node for node in gm.graph.nodes if node.op == "call_module")
+        >>> item = gm.graph.call_function(operator.getitem, (lstm, 0))
+        >>> step = gm.graph.call_function(operator.getitem, (item, -1))
+        >>> index = GraphIndex(gm)
+        >>> index.takes_tuple_apart(item), index.takes_tuple_apart(step)
+        (True, False)
+        """
+        path: list[Any] = []
+        source: Any = node
+        while isinstance(source, fx.Node) and source.target is operator.getitem:
+            path.append(source.args[1])
+            source = source.args[0]
+        module = self.module_of(source) if path and isinstance(source, fx.Node) else None
+        if isinstance(module, nn.LSTM):  # output, (hidden, cell)
+            return path in ([0], [1], [0, 1], [1, 1])
+        return isinstance(module, (nn.RNNBase, nn.LSTMCell)) and path in ([0], [1])
+
     def has_no_tensors(self, value: Any) -> bool:
         """Whether a value is certainly computed from no tensor: sizes, ranks, constants.
 
