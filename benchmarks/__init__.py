@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.speed`` (make bench), and scripts that measure one thing each."""

@@ -1,0 +1,60 @@
+"""What is compared: each peer makes a callable from a float model, in a process of its own.
+
+A peer is a function ``prepare(task) -> Prepared``. What it cannot do, it raises; the row says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["PEERS", "Prepared", "Task", "load"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """``calibration``: batches of one. ``workspace``: a folder that the peers of one model share."""
+
+    name: str
+    model: nn.Module
+    calibration: list[torch.Tensor]
+    threads: int
+    workspace: Path
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``feed`` turns a tensor into what ``run`` takes, outside of the timing; ``read`` the reverse."""
+
+    feed: Callable[[torch.Tensor], Any]
+    run: Callable[[Any], Any]
+    read: Callable[[Any], np.ndarray[Any, Any]]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+# By name: the module in this folder, its function, and the column's title.
+PEERS: dict[str, tuple[str, str, str]] = {
+    "fp32": ("eager", "prepare", "fp32 eager"),
+    "torch_ao": ("torch_ao", "prepare", "torch.ao FX x86"),
+    "ort": ("onnx_runtime", "prepare_float", "ONNX Runtime fp32"),
+    "ort_int8": ("onnx_runtime", "prepare_int8", "ONNX Runtime int8"),
+    "openvino": ("openvino", "prepare_float", "OpenVINO default"),
+    "openvino_int8": ("openvino", "prepare_int8", "OpenVINO int8"),
+    "backquant": ("ours", "prepare", "backquant x86"),
+}
+
+
+def load(peer: str) -> Callable[[Task], Prepared]:
+    """The peer's function, its packages imported now."""
+    module, function, _ = PEERS[peer]
+    found: Callable[[Task], Prepared] = getattr(
+        import_module(f"benchmarks.peers.{module}"), function
+    )
+    return found

@@ -1,0 +1,77 @@
+"""ONNX Runtime: the exported float model, and its own static quantization of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from benchmarks.peers import Prepared, Task
+
+__all__ = ["prepare_float", "prepare_int8"]
+
+
+def exported(task: Task) -> Path:
+    path = task.workspace / "float.onnx"
+    if not path.exists():
+        warnings.simplefilter("ignore")
+        example = (task.calibration[0],)
+        torch.onnx.export(task.model, example, str(path), dynamo=True, verbose=False)
+    return path
+
+
+def session(path: Path, threads: int) -> Prepared:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    made = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    name = made.get_inputs()[0].name
+    return Prepared(
+        lambda x: {name: x.numpy()},
+        lambda feed: made.run(None, feed),
+        lambda outputs: outputs[0],
+        {"onnxruntime": onnxruntime.__version__},
+    )
+
+
+def prepare_float(task: Task) -> Prepared:
+    return session(exported(task), task.threads)
+
+
+class Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, name: str, batches: list[torch.Tensor]) -> None:
+        self.rows: Iterator[dict[str, Any]] = iter([{name: batch.numpy()} for batch in batches])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.rows, None)
+
+
+def prepare_int8(task: Task) -> Prepared:
+    """QDQ, uint8 activations, int8 weights per channel; the rest as ONNX Runtime chooses."""
+    logging.disable(logging.WARNING)
+    source, ready = exported(task), task.workspace / "ready.onnx"
+    quantized = task.workspace / "int8.onnx"
+    quant_pre_process(str(source), str(ready))
+    names = onnxruntime.InferenceSession(str(ready), providers=["CPUExecutionProvider"])
+    quantize_static(
+        str(ready),
+        str(quantized),
+        Reader(names.get_inputs()[0].name, task.calibration),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return session(quantized, task.threads)

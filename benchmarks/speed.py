@@ -1,0 +1,225 @@
+"""make bench: the speed of quantized models, ours beside the peers', on the same inputs in one run.
+
+    python -m benchmarks.speed --models resnet18 mobilenet_v2 --out out/bench
+
+Each peer prepares and runs each model in a process of its own, pinned to one core. Then the peers
+take turns, so that what else the machine does meets all of them. A peer that fails is a row with its
+reason. Writes ``speed.json``, ``speed.md`` and ``speed.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.models import MODELS, build
+from benchmarks.peers import PEERS
+from benchmarks.plot import draw
+from benchmarks.results import Row, sqnr, table
+
+CALIBRATION, INPUTS = 4, 4
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Worker:
+    """A peer's process; ``failed`` says why it has none."""
+
+    def __init__(self, peer: str, model: str, workspace: Path, options: argparse.Namespace) -> None:
+        self.peer = peer
+        threads = options.threads
+        source = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, source)),
+        }
+        command = [
+            *([] if options.core is None else ["taskset", "-c", str(options.core)]),
+            *(sys.executable, "-W", "ignore", "-m", "benchmarks.worker", "--peer", peer),
+            *("--model", model, "--workspace", str(workspace), "--threads", str(threads)),
+        ]
+        self.log = workspace / f"{peer}.log"
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            env=environment,
+            text=True,
+        )
+        answer = self._read()
+        self.facts = answer.get("ready", {})
+        self.failed = answer.get("failed", "")
+        if self.failed:
+            self.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            return {"failed": f"the process ended with status {self.process.wait()}"}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        if "failed" in answer:
+            raise RuntimeError(f"{self.peer}: {answer['failed']}; see {self.log}")
+        return answer
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``rounds`` turns of each peer, each of so many runs that it takes about ``seconds``."""
+
+    rounds: int
+    seconds: float
+    clock: str
+
+    def run(self, workers: Sequence[Worker]) -> dict[str, list[float]]:
+        counts = {}
+        for worker in workers:
+            runs = worker.ask(warm=0.5)["runs"]
+            counts[worker.peer] = max(2, round(runs / 0.5 * self.seconds))
+        found: dict[str, list[float]] = {worker.peer: [] for worker in workers}
+        for _ in range(self.rounds):
+            for worker in workers:
+                times = worker.ask(time=counts[worker.peer])[self.clock]
+                found[worker.peer].append(min(times) * 1e3)
+        return found
+
+
+def set_up(model: str, workspace: Path) -> None:
+    """Weights and inputs, for all peers the same."""
+    made, entry = build(model), MODELS[model]
+    torch.manual_seed(1)
+    stored = {
+        "weights": made.state_dict(),
+        "calibration": [entry.sample(1) for _ in range(CALIBRATION)],
+        "inputs": [entry.sample(1) for _ in range(INPUTS)],
+    }
+    torch.save(stored, workspace / "task.pt")
+
+
+def measure(model: str, peers: Sequence[str], options: argparse.Namespace) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        set_up(model, workspace)
+        workers = []
+        for peer in peers:
+            print(f"{model}: {peer} …", file=sys.stderr, flush=True)
+            workers.append(Worker(peer, model, workspace, options))
+            if workers[-1].failed:
+                print(f"  failed: {workers[-1].failed}", file=sys.stderr)
+        running = [worker for worker in workers if not worker.failed]
+        times = Schedule(options.rounds, options.seconds, options.clock).run(running)
+        for worker in running:
+            worker.close()
+        reference = np.load(workspace / "fp32.npy")
+        return [_row(model, worker, times, workspace, reference) for worker in workers]
+
+
+def _row(
+    model: str, worker: Worker, times: dict[str, list[float]], workspace: Path, reference: Any
+) -> Row:
+    if worker.failed:
+        return Row(model, worker.peer, failed=worker.failed)
+    outputs = np.load(workspace / f"{worker.peer}.npy")
+    quality = None if worker.peer == "fp32" else sqnr(reference, outputs)
+    return Row(model, worker.peer, tuple(times[worker.peer]), quality, facts=worker.facts)
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip() if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def write(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    base = {row.model: row for row in rows if row.peer == "fp32"}
+    settings = {key: str(value) for key, value in vars(options).items() if key != "out"}
+    data = {
+        "machine": machine(),
+        "settings": settings,
+        "rows": [row.to_dict(base.get(row.model)) for row in rows],
+    }
+    titles = {peer: PEERS[peer][2] for peer in options.peers}
+    (options.out / "speed.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    (options.out / "speed.md").write_text(table(rows, titles) + "\n", encoding="utf-8")
+    try:
+        draw(rows, titles, options.out / "speed.png")
+    except ImportError:
+        print("no picture: matplotlib is not installed", file=sys.stderr)
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--threads", default="1", help="a number, or all (then nothing is pinned)")
+    parser.add_argument("--core", type=int, help="which core to pin to (default: the last)")
+    parser.add_argument("--rounds", type=int, default=11, help="turns of each peer")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: the process's CPU time, for one thread on a busy machine",
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    options.peers = ["fp32", *(peer for peer in options.peers if peer != "fp32")]
+    everything = options.threads == "all"
+    options.threads = os.cpu_count() if everything else int(options.threads)
+    if not everything and options.core is None and hasattr(os, "sched_getaffinity"):
+        options.core = max(os.sched_getaffinity(0))
+    if options.threads != 1:
+        options.core = None
+    return options
+
+
+def main() -> None:
+    options = options_of()
+    rows: list[Row] = []
+    for model in options.models:
+        rows += measure(model, options.peers, options)
+        write(rows, options)
+        print(table([r for r in rows if r.model == model], {p: PEERS[p][2] for p in options.peers}))
+    titles = {peer: PEERS[peer][2] for peer in options.peers}
+    print("\n" + table(rows, titles))
+
+
+if __name__ == "__main__":
+    main()
