@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backquant.calibrate.observers import saw_data
 from backquant.errors import UsageError
 from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver
+from backquant.observe.storage import with_shape
 from backquant.prepare import prepared_state
 
 __all__ = ["synchronize_observers"]
@@ -105,7 +106,7 @@ def _agree_on_shapes(
         if name in widening:
             shape = next((other[name] for other in every if 0 not in other[name]), shape)
         if buffer.shape != shape:
-            buffer.resize_(shape).fill_(_EMPTY[widening[name]] if name in widening else 0)
+            with_shape(buffer, shape).fill_(_EMPTY[widening[name]] if name in widening else 0)
 
 
 def _recalculate(module: Any) -> None:
@@ -113,5 +114,5 @@ def _recalculate(module: Any) -> None:
     measured: Any = getattr(module, "activation_post_process", None)
     if type(measured) in _WIDENS and saw_data(measured):
         scale, zero_point = measured.calculate_qparams()
-        module.scale.resize_(scale.shape).copy_(scale)
-        module.zero_point.resize_(zero_point.shape).copy_(zero_point)
+        with_shape(module.scale, scale.shape).copy_(scale)
+        with_shape(module.zero_point, zero_point.shape).copy_(zero_point)

@@ -17,6 +17,7 @@ from backquant.observe.moving_average import (
 )
 from backquant.observe.partial import with_args, with_callable_args
 from backquant.observe.qparams import is_per_channel, is_per_tensor, is_symmetric
+from backquant.observe.storage import with_shape
 
 __all__ = [
     "FakeQuantize",
@@ -159,11 +160,8 @@ class FakeQuantize(FakeQuantizeBase):
         return self
 
     def _take_over(self, scale: Tensor, zero_point: Tensor) -> None:
-        if self.scale.shape != scale.shape:
-            self.scale.resize_(scale.shape)
-            self.zero_point.resize_(zero_point.shape)
-        self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
+        with_shape(self.scale, scale.shape).copy_(scale)
+        with_shape(self.zero_point, zero_point.shape).copy_(zero_point)
 
     def extra_repr(self) -> str:
         return (
@@ -178,7 +176,7 @@ class FakeQuantize(FakeQuantizeBase):
         """The buffers take the shape of what is loaded: per channel it is known only then."""
         for name in ("scale", "zero_point"):
             if prefix + name in state_dict:
-                getattr(self, name).resize_(state_dict[prefix + name].shape)
+                with_shape(getattr(self, name), state_dict[prefix + name].shape)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -250,6 +248,8 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             return x
         measured = self.activation_post_process
         state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
+        if self.is_per_channel and measured.min_val.numel() == 0:
+            _fill_fresh(state, x.size(self.ch_axis))
         before = [buffer.clone() for buffer in state]
         try:
             result = self._kernel(x, self.observer_enabled)
@@ -300,11 +300,14 @@ def _check_bounds(quant_min: int, quant_max: int, dtype: torch.dtype) -> None:
 def _keep_finite(state: tuple[Tensor, ...], before: list[Tensor]) -> None:
     """Put back, where the new range is not finite, what the buffers held before.
 
-    ``state``: minimum, maximum, scale, zero point. On the first batch they take their length.
+    ``state``: minimum, maximum, scale, zero point.
     """
     finite = torch.isfinite(state[0]) & torch.isfinite(state[1])
-    if before[0].shape != state[0].shape:
-        fresh = (float("inf"), float("-inf"), 1.0, 0)
-        before = [torch.full_like(b, value) for b, value in zip(state, fresh, strict=True)]
     for buffer, old in zip(state, before, strict=True):
         buffer.copy_(torch.where(finite, buffer, old))
+
+
+def _fill_fresh(state: tuple[Tensor, ...], channels: int) -> None:
+    """One entry per channel, which says that no data were seen. (The kernel would resize them.)"""
+    for buffer, value in zip(state, (float("inf"), float("-inf"), 1.0, 0), strict=True):
+        with_shape(buffer, (channels,)).fill_(value)
