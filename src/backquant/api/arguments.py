@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
+from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
 from backquant.lower import QuantizedModel
-from backquant.qconfig import PrepareCustomConfig, QConfig, QConfigMapping
+from backquant.qconfig import (
+    ConvertCustomConfig,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    QConfig,
+    QConfigMapping,
+)
 
 __all__ = [
     "Backend",
     "given_backend",
+    "given_conversion",
     "given_custom",
+    "given_fusion",
     "given_mapping",
     "given_model",
+    "given_request",
     "resolve_backend",
 ]
+
+_Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
 Backend = str | os.PathLike[str] | BackendConfig
 
@@ -129,4 +141,53 @@ def given_custom(
     >>> given_custom({"non_traceable_module_name": ["head"]}).non_traceable_module_names
     ['head']
     """
-    return PrepareCustomConfig.from_dict(custom) if isinstance(custom, dict) else custom
+    return None if custom is None else _given(custom, PrepareCustomConfig)
+
+
+def given_conversion(custom: ConvertCustomConfig | dict[str, Any] | None) -> ConvertCustomConfig:
+    """The custom config as it is, from its dict form, or an empty one.
+
+    >>> given_conversion({"preserved_attributes": ["tag"]}).preserved_attributes
+    ['tag']
+    """
+    return ConvertCustomConfig() if custom is None else _given(custom, ConvertCustomConfig)
+
+
+def given_fusion(custom: FuseCustomConfig | dict[str, Any] | None) -> FuseCustomConfig:
+    """The custom config as it is, from its dict form, or an empty one.
+
+    >>> given_fusion(None).preserved_attributes
+    []
+    """
+    return FuseCustomConfig() if custom is None else _given(custom, FuseCustomConfig)
+
+
+def given_request(
+    custom: ConvertCustomConfig | dict[str, Any] | None,
+    mapping: QConfigMapping | dict[str, Any] | None,
+    backend: BackendConfig | dict[str, Any] | None,
+    remove_qconfig: bool,
+) -> ConvertAsked:
+    """The arguments of a conversion; empty dicts are as good as ``None``.
+
+    >>> given_request(None, {}, None, True) == ConvertAsked()
+    True
+    """
+    return ConvertAsked(
+        given_conversion(custom),
+        None if mapping is None or mapping == {} else given_mapping(mapping),
+        None if backend is None or backend == {} else given_backend(backend),
+        remove_qconfig,
+    )
+
+
+def _given(custom: Any, cls: type[_Custom]) -> _Custom:
+    if isinstance(custom, dict):
+        return cls.from_dict(custom)
+    if not isinstance(custom, cls):
+        raise UsageError(
+            f"the custom config is a {type(custom).__name__}, not a {cls.__name__}",
+            where=cls.__name__,
+            fix=f"{cls.__name__}()",
+        )
+    return custom

@@ -6,7 +6,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.api.arguments import given_backend, given_custom, given_mapping, given_model
+from backquant.api.arguments import (
+    given_backend,
+    given_custom,
+    given_fusion,
+    given_mapping,
+    given_model,
+    given_request,
+)
 from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import observed, planned_for_inference
@@ -14,18 +21,23 @@ from backquant.api.qat import fuse_for_training
 from backquant.api.skipped import warn_of_skipped
 from backquant.api.steps import fused_graph
 from backquant.backend_config import BackendConfig
-from backquant.convert import convert_to_reference, reference_state
+from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
 from backquant.lower import QuantizedModel, engine_info
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
-from backquant.qconfig import FuseCustomConfig, PrepareCustomConfig, QConfigMapping
+from backquant.qconfig import (
+    ConvertCustomConfig,
+    FuseCustomConfig,
+    PrepareCustomConfig,
+    QConfigMapping,
+)
 
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
 
 
 def fuse_fx(
     model: nn.Module,
-    fuse_custom_config: FuseCustomConfig | None = None,
+    fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> fx.GraphModule:
     """Capture ``model`` and fuse what the backend fuses (convolution with batch norm and ReLU, …).
@@ -45,8 +57,7 @@ def fuse_fx(
     ['ConvReLU2d']
     """
     custom = PrepareCustomConfig()
-    if fuse_custom_config is not None:
-        custom.set_preserved_attributes(fuse_custom_config.preserved_attributes)
+    custom.set_preserved_attributes(given_fusion(fuse_custom_config).preserved_attributes)
     backend = given_backend(backend_config)
     if given_model(model).training:
         return fuse_for_training(model, backend, custom)
@@ -95,13 +106,20 @@ def prepare_fx(  # size: PyTorch's signature
     return prepared
 
 
-def convert_to_reference_fx(
-    graph_module: fx.GraphModule, *, dialect: str = "quantized_tensor"
+def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
+    graph_module: fx.GraphModule,
+    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+    *,
+    dialect: str = "quantized_tensor",
 ) -> fx.GraphModule:
     """The reference model: float operators between quantize and dequantize, integer weights.
 
     Args:
         graph_module: from ``prepare_fx``, calibrated; it is not changed.
+        convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
         dialect: ``"quantized_tensor"`` keeps PyTorch's quantize and dequantize calls;
             ``"decomposed"`` has plain integer tensors.
 
@@ -113,15 +131,57 @@ def convert_to_reference_fx(
     >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
     torch.int8
     """
-    return convert_to_reference(graph_module, dialect=dialect)
+    asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    return convert_to_reference(graph_module, dialect=dialect, asked=asked)
 
 
-def convert_fx(graph_module: fx.GraphModule) -> QuantizedModel:
+def convert_fx(  # size: PyTorch's signature
+    graph_module: fx.GraphModule,
+    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+    keep_original_weights: bool = False,
+) -> QuantizedModel:
     """The quantized model of a calibrated one, on the integer kernels of its backend's engine.
 
-    ``graph_module`` comes from ``prepare_fx`` and is not changed. A backend without an engine gives
-    the reference model.
+    A backend without an engine gives the reference model.
+
+    Args:
+        graph_module: from ``prepare_fx`` or ``prepare_qat_fx``; it is not changed.
+        convert_custom_config: what observed custom modules become; attributes to keep.
+        _remove_qconfig: drop the attributes ``qconfig`` of modules.
+        qconfig_mapping: that of ``prepare_fx`` with some QConfigs replaced by ``None``: what they name
+            stays in float. Rules may be added, none may be missing.
+        backend_config: another backend than the model was prepared for; what it does not admit stays
+            in float. Default: the same. (In PyTorch: native.)
+        keep_original_weights: keep the float weights of what is quantized, with their biases, as
+            ``result.original_weights_lookup``; see ``backquant.convert.original_weights``.
+
+    Dict forms of the configs are taken without a warning.
+
+    Raises:
+        UsageError: the model is not prepared.
+        ConfigError: a mapping that asks for something else than that of ``prepare_fx``; an observed
+            custom module that is mapped to nothing; a reference class without ``from_float``.
+        EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> prepared = prepare_fx(model, mapping, torch.zeros(1, 4))
+    >>> _ = prepared(torch.randn(16, 4))
+    >>> quantized = convert_fx(prepared, qconfig_mapping=mapping.set_module_name("1", None))
+    >>> [decision.outcome.value for decision in quantized.plan.decisions.values()]
+    ['quantized', 'float']
     """
-    reference = convert_to_reference(graph_module)
+    asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    reference = convert_to_reference(graph_module, asked=asked)
     engine = reference_state(reference).backend_config.engine
-    return quantized_model(reference, None if engine is None else engine_info(engine), graph_module)
+    quantized = quantized_model(
+        reference, None if engine is None else engine_info(engine), graph_module
+    )
+    if keep_original_weights:
+        quantized.original_weights_lookup = original_weights(graph_module, reference)
+    return quantized

@@ -1,14 +1,26 @@
-"""From a reference model to what runs: the engine's table where there is one, else as it is."""
+"""From a reference model to what runs: the engine's table where there is one, else as it is.
+
+Standalone modules are lowered by themselves, for the engine of their own backend; their kernels and
+reasons are named by their path: ``block.conv``.
+"""
 
 from __future__ import annotations
 
+import operator
+from dataclasses import replace
+
+import torch
 from torch import fx, nn
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.owned import own_shared_tensors
 from backquant.backends.tables import lowering_rules
-from backquant.convert import reference_state
-from backquant.lower import EngineInfo, QuantizedModel, lower
+from backquant.convert import ReferenceModel, dequantize_all, reference_state
+from backquant.graph import preserve, set_module, shallow_copy
+from backquant.lower import EngineInfo, Lowered, QParams, QuantizedModel, engine_info, lower
+from backquant.match import MatchKind
+from backquant.prepare import rebuilt
 
 __all__ = ["quantized_model"]
 
@@ -22,18 +34,67 @@ def quantized_model(
     ``EngineError`` when the plan asks for a dtype that the engine lacks.
     """
     state = reference_state(reference)
-    if engine is None:
-        made = QuantizedModel(reference, plan=state.plan, backend_config=state.backend_config)
-    else:
-        check_engine_dtypes(state.plan, state.backend_config, engine)
-        lowered = lower(reference, lowering_rules(engine.name), engine)
-        made = QuantizedModel(
-            lowered.graph_module,
-            plan=state.plan,
-            backend_config=state.backend_config,
-            engine=engine,
-            kernels=lowered.kernels,
-            left_in_float=lowered.left_in_float,
-        )
+    lowered = _lowered(reference, engine)
+    made = QuantizedModel(
+        lowered.graph_module,
+        plan=state.plan,
+        backend_config=state.backend_config,
+        engine=engine,
+        kernels=lowered.kernels,
+        left_in_float=lowered.left_in_float,
+    )
+    made.input_qparams = {i: QParams(*q.literals) for i, q in state.inputs.items() if q is not None}
+    made.output_qparams = {
+        i: QParams(*q.literals) for i, q in state.outputs.items() if q is not None
+    }
     own_shared_tensors(made, source)
     return made
+
+
+def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
+    inner = _standalone(reference)
+    if engine is None:
+        module = rebuilt(reference, shallow_copy(reference)) if inner else reference
+        result = Lowered(module, (), ())
+    else:
+        state = reference_state(reference)
+        check_engine_dtypes(state.plan, state.backend_config, engine)
+        result = lower(reference, lowering_rules(engine.name), engine, _apart(reference))
+        module = result.graph_module
+        kept = reference.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+        preserve(module, reference, list(kept), "ConvertCustomConfig")
+    kernels, left = list(result.kernels), list(result.left_in_float)
+    for path, part in inner.items():
+        own = reference_state(part).backend_config.engine
+        lowered = _lowered(part, None if own is None else engine_info(own))
+        set_module(module, path, lowered.graph_module)
+        for use in lowered.kernels:
+            kernels.append(replace(use, nodes=tuple(f"{path}.{name}" for name in use.nodes)))
+        left += [replace(reason, node=f"{path}.{reason.node}") for reason in lowered.left_in_float]
+    return Lowered(module, tuple(kernels), tuple(left))
+
+
+def _standalone(reference: fx.GraphModule) -> dict[str, ReferenceModel]:
+    """The standalone modules that ``reference`` calls, by path."""
+    found: dict[str, ReferenceModel] = {}
+    for node in reference.graph.nodes:
+        module = reference.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, ReferenceModel):
+            found[str(node.target)] = module
+    return found
+
+
+def _apart(reference: fx.GraphModule) -> set[str]:
+    """Calls of standalone and custom modules, and what passes quantized tensors to and from them."""
+    plan = reference_state(reference).plan
+    calls = {match.anchor for match in plan.matches if match.kind is not MatchKind.PATTERN}
+    apart = set(calls)
+    for node in reference.graph.nodes:
+        into = node.target is torch.quantize_per_tensor
+        out_of = node.target in ("dequantize", dequantize_all)
+        neighbours = node.users if into else node.args[:1] if out_of else ()
+        if neighbours and all(other.name in calls for other in neighbours):
+            apart.add(node.name)
+        elif node.target is operator.getitem and node.args[0].name in apart:
+            apart.add(node.name)  # a part of the tuple that a recurrent module gives
+    return apart

@@ -81,5 +81,5 @@ def _asked_by_reader(work: Conversion, observed: str) -> bool:
     node = work.nodes.get(observed)
     if node is not None and node.op == "placeholder":
         return True
-    decision = work.prepared.plan.decisions.get(observed)
+    decision = work.plan.decisions.get(observed)
     return decision is not None and work.source.qconfig(decision.rule) is None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
 from backquant.convert.activations import convert_activations, needed_sites
+from backquant.convert.asked import ConvertAsked
+from backquant.convert.custom_modules import (
+    absorb_outputs,
+    convert_custom_modules,
+    custom_swaps,
+)
 from backquant.convert.dialects import DIALECTS
 from backquant.convert.fold import fold_after_training
 from backquant.convert.functional_weights import (
@@ -16,40 +24,54 @@ from backquant.convert.functional_weights import (
 )
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.measured import Measured, measure
+from backquant.convert.replan import all_in_float, replanned
 from backquant.convert.scales import measured_scales
+from backquant.convert.standalone import Passed, convert_standalone_modules
 from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
 from backquant.errors import UsageError
 from backquant.graph import (
     GraphEditor,
+    preserve,
     remove_unused_modules,
     settle_mode_values,
     shallow_copy,
     verify,
 )
 from backquant.match.recheck import recheck
-from backquant.prepare import ObserverSource, PreparedState, prepared_state, rebuilt
+from backquant.prepare import (
+    ObserverSource,
+    PreparedModule,
+    PreparedState,
+    prepared_state,
+    rebuilt,
+    with_state,
+)
+from backquant.qconfig import ConvertCustomConfig
 
 __all__ = ["convert_to_reference"]
 
 
 def convert_to_reference(
-    prepared: fx.GraphModule, *, dialect: str = "decomposed"
+    prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertAsked | None = None
 ) -> ReferenceModel:
     """The reference model of a calibrated (or trained) ``prepared`` model.
 
     It computes in float what integer kernels would compute: values pass through quantize and
     dequantize nodes, weights are stored as integers. ``prepared`` is not changed and can be
-    calibrated further. State: ``reference_state(result)``.
+    calibrated further. State: ``reference_state(result)``. Standalone modules become reference
+    models inside of it.
 
     Args:
         prepared: from ``insert_observers``, calibrated.
         dialect: ``"decomposed"``: ``torch.ops.quantized_decomposed`` on plain tensors;
             ``"quantized_tensor"``: ``torch.quantize_per_tensor`` and ``.dequantize()``.
+        asked: custom modules; a changed QConfigMapping or backend.
 
     Raises:
         UsageError: the model is not prepared, or there is no such dialect.
-        ConfigError: a reference class without ``from_float``; a dtype that the dialect lacks.
+        ConfigError: a reference class without ``from_float``; a dtype that the dialect lacks; an
+            observed module that is mapped to nothing; a mapping that asks for more than was prepared.
 
     >>> from torch import nn
     >>> from backquant.backend_config import BackendConfig
@@ -67,27 +89,67 @@ def convert_to_reference(
             where="convert_to_reference(dialect=...)",
             fix=" or ".join(f'dialect="{name}"' for name in DIALECTS),
         )
-    state = prepared_state(prepared)
-    work = _working_copy(prepared, state, dialect)
+    return _converted(prepared, dialect, ConvertAsked() if asked is None else asked, None)
+
+
+def _converted(
+    prepared: fx.GraphModule, dialect: str, asked: ConvertAsked, passed: Passed | None
+) -> ReferenceModel:
+    """``passed``: what the parent of a standalone module passes to it quantized."""
+    before = prepared_state(prepared)
+    state = replanned(prepared, before, asked.qconfig_mapping, asked.backend_config)
+    work = _working_copy(prepared, before, state, dialect)
+    work.passed = passed
     fold_after_training(work)
     work.qparams = _measured(prepared, work)
     work.plan = recheck(work.plan, measured_scales(work))
     needed = needed_sites(work)
-    dequantize_inputs(work)
-    skipped = convert_functional_weights(work)
-    convert_activations(work, skipped)
+    swaps = custom_swaps(work, asked.custom)
+    skipped = dequantize_inputs(work) | convert_functional_weights(work)
+    convert_activations(work, skipped | absorb_outputs(work, swaps))
     convert_weighted_modules(work)
+    convert_custom_modules(work, swaps, prepared)
+    convert_standalone_modules(work, partial(_standalone, work, asked))
     keep_outputs_quantized(work)
-    return _finished(work, needed)
+    result = _finished(work, needed, asked)
+    preserve(result, prepared, asked.custom.preserved_attributes, "ConvertCustomConfig")
+    return result
 
 
-def _working_copy(prepared: fx.GraphModule, state: PreparedState, dialect: str) -> Conversion:
+def _standalone(
+    work: Conversion, asked: ConvertAsked, module: PreparedModule, node: fx.Node, passed: Passed
+) -> ReferenceModel:
+    """With its own backend, unless it is that of its parent; in float, if its call is."""
+    state = prepared_state(module)
+    inherits = state.backend_config == prepared_state(work.module).backend_config
+    own = ConvertAsked(
+        custom=_for_inner(asked.custom),
+        backend_config=asked.backend_config if inherits else None,
+        remove_qconfig=asked.remove_qconfig,
+    )
+    if not work.quantized(node.name):
+        module = copy.copy(module)
+        module.meta = {**module.meta}
+        with_state(module, replace(state, plan=all_in_float(state.plan)))
+    return _converted(module, work.dialect, own, passed)
+
+
+def _for_inner(custom: ConvertCustomConfig) -> ConvertCustomConfig:
+    """Attributes are preserved on the whole model only."""
+    inner = ConvertCustomConfig()
+    inner.observed_to_quantized_mapping = custom.observed_to_quantized_mapping
+    return inner
+
+
+def _working_copy(
+    prepared: fx.GraphModule, before: PreparedState, state: PreparedState, dialect: str
+) -> Conversion:
     module = rebuilt(prepared, shallow_copy(prepared), ReferenceModel)
     settle_mode_values(module)
     return Conversion(
         module=module,
         editor=GraphEditor(module, state.provenance.copy()),
-        prepared=state,
+        prepared=replace(state, plan=before.plan),
         plan=state.plan,
         source=ObserverSource(state.backend_config, state.qconfig_mapping),
         dialect=dialect,
@@ -105,7 +167,7 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
     return found
 
 
-def _finished(work: Conversion, needed: set[str]) -> ReferenceModel:
+def _finished(work: Conversion, needed: set[str], asked: ConvertAsked) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))
@@ -124,8 +186,17 @@ def _finished(work: Conversion, needed: set[str]) -> ReferenceModel:
         sites=replace(work.prepared.sites, sites=tuple(s for s in sites if s.name in needed)),
         qparams={s.name: work.qparams[s.group] for s in sites if s.name in needed},
         dialect=work.dialect,
+        inputs=work.inputs,
+        outputs=work.outputs,
     )
+    if asked.remove_qconfig:
+        _remove_qconfigs(result)
     return result
+
+
+def _remove_qconfigs(module: fx.GraphModule) -> None:
+    for part in module.modules():
+        vars(part).pop("qconfig", None)
 
 
 def _tensors_read(module: fx.GraphModule) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
@@ -14,9 +15,25 @@ from backquant.graph import GraphEditor, Provenance, Scope
 from backquant.match.plan import Plan
 from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, SiteTable
 
-__all__ = ["Conversion", "ReferenceModel", "ReferenceState", "reference_state"]
+__all__ = ["Conversion", "PlainQParams", "ReferenceModel", "ReferenceState", "reference_state"]
 
 _KEY = "backquant"
+
+
+@dataclass(frozen=True)
+class PlainQParams:
+    """What the integers of a plain tensor stand for: ``value = (integer - zero_point) * scale``."""
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+    dtype: torch.dtype
+
+    @property
+    def literals(self) -> tuple[float, int, int, int, torch.dtype]:
+        """The arguments of a quantize or dequantize node after its tensor."""
+        return self.scale, self.zero_point, self.quant_min, self.quant_max, self.dtype
 
 
 @dataclass(frozen=True)
@@ -24,7 +41,9 @@ class ReferenceState:
     """Kept in ``reference.meta["backquant"]``.
 
     ``plan`` is the one after calibration: nodes that the measured scales turned back to float are
-    float in it, with the reason. ``qparams`` holds what each converted site became, by site.
+    float in it, with the reason. ``qparams`` holds what each converted site became, by site;
+    ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where
+    the tensor itself says what its integers stand for).
     """
 
     plan: Plan
@@ -34,6 +53,8 @@ class ReferenceState:
     sites: SiteTable
     qparams: dict[str, Measured]
     dialect: str
+    inputs: dict[int, PlainQParams | None] = field(default_factory=dict)
+    outputs: dict[int | str, PlainQParams | None] = field(default_factory=dict)
 
 
 def reference_state(module: nn.Module) -> ReferenceState:
@@ -63,7 +84,11 @@ class ReferenceModel(KeptGraphModule):
 
 @dataclass
 class Conversion:
-    """One conversion under way: ``module`` is the copy that is edited, ``plan`` is final."""
+    """One conversion under way: ``module`` is the copy that is edited, ``plan`` is final.
+
+    ``passed`` holds the inputs that a parent passes quantized to this standalone module; ``None``
+    for a model that stands by itself.
+    """
 
     module: fx.GraphModule
     editor: GraphEditor
@@ -73,6 +98,9 @@ class Conversion:
     dialect: str
     qparams: Mapping[str, Measured]  # by head of a group
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
+    passed: Mapping[int, PlainQParams | None] | None = None
+    inputs: dict[int, PlainQParams | None] = field(default_factory=dict)
+    outputs: dict[int | str, PlainQParams | None] = field(default_factory=dict)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

@@ -28,7 +28,7 @@ from backquant.match.plan import Match, MatchKind
 from backquant.observe.qparams import qparam_dict
 from backquant.prepare import ObserverSpec
 
-__all__ = ["convert_weighted_modules", "weight_scales"]
+__all__ = ["convert_weighted_modules", "weight_scales", "without_training"]
 
 _WEIGHT_DTYPES = frozenset(
     {
@@ -62,8 +62,10 @@ def convert_weighted_modules(work: Conversion) -> None:
     references = get_root_module_to_quantized_reference_module(work.prepared.backend_config)
     quantized = _quantized_calls(work)
     calls: dict[str, list[fx.Node]] = {}
+    apart = {m.anchor for m in work.plan.matches if m.kind is not MatchKind.PATTERN}
     for node in work.module.graph.nodes:
-        if node.op == "call_module" and node.name in work.plan.decisions:
+        planned = node.name in work.plan.decisions and node.name not in apart
+        if node.op == "call_module" and planned:
             calls.setdefault(str(node.target), []).append(node)
     tied = _Tied()
     for path, nodes in calls.items():
@@ -80,7 +82,7 @@ def weight_scales(work: Conversion, match: Match) -> list[float]:
     if root.op != "call_module" or not _asks_for_weight(work, spec):
         return []
     trained = get_module(work.module, str(root.target))
-    plain = _without_training(trained)
+    plain = without_training(trained)
     part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
     if not isinstance(getattr(part, "weight", None), torch.Tensor):
         return []
@@ -122,7 +124,7 @@ def _convert_module(
     tied: _Tied,
 ) -> None:
     trained = get_module(work.module, path)
-    plain = _without_training(trained)
+    plain = without_training(trained)
     if plain is not trained:
         set_module(work.module, path, plain)
     fused = isinstance(plain, nn.Sequential) and _is_fused(plain, references)
@@ -165,8 +167,14 @@ def _fresh_path(work: Conversion, path: str) -> str:
     return candidate
 
 
-def _without_training(module: nn.Module) -> nn.Module:
-    """The float module of a QAT module; any other as it is."""
+def without_training(module: nn.Module) -> nn.Module:
+    """The float module of a QAT module; any other as it is.
+
+    Raises ConfigError for a QAT module without ``to_float``.
+
+    >>> without_training(nn.ReLU())
+    ReLU()
+    """
     if not hasattr(module, "weight_fake_quant"):
         return module
     to_float = getattr(module, "to_float", None)

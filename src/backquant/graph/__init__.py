@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backquant.graph.capture import Captured, capture
+from backquant.graph.capture import Captured, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
@@ -55,6 +55,7 @@ __all__ = [
     "operator_key",
     "own_buffers",
     "own_tensors",
+    "preserve",
     "register_quantized_decomposed",
     "remove_unused_modules",
     "run_passes",

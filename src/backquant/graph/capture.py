@@ -13,7 +13,7 @@ from backquant.graph.clone import shallow_copy
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "capture", "preserve"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def capture(
         raise _explained(error, model, tracer) from error
     module = fx.GraphModule(copied, graph)
     _keep_training_flags(module, copied)
-    _preserve(module, model, preserved_attributes)
+    preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
     return Captured(module, scopes)
 
@@ -98,15 +98,28 @@ def _keep_training_flags(module: fx.GraphModule, original: nn.Module) -> None:
         submodule.training = original.get_submodule(path).training
 
 
-def _preserve(module: fx.GraphModule, model: nn.Module, names: Sequence[str]) -> None:
+def preserve(module: fx.GraphModule, source: nn.Module, names: Sequence[str], config: str) -> None:
+    """Give ``module`` these attributes of ``source``, and those that it keeps already (again).
+
+    They survive ``copy.deepcopy`` and pickling. Raises ConfigError, naming the ``config`` that asks,
+    for an attribute that ``source`` does not have.
+
+    >>> model = nn.Sequential()
+    >>> model.tag = "v1"
+    >>> module = fx.symbolic_trace(model)
+    >>> preserve(module, model, ["tag"], "PrepareCustomConfig")
+    >>> module.tag
+    'v1'
+    """
     for name in names:
-        if not hasattr(model, name):
+        if not hasattr(source, name):
             raise ConfigError(
                 f"the model has no attribute {name!r} to preserve",
-                where="PrepareCustomConfig.set_preserved_attributes",
+                where=f"{config}.set_preserved_attributes",
             )
-    if names:
-        kept = {name: getattr(model, name) for name in names}
+    kept = dict(module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}))
+    kept |= {name: getattr(source, name) for name in names}
+    if kept:
         module.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = kept
         for name, value in kept.items():
             setattr(module, name, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_info
 from backquant.lower.lowering import Lowered, lower
+from backquant.lower.qdq import QParams
 from backquant.lower.quantized_model import QuantizedModel
 from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
 
@@ -16,6 +17,7 @@ __all__ = [
     "LowerRule",
     "Lowered",
     "Operand",
+    "QParams",
     "QuantizedModel",
     "Site",
     "audit",

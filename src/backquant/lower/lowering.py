@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,15 @@ class Lowered:
     left_in_float: tuple[Reason, ...]
 
 
-def lower(reference: GraphModule, rules: Sequence[LowerRule], engine: EngineInfo) -> Lowered:
+def lower(
+    reference: GraphModule,
+    rules: Sequence[LowerRule],
+    engine: EngineInfo,
+    apart: Collection[str] = (),
+) -> Lowered:
     """Lower ``reference`` (decomposed dialect, per-tensor literal qparams) with the table ``rules``.
+
+    ``apart`` names nodes that are no business of the table: calls of standalone and custom modules.
 
     Raises ``PassError`` when a rule breaks its contract: a defect of the table.
 
@@ -68,7 +75,7 @@ def lower(reference: GraphModule, rules: Sequence[LowerRule], engine: EngineInfo
         raise PassError("the copy of the reference graph has other node names", where="lower")
     result = GraphModule(reference, graph)
     result.training = reference.training  # of this module only: the others are shared
-    return _Pass(result, index_rules(rules), engine).run()
+    return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
 
 
 class _Pass:
@@ -84,9 +91,11 @@ class _Pass:
         self.erased: set[Node] = set()
         self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
 
-    def run(self) -> Lowered:
+    def run(self, apart: frozenset[str]) -> Lowered:
         for node in list(self.gm.graph.nodes):
-            if node not in self.erased and node.op.startswith("call_"):
+            if node.name in apart:
+                self.left.made(node)
+            elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         fold_boundaries(self.gm.graph)
         kernels = absorb_clamps(self.gm, self.kernels, self.records)

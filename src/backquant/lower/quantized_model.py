@@ -8,16 +8,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo
+from backquant.lower.kernels.boundary import quantize
+from backquant.lower.qdq import QParams
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
 
-__all__ = ["QuantizedModel"]
+__all__ = ["QuantizedModel", "as_integers"]
+
+
+def as_integers(value: Any, qparams: QParams) -> Any:
+    """A quantized tensor as plain integers under ``qparams``; anything else as it is.
+
+    >>> tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 3, torch.quint8)
+    >>> as_integers(tensor, QParams(0.5, 3, 0, 255, torch.uint8))
+    tensor([5, 7], dtype=torch.uint8)
+    >>> as_integers(tensor, QParams(1.0, 0, 0, 255, torch.uint8))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_quantized:
+        return value
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        same = (value.q_scale(), value.q_zero_point()) == qparams.args
+        if same and value.int_repr().dtype == qparams.dtype and qparams.is_full_range:
+            return value.int_repr()
+    return quantize(value.dequantize(), *qparams.literals)
 
 
 class QuantizedModel(nn.Module):
@@ -26,6 +47,14 @@ class QuantizedModel(nn.Module):
     ``graph_module``: what runs. ``plan``: the decision per operator. ``backend_config``: what was
     quantized for. ``engine``: what it runs on; ``None`` for a reference model. ``kernels`` and
     ``left_in_float``: what the lowering did. ``report``: set by ``backquant.quantize``.
+    ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
+
+    ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
+    position, where ``PrepareCustomConfig`` has them quantized. Such an input is a plain integer
+    tensor, or one of PyTorch's quantized tensors, which is brought to these qparams; such an output
+    is a plain integer tensor.
+
+    Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
     Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
@@ -37,6 +66,7 @@ class QuantizedModel(nn.Module):
     """
 
     graph_module: GraphModule
+    original_weights_lookup: dict[str, list[torch.Tensor | None]]
 
     # size: the record of a model is what it consists of; all but the first are keywords
     def __init__(
@@ -57,12 +87,33 @@ class QuantizedModel(nn.Module):
         self.kernels = tuple(kernels)
         self.left_in_float = tuple(left_in_float)
         self.report: Any = None
+        self.input_qparams: dict[int, QParams] = {}
+        self.output_qparams: dict[int | str, QParams] = {}
         self.eval()
+        for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
+            if not hasattr(self, name):
+                setattr(self, name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result."""
+        if self.input_qparams:
+            args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
             return self.graph_module(*args, **kwargs)
+
+    def _as_integers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with quantized tensors as the plain integers that the graph reads."""
+        nodes = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
+        names = [str(node.target) for node in nodes]
+        found, named = list(args), dict(kwargs)
+        for index, qparams in self.input_qparams.items():
+            if index < len(found):
+                found[index] = as_integers(found[index], qparams)
+            elif names[index] in named:
+                named[names[index]] = as_integers(named[names[index]], qparams)
+        return tuple(found), named
 
     def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
         """Stay in evaluation mode."""

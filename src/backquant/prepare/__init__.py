@@ -7,7 +7,7 @@ from backquant.prepare.qat import swap_for_training
 from backquant.prepare.quantized_inputs import observe_quantized_inputs
 from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
-from backquant.prepare.sites import Site, SiteTable, observation_sites
+from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable, observation_sites
 from backquant.prepare.standalone import Asked, prepare_standalone_modules
 from backquant.prepare.state import (
     KeptGraphModule,
@@ -28,6 +28,7 @@ __all__ = [
     "Origin",
     "PreparedModule",
     "PreparedState",
+    "QUANTIZED_INPUT",
     "Role",
     "Site",
     "SiteTable",

@@ -7,7 +7,7 @@ weights. They compute in float on values that an integer engine would have.
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
@@ -109,6 +109,8 @@ class LSTM(quantizable.LSTM):
     (torch.int8, torch.Size([5, 2, 4]))
     """
 
+    float_interface: ClassVar[bool] = True
+
     def _get_name(self) -> str:
         return "QuantizedLSTM"
 
@@ -135,6 +137,8 @@ class LSTMCell(quantizable.LSTMCell):
     backquant.errors.ConfigError: quantized.LSTMCell is made of an observed module, ...
     """
 
+    float_interface: ClassVar[bool] = True
+
     def _get_name(self) -> str:
         return "QuantizedLSTMCell"
 
@@ -160,6 +164,8 @@ class MultiheadAttention(quantizable.MultiheadAttention):
         ...
     backquant.errors.ConfigError: quantized.MultiheadAttention.from_observed takes a ...
     """
+
+    float_interface: ClassVar[bool] = True
 
     def _get_name(self) -> str:
         return "QuantizedMultiheadAttention"

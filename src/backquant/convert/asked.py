@@ -1,0 +1,27 @@
+"""What ``convert_fx`` may be asked for beyond what the prepared model says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backquant.backend_config import BackendConfig
+from backquant.qconfig import ConvertCustomConfig, QConfigMapping
+
+__all__ = ["ConvertAsked"]
+
+
+@dataclass(frozen=True)
+class ConvertAsked:
+    """``None``: as the model was prepared.
+
+    ``qconfig_mapping``: that of prepare with some QConfigs replaced by ``None``. ``remove_qconfig``:
+    drop the attributes ``qconfig`` of modules.
+
+    >>> ConvertAsked().remove_qconfig
+    True
+    """
+
+    custom: ConvertCustomConfig = field(default_factory=ConvertCustomConfig)
+    qconfig_mapping: QConfigMapping | None = None
+    backend_config: BackendConfig | None = None
+    remove_qconfig: bool = True

@@ -1,0 +1,98 @@
+"""The float weights that a conversion replaces (``convert_fx(..., keep_original_weights=True)``).
+
+Weights of functional operators are found under PyTorch's keys: the path of the module that computes
+them, ``_packed_weight_`` and a number. *Different:* PyTorch lists the qparams of the weight behind
+it and its bias (and in place of a missing bias), and knows no weights of modules; here each entry is
+weight and bias, and modules are found under their path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from backquant.convert.constants import Constants
+from backquant.convert.state import ReferenceModel, reference_state
+from backquant.convert.weights import without_training
+from backquant.match.plan import MatchKind
+from backquant.prepare import PreparedModule, Role, prepared_state
+
+__all__ = ["original_weights"]
+
+Weights = dict[str, list[torch.Tensor | None]]
+
+
+def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Weights:
+    """Weight and bias (or ``None``) of each quantized operator that has a weight, by key; copies.
+
+    Args:
+        prepared: from ``prepare_fx``.
+        reference: what it was converted to.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.convert.reference import convert_to_reference
+    >>> from backquant.match.plan import Plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import QConfigMapping
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> original_weights(prepared, convert_to_reference(prepared))
+    {}
+    """
+    state, plan = prepared_state(prepared), reference_state(reference).plan
+    nodes = {node.name: node for node in prepared.graph.nodes}
+    constants = Constants(prepared)
+    functional = {
+        reader: site.name
+        for site in state.sites.sites
+        if site.role is Role.WEIGHT
+        for reader in site.readers
+    }
+    found: Weights = {}
+    for match in plan.matches:
+        root = nodes[match.root]
+        if not plan.decisions[match.anchor].quantized:
+            continue
+        if match.kind is MatchKind.STANDALONE:
+            found |= _inside(prepared, reference, root)
+        elif match.kind is MatchKind.PATTERN and root.op == "call_module":
+            pair = _of_module(prepared.get_submodule(str(root.target)))
+            if pair[0] is not None:
+                found[str(root.target)] = pair
+        elif root.name in functional:
+            weight = constants.tensor(nodes[functional[root.name]])
+            key = _free_key(found, state.scopes[root.name].path)
+            found[key] = [_copy(weight), _bias_of(root, constants)]
+    return found
+
+
+def _inside(prepared: fx.GraphModule, reference: fx.GraphModule, node: fx.Node) -> Weights:
+    """The weights of a standalone module, under its path."""
+    path = str(node.target)
+    inner, converted = prepared.get_submodule(path), reference.get_submodule(path)
+    assert isinstance(inner, PreparedModule) and isinstance(converted, ReferenceModel)
+    found = original_weights(inner, converted)
+    return {f"{path}.{key}": pair for key, pair in found.items()}
+
+
+def _of_module(module: nn.Module) -> list[torch.Tensor | None]:
+    plain = without_training(module)
+    part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
+    return [_copy(getattr(part, "weight", None)), _copy(getattr(part, "bias", None))]
+
+
+def _bias_of(node: fx.Node, constants: Constants) -> torch.Tensor | None:
+    bias = node.kwargs.get("bias", node.args[2] if len(node.args) > 2 else None)
+    return _copy(constants.tensor(bias)) if isinstance(bias, fx.Node) else None
+
+
+def _copy(tensor: object) -> torch.Tensor | None:
+    return tensor.detach().clone() if isinstance(tensor, torch.Tensor) else None
+
+
+def _free_key(taken: Weights, path: str) -> str:
+    prefix = f"{path}_packed_weight_".replace(".", "_").lower()
+    number = 0
+    while f"{prefix}{number}" in taken:
+        number += 1
+    return f"{prefix}{number}"
