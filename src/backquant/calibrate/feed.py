@@ -11,7 +11,12 @@ import torch
 from torch import fx, nn
 
 from backquant.calibrate.inputs import bound_arguments, check_values, described
-from backquant.calibrate.observers import saw_data, site_observers, unchanged_on_error
+from backquant.calibrate.observers import (
+    prepared_parts,
+    saw_data,
+    site_observers,
+    unchanged_on_error,
+)
 from backquant.calibrate.progress import Progress
 from backquant.errors import BackquantError, CalibrationError, InputError
 from backquant.prepare import prepared_state
@@ -136,9 +141,13 @@ def _input_size(module: nn.Module) -> str:
 def _unseen(
     prepared: fx.GraphModule, observers: Mapping[str, nn.Module]
 ) -> tuple[UnseenObserver, ...]:
-    sites = prepared_state(prepared).sites
+    values = {
+        f"{prefix}{site.name}": f"{prefix}{site.value}"
+        for prefix, part in prepared_parts(prepared)
+        for site in prepared_state(part).sites.sites
+    }
     return tuple(
-        UnseenObserver(name, sites[name].value)
+        UnseenObserver(name, values.get(name, name))
         for name, observer in observers.items()
         if not saw_data(observer)
     )

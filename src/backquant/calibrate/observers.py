@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
-from backquant.observe import is_fixed_qparams
-from backquant.prepare import prepared_state
+from backquant.match.plan import MatchKind
+from backquant.observe import is_fixed_qparams, is_observer_or_fake_quantize
+from backquant.prepare import PreparedModule, prepared_state
 
-__all__ = ["saw_data", "site_observers", "unchanged_on_error"]
+__all__ = [
+    "custom_observers",
+    "prepared_parts",
+    "saw_data",
+    "site_observers",
+    "unchanged_on_error",
+]
 
 # Attributes of a module that hold no measurement.
 _STRUCTURE = frozenset({"_parameters", "_modules"})
@@ -21,6 +28,8 @@ _STRUCTURE = frozenset({"_parameters", "_modules"})
 
 def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
     """Each observer of a prepared model once, by the name of the first site that uses it.
+
+    Those inside of standalone and custom modules are found by their path.
 
     Raises UsageError when the model is not prepared.
 
@@ -37,8 +46,43 @@ def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
     >>> list(site_observers(prepared))
     ['activation_post_process_0', 'activation_post_process_1']
     """
-    sites = prepared_state(prepared).sites
-    return {head: prepared.get_submodule(head) for head in sites.groups()}
+    found: dict[str, nn.Module] = {}
+    for prefix, part in prepared_parts(prepared):
+        heads = prepared_state(part).sites.groups()
+        found |= {f"{prefix}{head}": part.get_submodule(head) for head in heads}
+        found |= {f"{prefix}{name}": observer for name, observer in custom_observers(part).items()}
+    return found
+
+
+def prepared_parts(prepared: nn.Module, prefix: str = "") -> Iterator[tuple[str, fx.GraphModule]]:
+    """The prepared model and the standalone modules in it, each with the start of its names.
+
+    Raises UsageError when the model is not prepared.
+    """
+    prepared_state(prepared)
+    assert isinstance(prepared, fx.GraphModule)
+    yield prefix, prepared
+    paths = (str(node.target) for node in prepared.graph.nodes if node.op == "call_module")
+    for path in dict.fromkeys(paths):
+        part = prepared.get_submodule(path)
+        if isinstance(part, PreparedModule):
+            yield from prepared_parts(part, f"{prefix}{path}.")
+
+
+def custom_observers(prepared: fx.GraphModule) -> dict[str, nn.Module]:
+    """The observers inside of the custom modules of a prepared model, by path."""
+    plan = prepared_state(prepared).plan
+    custom = {m.anchor for m in plan.matches if m.kind is MatchKind.CUSTOM_MODULE}
+    nodes = (node for node in prepared.graph.nodes if node.name in custom)
+    found: dict[str, nn.Module] = {}
+    for path in dict.fromkeys(str(node.target) for node in nodes):
+        inside: str | None = None
+        for name, part in prepared.get_submodule(path).named_modules(prefix=path):
+            if inside is not None and name.startswith(inside):
+                continue  # the measuring part of a fake-quantizer
+            if is_observer_or_fake_quantize(part):
+                found[name], inside = part, f"{name}."
+    return found
 
 
 def saw_data(observer: nn.Module) -> bool:

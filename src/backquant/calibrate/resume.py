@@ -126,10 +126,12 @@ def _parts(
 ) -> dict[str, dict[str, torch.Tensor]]:
     parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in observers}
     for key, value in state.items():
-        name, _, rest = key.partition(".")
-        if name not in parts:
-            raise _foreign(f"it has {name!r}, which is no observer of this model", key)
-        parts[name][rest] = value
+        name = key.rpartition(".")[0]
+        while name and name not in parts:
+            name = name.rpartition(".")[0]
+        if not name:
+            raise _foreign(f"it has {key!r}, which is of no observer of this model", key)
+        parts[name][key[len(name) + 1 :]] = value
     return parts
 
 
