@@ -18,7 +18,7 @@ from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
 from backquant.errors import ArtifactError, UsageError
-from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_info
+from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_info
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
 from backquant.report.text import renderable
@@ -65,6 +65,8 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "engine": None if model.engine is None else model.engine.to_dict(),
         "kernels": [{**asdict(use), "dtype": str(use.dtype)[6:]} for use in model.kernels],
         "left_in_float": [asdict(reason) for reason in model.left_in_float],
+        "inputs": [[index, *_literals(q)] for index, q in model.input_qparams.items()],
+        "outputs": [[label, *_literals(q)] for label, q in model.output_qparams.items()],
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
         "report": None if model.report is None else model.report.to_dict(),
@@ -80,6 +82,11 @@ def _spec(config: BackendConfig) -> dict[str, str]:
         return {"name": config.name, "spec": files.dumps(config, "json")}
     except ValueError as error:
         return {"name": config.name, "unstored": str(error)}
+
+
+def _literals(qparams: QParams) -> list[Any]:
+    *numbers, dtype = qparams.literals
+    return [*numbers, str(dtype).removeprefix("torch.")]
 
 
 def load(path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> QuantizedModel:
@@ -117,6 +124,8 @@ def _model(
         kernels=[_kernel(use) for use in document["kernels"]],
         left_in_float=[Reason(**reason) for reason in document["left_in_float"]],
     )
+    model.input_qparams = dict(map(_qparams, document.get("inputs", ())))
+    model.output_qparams = dict(map(_qparams, document.get("outputs", ())))
     model.report = None if document["report"] is None else Report.from_dict(document["report"])
     return model
 
@@ -152,6 +161,12 @@ def _config(stored: dict[str, str], allow: tuple[str, ...]) -> BackendConfig:
 def _kernel(stored: dict[str, Any]) -> KernelUse:
     dtype = torch_constant(stored["dtype"], torch.dtype)
     return KernelUse(tuple(stored["nodes"]), stored["kernel"], dtype, stored["engine"])
+
+
+def _qparams(stored: list[Any]) -> tuple[Any, QParams]:
+    label, scale, zero_point, low, high, dtype = stored
+    token = torch_constant(dtype, torch.dtype)
+    return label, QParams(float(scale), int(zero_point), int(low), int(high), token)
 
 
 @dataclass(frozen=True)
