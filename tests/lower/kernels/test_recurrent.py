@@ -99,6 +99,25 @@ def test_a_given_state_and_a_single_sequence(kind, batch_first):
         assert _close(kernel(one, first), module(one, first), 0.03)
 
 
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences(kind, enforce_sorted):
+    module = kind(8, 16, 2, bidirectional=True)
+    kernel = _layer(module, "fbgemm")
+    lengths = torch.tensor([6, 4, 1] if enforce_sorted else [4, 6, 1])
+    x = torch.randn(6, 3, 8)
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=enforce_sorted)
+    hidden = torch.randn(4, 3, 16)
+    state = (hidden, torch.randn(4, 3, 16)) if kind is nn.LSTM else hidden
+    with torch.no_grad():
+        for arguments in ((packed,), (packed, state)):
+            (ours, last), (theirs, expected) = kernel(*arguments), module(*arguments)
+            assert torch.equal(ours.batch_sizes, theirs.batch_sizes)
+            padded = [nn.utils.rnn.pad_packed_sequence(y)[0] for y in (ours, theirs)]
+            assert _close(*padded, 0.03)
+            assert _close(last, expected, 0.03)
+
+
 CELLS = {
     "lstm": lambda bias: nn.LSTMCell(8, 16, bias),
     "gru": lambda bias: nn.GRUCell(8, 16, bias),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from backquant.errors import InputError
 from backquant.lower.kernels.repacked import RepackedKernel, pack_linear
@@ -145,14 +146,18 @@ class QuantizedRecurrent(_TwoWeights):
                 cells.append(make(*packed, *biases, c.reduce_range))
         return cells
 
-    def forward(self, x: torch.Tensor, hx: State = None) -> tuple[torch.Tensor, State]:
-        """``(T, N, in)`` (``(N, T, in)`` with ``batch_first``, ``(T, in)`` for one sequence) and a state
-        to the outputs and the last state, of the shapes of ``nn.LSTM`` and ``nn.GRU``.
+    def forward(self, x: Any, hx: State = None) -> tuple[Any, State]:
+        """``(T, N, in)`` (``(N, T, in)`` with ``batch_first``, ``(T, in)`` for one sequence), or a
+        ``PackedSequence``, and a state to the outputs and the last state, of the kinds and shapes of
+        ``nn.LSTM`` and ``nn.GRU``.
 
         Raises ``InputError`` for shapes that do not fit.
         """
+        if isinstance(x, PackedSequence):
+            return self._run_packed(x, hx)
         if x.dim() == 3:
-            return self._run(x, self._states(x, hx))
+            states = self._states(x, x.shape[0 if self.config.batch_first else 1], hx)
+            return self._run((x,), states, self.config.batch_first)
         if x.dim() != 2:
             raise InputError(
                 f"a recurrent layer takes inputs of 2 or 3 dimensions, got {x.dim()}",
@@ -160,13 +165,24 @@ class QuantizedRecurrent(_TwoWeights):
                 fix="pass (steps, batch, features), or (steps, features) for one sequence",
             )
         dim = 0 if self.config.batch_first else 1
-        one = x.unsqueeze(dim)
-        out, state = self._run(one, self._states(one, _each(hx, lambda h: h.unsqueeze(1))))
+        states = self._states(x, 1, _each(hx, lambda h: h.unsqueeze(1)))
+        out, state = self._run((x.unsqueeze(dim),), states, self.config.batch_first)
         return out.squeeze(dim), _each(state, lambda h: h.squeeze(1))
 
-    def _states(self, x: torch.Tensor, hx: State) -> list[torch.Tensor]:
+    def _run_packed(self, x: PackedSequence, hx: State) -> tuple[PackedSequence, State]:
+        """The batch is ordered by length inside of ``x``, and the states are not."""
+        if x.sorted_indices is not None:
+            order, back = x.sorted_indices, x.unsorted_indices
+            hx = _each(hx, lambda h: h.index_select(1, order))
+        states = self._states(x.data, int(x.batch_sizes[0]), hx)
+        out, state = self._run((x.data, x.batch_sizes), states)
+        if x.sorted_indices is not None:
+            state = _each(state, lambda h: h.index_select(1, back))
+        return PackedSequence(out, x.batch_sizes, x.sorted_indices, x.unsorted_indices), state
+
+    def _states(self, x: torch.Tensor, batch: int, hx: State) -> list[torch.Tensor]:
         c = self.config
-        shape = (c.rows, x.shape[0 if c.batch_first else 1], c.hidden_size)
+        shape = (c.rows, batch, c.hidden_size)
         wanted = 2 if c.kind == "lstm" else 1
         if hx is None:
             return [x.new_zeros(shape)] * wanted
@@ -180,14 +196,17 @@ class QuantizedRecurrent(_TwoWeights):
             )
         return states
 
-    def _run(self, x: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, State]:
+    def _run(
+        self, x: tuple[torch.Tensor, ...], states: list[torch.Tensor], *batch_first: bool
+    ) -> tuple[torch.Tensor, State]:
+        """``x``: a batch of sequences, or the values and batch sizes of a packed one."""
         c = self.config
-        fixed = (self.packed, True, c.num_layers, 0.0, False, c.bidirectional, c.batch_first)
+        fixed = (self.packed, True, c.num_layers, 0.0, False, c.bidirectional, *batch_first)
         if c.kind == "gru":
-            out, state = torch.quantized_gru(x, states[0], *fixed)
+            out, state = torch.quantized_gru(*x, states[0], *fixed)
             return out, state
         dtype = torch.float16 if c.weight_dtype == torch.float16 else torch.qint8
-        out, hidden, cell = torch.quantized_lstm(x, states, *fixed, dtype=dtype, use_dynamic=True)
+        out, hidden, cell = torch.quantized_lstm(*x, states, *fixed, dtype=dtype, use_dynamic=True)
         return out, (hidden, cell)
 
 
