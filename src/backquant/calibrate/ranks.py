@@ -2,11 +2,12 @@
 
 ``DistributedDataParallel`` copies the buffers of rank 0 to every rank before each forward; then each
 rank measures its own batch. After a step the ranks differ by that batch, and would convert to
-different qparams.
+different qparams. Histograms it leaves alone (see ``PreparedModule``): each rank has its own.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backquant.calibrate.observers import saw_data
 from backquant.errors import UsageError
-from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver
+from backquant.observe import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.observe.storage import with_shape
-from backquant.prepare import prepared_state
+from backquant.prepare import buffers_of_histograms, prepared_state
 
 __all__ = ["synchronize_observers"]
 
@@ -33,12 +34,13 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
     Every rank calls it, before ``convert_fx`` or evaluation; then all convert to the same model.
 
     1. Minimum and maximum observers, per tensor or per channel: the widest range of all ranks.
-    2. Every other buffer (moving averages, histograms, batch-norm statistics, switches): rank 0's,
-       as ``DistributedDataParallel`` has it at the next forward. A moving average depends on the
-       order of the batches, and a histogram that DDP copied would be counted twice.
+    2. Histograms: merged; exact. Call it once, at the end: a second call counts again what the
+       first has merged.
+    3. Every other buffer (moving averages, batch-norm statistics, switches): rank 0's, as
+       ``DistributedDataParallel`` has it at the next forward. A moving average depends on the order
+       of the batches, so there is nothing to merge.
 
-    To merge histograms that were measured apart, see ``merge_state``. Parameters are left alone:
-    the optimizers keep them equal.
+    Parameters are left alone: the optimizers keep them equal.
 
     Args:
         prepared: from ``prepare_qat_fx`` or ``prepare_fx``, or its ``DistributedDataParallel``.
@@ -67,7 +69,9 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
     model = prepared.module if isinstance(prepared, DistributedDataParallel) else prepared
     prepared_state(model)
     widening = dict(_widening(model))
-    buffers = dict(model.named_buffers())
+    apart = set(buffers_of_histograms(model))
+    _check_same(list(dict(model.named_buffers())), group)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in apart}
     _agree_on_shapes(buffers, widening, group)
     first = dist.get_global_rank(group, 0) if group is not None else 0
     for name, buffer in buffers.items():
@@ -77,7 +81,35 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
         else:
             dist.broadcast(buffer, first, group)
     for module in model.modules():
+        if isinstance(module, HistogramObserver):
+            _merge(module, group)
+    for module in model.modules():
         _recalculate(module)
+
+
+def _gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """What every rank gives, in the order of ranks."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, value, group)
+    return every
+
+
+def _check_same(names: list[str], group: dist.ProcessGroup | None) -> None:
+    if any(other != names for other in _gathered(names, group)):
+        raise UsageError(
+            "the ranks hold different models: the names of their buffers differ",
+            where=f"rank {dist.get_rank(group)}",
+            fix="prepare the same model with the same backend and QConfigMapping on every rank",
+        )
+
+
+def _merge(histogram: HistogramObserver, group: dist.ProcessGroup | None) -> None:
+    states = _gathered(histogram.state_dict(), group)
+    twin = copy.deepcopy(histogram)
+    histogram.reset_min_max_vals()
+    for state in states:
+        twin.load_state_dict(state)
+        histogram.merge(twin)
 
 
 def _widening(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -92,15 +124,7 @@ def _agree_on_shapes(
     buffers: dict[str, torch.Tensor], widening: dict[str, str], group: dist.ProcessGroup | None
 ) -> None:
     """Per channel, the length of a buffer is known after the first batch only."""
-    own = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
-    every: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group)
-    if any(list(other) != list(own) for other in every):
-        raise UsageError(
-            "the ranks hold different models: the names of their buffers differ",
-            where=f"rank {dist.get_rank(group)}",
-            fix="prepare the same model with the same backend and QConfigMapping on every rank",
-        )
+    every = _gathered({name: tuple(b.shape) for name, b in buffers.items()}, group)
     for name, buffer in buffers.items():
         shape = every[0][name]
         if name in widening:
@@ -110,9 +134,9 @@ def _agree_on_shapes(
 
 
 def _recalculate(module: Any) -> None:
-    """Scale and zero point of a fake-quantizer over an observer of rule 1."""
+    """Scale and zero point of a fake-quantizer over an observer of rules 1 and 2."""
     measured: Any = getattr(module, "activation_post_process", None)
-    if type(measured) in _WIDENS and saw_data(measured):
+    if type(measured) in (*_WIDENS, HistogramObserver) and saw_data(measured):
         scale, zero_point = measured.calculate_qparams()
         with_shape(module.scale, scale.shape).copy_(scale)
         with_shape(module.zero_point, zero_point.shape).copy_(zero_point)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError
 from backquant.graph import Provenance, Scope
 from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.observe import HistogramObserver
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -23,6 +24,7 @@ __all__ = [
     "Origin",
     "PreparedModule",
     "PreparedState",
+    "buffers_of_histograms",
     "prepared_state",
     "rebuilt",
     "turned_to_float",
@@ -71,7 +73,34 @@ class KeptGraphModule(fx.GraphModule):
 
 
 class PreparedModule(KeptGraphModule):
-    """A graph module with observers; see ``prepared_state``."""
+    """A graph module with observers; see ``prepared_state``.
+
+    ``DistributedDataParallel`` reads ``_ddp_params_and_buffers_to_ignore``. The length of a histogram
+    depends on the data, so that ranks cannot copy it from each other: each measures its own.
+    """
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        own: list[str] = self.__dict__.get("_left_to_ranks", [])
+        return [*own, *buffers_of_histograms(self)]
+
+    @_ddp_params_and_buffers_to_ignore.setter
+    def _ddp_params_and_buffers_to_ignore(self, names: Iterable[str]) -> None:
+        self.__dict__["_left_to_ranks"] = list(names)
+
+
+def buffers_of_histograms(model: nn.Module) -> list[str]:
+    """Names of the buffers whose length depends on the data.
+
+    >>> "0.bin_key" in buffers_of_histograms(nn.Sequential(HistogramObserver()))
+    True
+    """
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, HistogramObserver)
+        for name, _ in module.named_buffers()
+    ]
 
 
 def _restore(kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes) -> KeptGraphModule:
