@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backquant import errors
+
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "backquant"
 
@@ -27,15 +29,15 @@ def raised(path: Path) -> Iterator[tuple[int, str]]:
     """Line and pattern of each error of ours that a file makes with a text of its own."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            found = pattern(node.args[0]) if node.func.id.endswith("Error") else None
+            found = pattern(node.args[0]) if node.func.id in errors.__all__ else None
             if found is not None:
                 yield node.lineno, found
 
 
 @pytest.mark.parametrize("room", ["api", "artifact", "cli", "report"])
 def test_messages_of(room: str) -> None:
-    folder = TESTS / room / "messages"
-    texts = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt")))
+    folder = TESTS / room
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("messages/*.txt"))
     missing = [
         f"{path.relative_to(SOURCE)}:{line}: {found}"
         for path in sorted((SOURCE / room).rglob("*.py"))

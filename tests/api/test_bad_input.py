@@ -144,6 +144,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
             )
         ),
     ),
+    "custom-kind": (UsageError, quantize(prepare_custom_config=["blok"])),
     # the engine
     "engine-dtype": (
         EngineError,
@@ -229,6 +230,37 @@ def test_a_model_that_cannot_be_traced(
         with unchanged(model), pytest.raises(CaptureError) as caught:
             call(model)
     snapshot(f"capture-{request.node.callspec.id.replace(' ', '-')}", plain(caught.value))
+
+
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: Any = None, scale: float = 1.0) -> torch.Tensor:
+        y = self.fc(x) * scale
+        return y if mask is None else y * mask
+
+
+def test_a_model_that_is_traced_another_way_than_it_is_called(
+    unchanged: Any, snapshot: Callable[..., None]
+) -> None:
+    model, x = Optional(), torch.ones(1, 4)
+    for call in (quantize(calibration=[x]), lambda m: backquant.explain(m, x)):
+        with unchanged(model), pytest.raises(CaptureError) as caught:
+            call(model)
+    snapshot("capture-optional", plain(caught.value))
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x)
+
+    assert backquant.quantize(Wrapped(), calibration=[x])(x).shape == (1, 4)
+    assert backquant.quantize(model, calibration=[(x, x)])(x, x).shape == (1, 4)
 
 
 def test_what_the_message_says_about_untraced_modules_works() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from backquant.api.arguments import Backend, given_custom, given_mapping, resolve_backend
+from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
 from backquant.api.lowering import quantized_model
@@ -17,7 +18,6 @@ from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
-from backquant.graph.costs import multiply_adds
 from backquant.lower import QuantizedModel, engine_info
 from backquant.match.plan import RuleKind, RuleRef
 from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
@@ -92,15 +92,15 @@ def quantize(
     ['quantized.linear_relu_dynamic(fbgemm, 7 bits)']
     """
     config = resolve_backend(backend)
-    ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)
-    required = given_requirement(require)
     engine = None if config.engine is None else engine_info(config.engine)
+    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
+    required = given_requirement(require)
     frozen = evaluation_copy(model)
     example, batches = example_from(frozen, example_inputs, calibration)
     step = _planned(frozen, ask)
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
-    costs = multiply_adds(step.module, example)
+    costs = costs_of(step.module, example)
     name = type(model).__name__
     check_requirement(build_report(_source(step, config, costs, model=name)), required)
     prepared = _prepared(step, ask)
@@ -145,12 +145,12 @@ def explain(
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     config = resolve_backend(backend)
-    ask = _Ask.of(config, qconfig_mapping, prepare_custom_config)
+    ask = _Ask.of(config, _engine_here(config), qconfig_mapping, prepare_custom_config)
     frozen = evaluation_copy(model)
     example = checked_example(frozen, example_inputs)
     step = _planned(frozen, ask)
     state = prepared_state(_prepared(step, ask))
-    costs = multiply_adds(step.module, example)
+    costs = costs_of(step.module, example)
     engine = f"engine {config.engine}" if config.engine else ""
     known = {"model": type(model).__name__, "sites": state.sites, "engine": engine}
     return build_report(_source(Planned(step.fused, state.plan), config, costs, **known))

@@ -65,12 +65,17 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, self.samples, self._batch_size):
             rows = slice(start, start + self._batch_size)
-            batch = {name: self._tensor(array[rows]) for name, array in self._arrays.items()}
+            batch = {name: self._read(array[rows]) for name, array in self._arrays.items()}
             yield tuple(batch.values()) if self._positional else batch
 
-    def _tensor(self, rows: Array) -> torch.Tensor:
-        tensor = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
+    def _read(self, rows: Array) -> torch.Tensor:
+        tensor = _tensor(rows)
         return tensor.float() if self._float32 and tensor.dtype == torch.float64 else tensor
+
+
+def _tensor(rows: Array) -> torch.Tensor:
+    """A tensor that shares no memory with ``rows``."""
+    return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
 
 
 def load_data(text: str, model: nn.Module, batch_size: int) -> Iterable[Any]:
@@ -118,7 +123,7 @@ def _read(path: Path) -> dict[str, Array]:
         else:
             raise UsageError(f"{path} is no file of arrays", where="--data", fix=_FIX)
         for array in arrays.values():
-            torch.as_tensor(array[:0] if array.ndim else array)  # TypeError: no such dtype in torch
+            _tensor(array[:0] if array.ndim else array)  # TypeError: torch has no such dtype
     except UsageError:
         raise
     except (ValueError, TypeError, OSError, EOFError, BadZipFile, SafetensorError) as error:

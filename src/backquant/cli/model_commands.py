@@ -182,6 +182,10 @@ def inspect(
 def _save_page(report: Report, html: Path | None) -> None:
     if html is None:
         return
+    if html.is_dir():
+        raise UsageError(
+            f"{html} is a folder", where="--html", fix=f"--html {html / 'report.html'}"
+        )
     try:
         report.save_html(html)
     except OSError as error:

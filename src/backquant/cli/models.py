@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ import torch
 from torch import nn
 
 from backquant.errors import BackquantError, UsageError
+
+_IMPORTLIB = str(Path(importlib.__file__).parent)
 
 __all__ = ["call", "import_object", "load_model", "parse_inputs"]
 
@@ -34,7 +37,8 @@ def import_object(text: str, what: str) -> Any:
     module_name, separator, name = text.partition(":")
     if not separator or not module_name or not name:
         raise UsageError(
-            f"{what} {text!r} is not of the form module:name",
+            f"{text!r} is not of the form module:name",
+            where=what,
             fix=f"write {what} as package.module:name, e.g. mymodels:make_resnet",
         )
     target = _import(module_name, f"{what} {text}")
@@ -80,12 +84,12 @@ def _has(target: Any, wanted: str) -> str:
 
 def _failed(what: str, where: str, error: Exception) -> UsageError:
     """The error for a failure in the user's own code, with the line where it happened."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and frame.filename != __file__
-    ]
-    line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    if isinstance(error, SyntaxError):
+        line = f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not f.filename.startswith(("<", _IMPORTLIB, __file__))]
+        line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return UsageError(
         f"{what}: {reason}",
@@ -119,11 +123,15 @@ def load_model(text: str) -> tuple[nn.Module, Any]:
 
 def call(factory: Any, text: str, what: str) -> Any:
     """What ``factory`` makes. Raises ``UsageError`` when it cannot be called without arguments."""
+    fix = "name a function or class without required arguments"
     if not callable(factory):
+        kind = type(factory).__name__
         raise UsageError(
-            f"{text} is {type(factory).__name__}: nothing that can be called",
-            where=f"{what} {text}",
-            fix="name a function or class without required arguments",
+            f"{text} is a {kind}, and cannot be called", where=f"{what} {text}", fix=fix
+        )
+    if needed := _required(factory):
+        raise UsageError(
+            f"{text} needs arguments: {', '.join(needed)}", where=f"{what} {text}", fix=fix
         )
     try:
         return factory()
@@ -131,6 +139,16 @@ def call(factory: Any, text: str, what: str) -> Any:
         raise
     except Exception as error:
         raise _failed(f"{text} cannot be called", f"{what} {text}", error) from error
+
+
+def _required(factory: Any) -> list[str]:
+    """Arguments that a call must give."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # built in, without a signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[torch.Tensor, ...]:

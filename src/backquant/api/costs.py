@@ -1,0 +1,49 @@
+"""What each operator costs, found by running the traced graph; which shows whether it can be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from backquant.errors import CaptureError
+from backquant.graph import as_arguments
+from backquant.graph.costs import multiply_adds
+
+__all__ = ["costs_of"]
+
+
+def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
+    """Multiply-adds of each node of ``module`` on inputs that the model accepts.
+
+    Raises ``CaptureError`` when the graph fails on them: tracing took another way through ``forward``
+    than a call does (``if mask is None:`` is decided while tracing, where ``mask`` is a stand-in).
+
+    >>> import torch
+    >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))
+    >>> costs_of(module, torch.zeros(1, 2))
+    {'_0': 6}
+    """
+    try:
+        return multiply_adds(module, example_inputs)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        left_out = _left_out(module, example_inputs)
+        where = f"arguments that were left out: {', '.join(left_out)}" if left_out else "forward"
+        raise CaptureError(
+            f"the traced model fails on inputs that the model accepts: {reason}",
+            where=where,
+            fix="tracing decides about branches on arguments (if mask is None) once, for any value:\n"
+            "wrap the model in a module whose forward takes just the arguments that you pass",
+        ) from error
+
+
+def _left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
+    """Arguments with defaults that ``example_inputs`` does not give."""
+    args, kwargs = as_arguments(example_inputs)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [
+        str(node.target)
+        for node in placeholders[len(args) :]
+        if node.args and str(node.target) not in kwargs
+    ]
