@@ -31,8 +31,7 @@ def test_keywords(migrated: Callable[..., object], before: str, after: str) -> N
         ("fx.convert_fx(p, is_reference=True)", "fx.convert_to_reference_fx(p)"),
         ("fx.convert_fx(p, is_reference=False)", "fx.convert_fx(p)"),
         ("fx.convert_fx(p, is_reference=True, )", "fx.convert_to_reference_fx(p, )"),
-        ("fx.convert_fx(p, _remove_qconfig=False)", "fx.convert_fx(p)"),
-        ("fx.convert_fx(_remove_qconfig=x, graph_module=p)", "fx.convert_fx(graph_module=p)"),
+        ("fx.convert_fx(is_reference=False, graph_module=p)", "fx.convert_fx(graph_module=p)"),
         (
             "fx._convert_to_reference_decomposed_fx(p)",
             'fx.convert_to_reference_fx(p, dialect="decomposed")',
@@ -84,6 +83,8 @@ def test_what_needs_a_person(migrated: Callable[..., object], call: str, what: s
         "fx.prepare_fx(m, q, x, None, None)",
         "fx.prepare_fx(m, q, x, _equalization_config=None)",
         "f(fx.prepare_fx)",
+        "fx.convert_fx(p, None, False, mapping, backend, True)",
+        "fx.convert_fx(p, _remove_qconfig=False, keep_original_weights=True)",
     ],
 )
 def test_what_is_left_alone(becomes: Callable[..., None], call: str) -> None:

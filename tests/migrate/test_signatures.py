@@ -26,10 +26,9 @@ def test_parameters_that_are_not_missing_are_taken(target: str) -> None:
     """A parameter that backquant's function gets is no longer to be listed as missing."""
     ours = inspect.signature(getattr(backquant, target.rpartition(".")[2])).parameters
     known = SIGNATURES[target]
-    dropped = {"_remove_qconfig"}
     refused = {"_equalization_config"}  # taken, to be refused with a reason
-    expected = set(known.parameters) - dropped - (set(known.missing) - refused)
-    assert set(ours) & set(known.parameters) - dropped == expected
+    expected = set(known.parameters) - (set(known.missing) - refused)
+    assert set(ours) & set(known.parameters) == expected
 
 
 def test_configs_are_parameters_and_classes() -> None:

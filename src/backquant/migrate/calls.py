@@ -90,8 +90,6 @@ class _Call:
             self._is_reference(known["is_reference"])
         if self.resolved.fate.symbol == _DECOMPOSED:
             self.decisions.changes.edit(self.call, _decomposed)
-        if "_remove_qconfig" in known:
-            self._drop("_remove_qconfig", known["_remove_qconfig"])
         configs = []
         for parameter, argument in known.items():
             if parameter in signature.missing and not _is_none(argument.value):
@@ -144,19 +142,6 @@ class _Call:
         if value == "True":
             code = self.resolved.spelled(_REFERENCE)
             self.decisions.changes.edit(self.resolved.node, lambda _: cst.parse_expression(code))
-
-    def _drop(self, parameter: str, argument: cst.Arg) -> None:
-        """Leave out an argument that has no effect here, where that moves no other."""
-        last = self.call.args[-1] is argument
-        if argument.keyword is not None or last:
-            self.dropped.add(argument)
-            return
-        why = ByHand(
-            "arguments",
-            f"{self.name} has no {parameter}: nothing of the QConfigs stays in a quantized model",
-            "pass the arguments behind it by keyword, and remove it",
-        )
-        self.decisions.report(argument, f"{self.name} with {parameter}", why)
 
     def _report_missing(self, parameter: str, argument: cst.Arg, signature: Signature) -> None:
         why = ByHand("arguments", f"{self.name} has no {parameter}", signature.missing[parameter])

@@ -33,13 +33,12 @@ class Spec:
 class Changes:
     """What is to be done with a module.
 
-    ``aliases``: imported names that become others; the rest of their statement stays. ``dropped``:
-    imported names that go. ``stars``: what a star import becomes. ``added``: names that a statement
-    has to provide in addition. ``edits``: replacements of other nodes, first to last.
+    ``aliases``: imported names that become others; the rest of their statement stays. ``stars``:
+    what a star import becomes. ``added``: names that a statement has to provide in addition.
+    ``edits``: replacements of other nodes, first to last.
     """
 
     aliases: dict[cst.ImportAlias, Spec] = field(default_factory=dict)
-    dropped: set[cst.ImportAlias] = field(default_factory=set)
     stars: dict[cst.ImportFrom, list[Spec]] = field(default_factory=dict)
     added: dict[ImportStatement, list[Spec]] = field(default_factory=dict)
     edits: dict[cst.CSTNode, list[Edit]] = field(default_factory=dict)
@@ -57,10 +56,6 @@ class Changes:
     def edit_first(self, node: cst.CSTNode, edit: Edit) -> None:
         """Apply ``edit`` to the node, before the edits that were asked for up to now."""
         self.edits.setdefault(node, []).insert(0, edit)
-
-    def statements(self) -> set[ImportStatement]:
-        """Import statements that change through what they add or what a star becomes."""
-        return {*self.added, *self.stars}
 
 
 def applied(module: cst.Module, edits: dict[cst.CSTNode, list[Edit]]) -> cst.Module:

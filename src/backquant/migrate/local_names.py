@@ -7,12 +7,12 @@ its own scope. libcst keys it by the dotted name, which a parameter called ``tor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import libcst as cst
-import libcst.matchers as m
 from libcst.helpers import get_full_name_for_node
 from libcst.metadata import (
     BuiltinAssignment,
@@ -29,6 +29,7 @@ from libcst.metadata import (
 __all__ = ["Binding", "Local", "Names", "Use", "names_of"]
 
 ImportStatement = cst.Import | cst.ImportFrom
+_PROVIDERS = (ScopeProvider, ParentNodeProvider, ExpressionContextProvider)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,11 @@ class Names:
     strings: frozenset[str]
     scopes: dict[cst.CSTNode, Scope | None]
     parents: dict[cst.CSTNode, cst.CSTNode]
-    positions: dict[cst.CSTNode, Any]
+
+    @cached_property
+    def positions(self) -> dict[cst.CSTNode, Any]:
+        """Where every node stands; looked up late, since many files need none."""
+        return dict(self.wrapper.resolve(PositionProvider))
 
     def line(self, node: cst.CSTNode) -> tuple[int, int]:
         """Line (from 1) and column (from 0) of a node."""
@@ -128,35 +133,36 @@ def names_of(wrapper: MetadataWrapper) -> Names:
     >>> [(local.name, local.bindings[0].path, local.uses[0].attributes) for local in names.locals]
     [('nn', 'torch.nn', ['qat', 'Linear'])]
     """
-    scopes = dict(wrapper.resolve(ScopeProvider))
-    stars = [_star(node) for node in m.findall(wrapper.module, m.ImportFrom(names=m.ImportStar()))]
+    found: Any = wrapper.resolve_many(_PROVIDERS)
+    scopes, parents = dict(found[ScopeProvider]), dict(found[ParentNodeProvider])
     table, taken = _locals(scopes)
     names = Names(
         wrapper=wrapper,
         locals=[local for local in table.values() if local.bindings],
-        stars=[star for star in stars if star.path.startswith("torch.")],
+        stars=[star for node in parents if (star := _star(node)) is not None],
         unresolved={},
         taken=taken,
         mentions={},
-        strings=_strings(wrapper.module),
+        strings=_strings(parents),
         scopes=scopes,
-        parents=dict(wrapper.resolve(ParentNodeProvider)),
-        positions=dict(wrapper.resolve(PositionProvider)),
+        parents=parents,
     )
-    _add_uses(names, table, wrapper.resolve(ExpressionContextProvider))
+    _add_uses(names, table, found[ExpressionContextProvider])
     _add_quoted(table, scopes)
     return names
 
 
-def _strings(module: cst.Module) -> frozenset[str]:
-    found = m.findall(module, m.SimpleString())
-    values = (node.evaluated_value for node in found if isinstance(node, cst.SimpleString))
+def _strings(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
+    values = (node.evaluated_value for node in nodes if isinstance(node, cst.SimpleString))
     return frozenset(value for value in values if isinstance(value, str))
 
 
-def _star(node: cst.CSTNode) -> Binding:
-    assert isinstance(node, cst.ImportFrom)
-    return Binding(node, None, _module_of(node), _module_of(node))
+def _star(node: cst.CSTNode) -> Binding | None:
+    """The star import that a node is, when it is one of a package of PyTorch."""
+    if not isinstance(node, cst.ImportFrom) or not isinstance(node.names, cst.ImportStar):
+        return None
+    path = _module_of(node)
+    return Binding(node, None, path, path) if path.startswith("torch.") else None
 
 
 def _module_of(node: cst.ImportFrom) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 
 import libcst as cst
@@ -19,7 +20,8 @@ from backquant.migrate.strings import report_strings
 
 __all__ = ["mentions_quantization", "migrate_source"]
 
-_HINTS = ("quantiz", "intrinsic", "qat", "ao")
+#: A part of every dotted name that is migrated.
+_PART = re.compile(r"\b(ao|quantization|quantized|quantizable|intrinsic|qat)\b")
 
 
 def mentions_quantization(text: str) -> bool:
@@ -28,7 +30,7 @@ def mentions_quantization(text: str) -> bool:
     >>> mentions_quantization("import torch\\n"), mentions_quantization("from torch.ao import nn\\n")
     (False, True)
     """
-    return "torch" in text and any(hint in text for hint in _HINTS)
+    return "torch" in text and _PART.search(text) is not None
 
 
 def migrate_source(text: str, path: str = "<text>") -> FileResult:
@@ -48,7 +50,7 @@ def migrate_source(text: str, path: str = "<text>") -> FileResult:
     if _is_too_deep(text):
         return FileResult(path, text, text, (_too_deep(path),))
     try:
-        wrapper = MetadataWrapper(cst.parse_module(text))
+        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
         return _migrated(wrapper, text, path)
     except cst.ParserSyntaxError as error:
         return FileResult(path, text, text, (_broken(path, error),))
@@ -64,6 +66,8 @@ def _migrated(wrapper: MetadataWrapper, text: str, path: str) -> FileResult:
     rewrite_calls(decisions)
     report_strings(decisions)
     rewrite_imports(names, decisions.changes)
+    if not decisions.changes.edits:
+        return FileResult(path, text, text, _findings(decisions, path))
     after = applied(wrapper.module, decisions.changes.edits).code
     cst.parse_module(after)  # never give back what cannot be read
     targets = frozenset(resolved.target for resolved in decisions.resolved)

@@ -22,6 +22,8 @@ def rewrite_imports(names: Names, changes: Changes) -> None:
 
     ``import x`` is written once per block, and not in a block whose module has it further up.
     """
+    if not (changes.aliases or changes.stars or changes.added):
+        return
     seen = _Seen(names)
     for statement in sorted(_statements(names), key=names.line):
         kept, new = _parts(statement, changes)
@@ -69,8 +71,7 @@ class _Seen:
 
 def _statements(names: Names) -> list[ImportStatement]:
     """All import statements, since unchanged ones count for what a block has."""
-    found = m.findall(names.wrapper.module, m.Import() | m.ImportFrom())
-    return [node for node in found if isinstance(node, (cst.Import, cst.ImportFrom))]
+    return [node for node in names.parents if isinstance(node, (cst.Import, cst.ImportFrom))]
 
 
 def _has(statement: ImportStatement, spec: Spec) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import libcst as cst
-import libcst.matchers as m
 
 from backquant.migrate.by_hand import ByHand
 from backquant.migrate.decisions import Decisions
@@ -21,7 +20,7 @@ def report_strings(decisions: Decisions) -> None:
 
     What the string is used for (``importlib``, ``mock.patch``, a registry) is not known, so it stays.
     """
-    for node in m.findall(decisions.names.wrapper.module, m.SimpleString()):
+    for node in decisions.names.parents:
         value = node.evaluated_value if isinstance(node, cst.SimpleString) else None
         if not isinstance(value, str) or not _DOTTED.fullmatch(value):
             continue

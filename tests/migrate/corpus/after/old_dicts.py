@@ -47,7 +47,7 @@ def quantize_inline(model, x):
             .set_non_traceable_module_names(["head.loop"])
             .set_preserved_attributes(["classes"]),
     )
-    return convert_fx(prepared)
+    return convert_fx(prepared, _remove_qconfig=False)
 
 
 def quantize_commented(model, x):
