@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from backquant.observe import QuantRange, affine_qparams
-from backquant.observe.histogram_grid import count_bins
+from backquant.observe.histogram_grid import Counted, Spread, add_to_bins
 from backquant.observe.histogram_search import best_range, squared_error
 
 UNSIGNED = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
 SIGNED = QuantRange(torch.qint8, torch.per_tensor_symmetric, -128, 127)
 FOUR_BITS = QuantRange(torch.qint8, torch.per_tensor_affine, -8, 7, customized=True)
 EPS = torch.tensor([torch.finfo(torch.float32).eps])
+
+
+def spread(x: torch.Tensor) -> Spread:
+    return add_to_bins(None, [Counted(x, 1)], 7).spread(7, x.min(), x.max())
 
 
 def measured(x: torch.Tensor, scale: float, zero_point: int, target: QuantRange) -> float:
@@ -25,21 +29,21 @@ def measured(x: torch.Tensor, scale: float, zero_point: int, target: QuantRange)
 def test_the_estimate_is_close_to_the_measured_error(target: QuantRange, seed: int) -> None:
     """Within 1 %, for ranges that clip nothing, little, and most."""
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(seed))
-    bins = count_bins(x, 8)
-    edges = bins.low.double(), bins.high.double()
+    values = spread(x)
+    edges = values.lower, values.upper
     ends = torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0, 5.0])
     scale, zero_point = affine_qparams(-ends, ends, target, EPS)
-    estimate = squared_error(edges, bins.number.double(), scale, zero_point, target)
+    estimate = squared_error(edges, values.number, scale, zero_point, target)
     for s, z, found in zip(scale, zero_point, estimate, strict=True):
         assert float(found) == pytest.approx(measured(x, float(s), int(z), target), rel=0.01)
 
 
 def test_the_estimate_is_exact_on_discrete_values() -> None:
     x = torch.arange(-20, 21) / 7
-    bins = count_bins(x, 8)
-    edges = bins.low.double(), bins.high.double()
+    values = spread(x)
+    edges = values.lower, values.upper
     scale, zero_point = torch.tensor([0.1, 0.03]), torch.tensor([128, 100])
-    estimate = squared_error(edges, bins.number.double(), scale, zero_point, UNSIGNED)
+    estimate = squared_error(edges, values.number, scale, zero_point, UNSIGNED)
     for s, z, found in zip(scale, zero_point, estimate, strict=True):
         assert float(found) == pytest.approx(measured(x, float(s), int(z), UNSIGNED), rel=1e-4)
 
@@ -47,14 +51,14 @@ def test_the_estimate_is_exact_on_discrete_values() -> None:
 @pytest.mark.parametrize("target", [UNSIGNED, SIGNED, FOUR_BITS])
 def test_no_range_of_a_dense_scan_is_noticeably_better(target: QuantRange) -> None:
     x = torch.randn(5_000, generator=torch.Generator().manual_seed(1)) ** 3
-    bins = count_bins(x, 8)
-    edges = bins.low.double(), bins.high.double()
+    values = spread(x)
+    edges = values.lower, values.upper
 
     def errors(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         scale, zero_point = affine_qparams(low, high, target, EPS)
-        return squared_error(edges, bins.number.double(), scale, zero_point, target)
+        return squared_error(edges, values.number, scale, zero_point, target)
 
-    low, high = best_range(bins, target, EPS)
+    low, high = best_range(values, target, EPS)
     grid = torch.linspace(0.02, 1.05, 70)
     scan = torch.cartesian_prod(grid * x.min(), grid * x.max())
     found = errors(low[None], high[None])
@@ -62,16 +66,15 @@ def test_no_range_of_a_dense_scan_is_noticeably_better(target: QuantRange) -> No
 
 
 def test_an_exact_range_is_kept() -> None:
-    bins = count_bins(torch.arange(256) / 255, 8)
-    low, high = best_range(bins, UNSIGNED, EPS)
+    low, high = best_range(spread(torch.arange(256) / 255), UNSIGNED, EPS)
     assert (low.item(), high.item()) == (0.0, 1.0)
 
 
 def test_ranges_hold_zero() -> None:
-    low, high = best_range(count_bins(torch.linspace(3, 4, 1000), 8), UNSIGNED, EPS)
+    low, high = best_range(spread(torch.linspace(3, 4, 1000)), UNSIGNED, EPS)
     assert low.item() == 0.0
     assert high.item() == pytest.approx(4, rel=0.02)
-    low, high = best_range(count_bins(-torch.linspace(3, 4, 1000), 8), UNSIGNED, EPS)
+    low, high = best_range(spread(-torch.linspace(3, 4, 1000)), UNSIGNED, EPS)
     assert high.item() == 0.0
     assert low.item() == pytest.approx(-4, rel=0.02)
 
@@ -79,6 +82,6 @@ def test_ranges_hold_zero() -> None:
 def test_an_overflowing_range_is_avoided() -> None:
     """The widest range has no finite scale in float32; the search finds one that has."""
     big = torch.finfo(torch.float32).max
-    low, high = best_range(count_bins(torch.tensor([-big, 0.0, big]), 8), UNSIGNED, EPS)
+    low, high = best_range(spread(torch.tensor([-big, 0.0, big])), UNSIGNED, EPS)
     scale, _ = affine_qparams(low, high, UNSIGNED, EPS)
     assert torch.isfinite(scale).all()

@@ -48,8 +48,11 @@ class ObserverBase(ABC, nn.Module):
     at inference instead.
 
     Invariant: ``forward`` with an empty tensor, or with values that are not finite, leaves the
-    state as the remaining finite values alone would have left it.
+    state as the remaining finite values alone would have left it; ``ignored`` counts what was left
+    out (no part of the state dict).
     """
+
+    ignored: int = 0
 
     with_args = classmethod(with_args)
     with_callable_args = classmethod(with_callable_args)
@@ -92,6 +95,7 @@ class ObserverBase(ABC, nn.Module):
                 fix="merge observers made by one factory",
             )
         self._absorb(other)
+        self.ignored += other.ignored
         return self
 
     def _merge_settings(self) -> dict[str, Any]:

@@ -9,37 +9,42 @@ from torch import Tensor
 
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
-from backquant.observe.histogram_grid import Bins, count_bins, merge_bins
+from backquant.observe.histogram_grid import Bins, Counted, add_to_bins, merge_bins
+from backquant.observe.histogram_sample import sample_values
 from backquant.observe.histogram_search import best_range
 from backquant.observe.minmax import check_per_tensor, check_reduced_symmetric
-from backquant.observe.ranges import finite_range
 
 __all__ = ["HistogramObserver"]
 
 _BUFFERS = {
     "bin_key": torch.int32,
     "bin_count": torch.int64,
-    "bin_low": torch.float32,
-    "bin_high": torch.float32,
+    "bin_first": torch.int64,
+    "bin_second": torch.int64,
 }
+# Values are put into bins when so many wait, or when someone looks.
+_MOST_WAITING = 1 << 16
 
 
 class HistogramObserver(UniformQuantizationObserverBase):
     """Counts values on a fixed grid and clips the range where that lowers the squared error.
 
     Args as of PyTorch's class. ``bins`` sets the resolution: every power-of-two interval
-    ``[2**e, 2**(e+1))`` of either sign is divided into ``bins / 8`` bins (rounded up to a power of
-    two, 1 to 4096), whose width is thus a power of two and whose edges are multiples of it; the
-    grid is the same for all observers.
+    ``[2**e, 2**(e+1))`` of either sign is divided into ``bins / 16`` bins (rounded up to a power of
+    two, 1 to 1024; with 128, each level of 8-bit data has a bin of its own). Their width is thus a
+    power of two and their edges are multiples of it; the grid is the same for all observers.
 
     State: of every bin that is not empty its number (``bin_key``, int32 ``[k]``, ascending), its
-    count (``bin_count``, int64) and its extremes (``bin_low``, ``bin_high``, float32); ``min_val``
-    and ``max_val`` (float32 ``[]``) are the extremes of all. The state is a function of the
-    multiset of values seen, so any order of batches, and any tree of merges, gives the same
-    qparams bit for bit. Memory is bounded by the grid (130,560 bins of 20 bytes for 2048); normal
-    activations fill some thousand bins.
+    count (``bin_count``, int64), and the sums of the position in the bin and of its square
+    (``bin_first``, ``bin_second``, int64), which tell where in the bin the values lie and how
+    far apart; ``min_val`` and ``max_val`` (float32 ``[]``) are the extremes of all. Tensors of up to
+    4,096 values are counted whole; of larger ones the extremes and tails are exact and the bulk is
+    every n-th value, n times (``histogram_sample``). The state is a function of the multiset of
+    values counted, so any order of batches, and any tree of merges, gives the same qparams bit for
+    bit. Memory is bounded by the grid (65,280 bins of 28 bytes for 2048) and 65,536 values that wait
+    to be put into bins; normal activations fill some thousand bins.
 
-    NaN and infinite values are left out, with a RuntimeWarning.
+    NaN and infinite values are left out; ``ignored`` says how many there were.
 
     >>> observer = HistogramObserver()
     >>> _ = observer(torch.linspace(0, 2.55, 1000))
@@ -51,8 +56,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
     max_val: Tensor
     bin_key: Tensor
     bin_count: Tensor
-    bin_low: Tensor
-    bin_high: Tensor
+    bin_first: Tensor
+    bin_second: Tensor
 
     def __init__(  # the signature is PyTorch's
         self,
@@ -87,26 +92,38 @@ class HistogramObserver(UniformQuantizationObserverBase):
         )
         made = torch.nn.factory_kwargs(factory_kwargs)
         self.bins = bins
-        self.mantissa_bits = max(0, min(12, (max(bins, 1) - 1).bit_length() - 3))
+        self.mantissa_bits = max(0, min(10, (max(bins, 1) - 1).bit_length() - 4))
         self.register_buffer("min_val", torch.tensor(float("inf"), **made))
         self.register_buffer("max_val", torch.tensor(float("-inf"), **made))
-        empty = torch.empty(0, device=made.get("device"))
-        for name, dtype_ in _BUFFERS.items():
-            self.register_buffer(name, empty.clone().to(dtype_))
+        for name, integer in _BUFFERS.items():
+            self.register_buffer(name, torch.empty(0, dtype=integer, device=made.get("device")))
         check_reduced_symmetric(self)
+        self._waiting: list[Counted] = []
+        self._number_waiting = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Buffers are no attributes in ``__dict__``, so that every look at the bins comes by here."""
+        if name in _BUFFERS:
+            self._settle()
+        return super().__getattr__(name)
 
     @property
     def state(self) -> Bins:
-        """The bins that are not empty; float32 also after ``module.half()``."""
-        low, high = self.bin_low.to(torch.float32), self.bin_high.to(torch.float32)
-        return Bins(self.bin_key, self.bin_count, low, high)
+        """The bins that are not empty."""
+        self._settle()
+        return self._bins()
 
     def forward(self, x: Tensor) -> Tensor:
         """Count the values of ``x`` (any shape, any real dtype); returns ``x``."""
-        values = x.detach().to(torch.float32)
-        seen = finite_range(values)
-        if seen is not None:
-            self._add(count_bins(values, self.mantissa_bits), *seen)
+        low, high, ignored, counted = sample_values(x.detach())
+        if ignored:
+            self.ignored += ignored
+        if counted:
+            self._widen(low, high)
+            self._waiting.extend(counted)
+            self._number_waiting += sum(part.values.numel() for part in counted)
+            if self._number_waiting >= _MOST_WAITING:
+                self._settle()
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -114,20 +131,36 @@ class HistogramObserver(UniformQuantizationObserverBase):
         error; 1 and 0, warned, before any data.
         """
         low, high = self.min_val, self.max_val
-        if self.bin_key.numel() > 0 and bool(self.bin_low.min() < self.bin_high.max()):
-            low, high = best_range(self.state, self.quant_range, self.eps)
+        if bool(low < high):
+            values = self.state.spread(self.mantissa_bits, low, high)
+            low, high = best_range(values, self.quant_range, self.eps)
         return self._calculate_qparams(low, high)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything."""
         self.min_val.fill_(float("inf"))
         self.max_val.fill_(float("-inf"))
-        for name in _BUFFERS:
-            setattr(self, name, getattr(self, name).new_empty(0))
+        self._forget_waiting()
+        self._set_bins(Bins(*(self._buffers[name].new_empty(0) for name in _BUFFERS)))  # type: ignore[union-attr]
 
-    def _add(self, bins: Bins, low: Tensor, high: Tensor) -> None:
-        for name, value in zip(_BUFFERS, merge_bins(self.state, bins), strict=True):
-            setattr(self, name, value)
+    def _bins(self) -> Bins:
+        return Bins(*(self._buffers[name] for name in _BUFFERS))  # type: ignore[arg-type]
+
+    def _set_bins(self, bins: Bins) -> None:
+        self._buffers.update(zip(_BUFFERS, bins, strict=True))
+
+    def _settle(self) -> None:
+        """Put the values that wait into bins."""
+        waiting = self.__dict__.get("_waiting")
+        if waiting:
+            self._set_bins(add_to_bins(self._bins(), waiting, self.mantissa_bits))
+            self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._number_waiting = 0
+
+    def _widen(self, low: Tensor, high: Tensor) -> None:
         self.min_val.copy_(torch.minimum(self.min_val, low))
         self.max_val.copy_(torch.maximum(self.max_val, high))
 
@@ -135,13 +168,23 @@ class HistogramObserver(UniformQuantizationObserverBase):
         return {**super()._merge_settings(), "bins": self.bins}
 
     def _absorb(self, other: HistogramObserver) -> None:
-        self._add(other.state, other.min_val, other.max_val)
+        self._set_bins(merge_bins(self.state, other.state, self.mantissa_bits))
+        self._widen(other.min_val, other.max_val)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._settle()
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._settle()
+        super()._save_to_state_dict(*args)
 
     def extra_repr(self) -> str:
         return f"min_val={self.min_val}, max_val={self.max_val}, values={self.bin_count.sum()}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """The buffers take the length of what is loaded."""
+        self._forget_waiting()
         for name in _BUFFERS:
             if prefix + name in state_dict:
                 shape = state_dict[prefix + name].shape

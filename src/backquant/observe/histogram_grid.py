@@ -2,70 +2,155 @@
 
 The upper bits of a float32 (sign, exponent, first ``m`` bits of the mantissa) number a bin
 ``[k * 2**e, (k + 1) * 2**e)``, mirrored for negative values. The grid depends on nothing that was
-measured. Count, minimum and maximum of a bin depend on the values in it alone, so bins add up
-exactly in any order.
+measured. Of each bin the count is kept, and the sums of the position of its values within it and of
+its square, as integers: they depend on the values in the bin alone, so bins add up exactly in any
+order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Bins", "count_bins", "merge_bins"]
+__all__ = ["Bins", "Counted", "Spread", "add_to_bins", "merge_bins"]
 
 _MANTISSA = 23
 _INFINITE = 255  # the exponent field of infinities and NaN
+# Bits of a position within a bin: the sum of squares holds 2**39 values in one bin.
+_POSITION = 12
+
+
+class Counted(NamedTuple):
+    """Values (float32 ``[k]``; NaN stands for none) of which each counts ``times`` times."""
+
+    values: Tensor
+    times: int
+
+
+class Spread(NamedTuple):
+    """What bins say about values: in ascending order, a number of them (float64 ``[k]``) spread
+    evenly from lower to upper (float64 ``[k]``), which may be equal."""
+
+    lower: Tensor
+    upper: Tensor
+    number: Tensor
 
 
 class Bins(NamedTuple):
-    """The bins that are not empty: four tensors of one length.
+    """Bins that are not empty: four tensors of one length.
 
-    ``key`` (int32, ascending): the upper bits as a number, negative for negative values;
-    ``number`` (int64): how many values; ``low``, ``high`` (float32): smallest and largest value in the bin.
+    ``key`` (int32, ascending with the values): the upper bits of the magnitude as a number n, or
+    -n - 1 for negative values; ``number`` (int64): how many values; ``first``, ``second`` (int64):
+    the sums of position and its square, in units of 2**-12 of the bin (of the last bit of float32
+    in bins that are finer), from its end near zero.
     """
 
     key: Tensor
     number: Tensor
-    low: Tensor
-    high: Tensor
+    first: Tensor
+    second: Tensor
+
+    def spread(self, mantissa_bits: int, low: Tensor, high: Tensor) -> Spread:
+        """Where the values lie; ``low`` and ``high`` (``[]``) are the extremes of all.
+
+        Mean and variance are those of the values in each bin; a bin of equal values has no width.
+
+        >>> bins = add_to_bins(None, [Counted(torch.tensor([-1.0, 2.0, 2.0]), 1)], mantissa_bits=2)
+        >>> bins.spread(2, torch.tensor(-1.0), torch.tensor(2.0)).lower
+        tensor([-1.,  2.], dtype=torch.float64)
+        """
+        width = _MANTISSA - mantissa_bits
+        steps = 1 << min(width, _POSITION)
+        number = self.number.to(torch.float64)
+        mean = self.first / number
+        equal = self.second * self.number == self.first**2
+        variance = (self.second / number - mean**2).clamp_(min=0)
+        reach = torch.where(equal, 0.0, variance.mul_(3).sqrt_() + 0.5)
+        mean = torch.where(equal, mean, mean + 0.5)
+        sign = self.key >> 31
+        magnitude = self.key ^ sign
+        near = (magnitude << width).view(torch.float32).to(torch.float64)
+        exponent = (magnitude >> mantissa_bits).clamp_(min=1) - (127 + mantissa_bits)
+        unit = torch.exp2(exponent.to(torch.float64)) / steps
+        inner = near + (mean - reach).clamp_(min=0) * unit
+        outer = near + (mean + reach).clamp_(max=steps) * unit
+        lower = torch.where(sign < 0, -outer, inner).clamp_(low.item(), high.item())
+        upper = torch.where(sign < 0, -inner, outer).clamp_(low.item(), high.item())
+        lower[0], upper[-1] = low, high
+        return Spread(lower, upper, number)
 
 
-def count_bins(values: Tensor, mantissa_bits: int) -> Bins:
-    """Sort finite float32 ``values`` (any shape) into the grid; NaN and infinities are left out.
+def add_to_bins(bins: Bins | None, counted: Sequence[Counted], mantissa_bits: int) -> Bins:
+    """``bins`` and the finite values of ``counted`` (at least one) in one histogram.
 
-    >>> bins = count_bins(torch.tensor([1.0, 1.01, -1.0, float("inf")]), mantissa_bits=2)
-    >>> bins.number.tolist(), bins.low.tolist()
-    ([1, 2], [-1.0, 1.0])
+    >>> counted = [Counted(torch.tensor([1.0]), 3), Counted(torch.tensor([-1.0, 1.01]), 1)]
+    >>> bins = add_to_bins(None, counted, mantissa_bits=2)
+    >>> bins.number, bins.first
+    (tensor([1, 4]), tensor([  0, 163]))
     """
-    half = (_INFINITE + 1) << mantissa_bits
-    values = values.reshape(-1) + 0.0  # contiguous; minus zero becomes zero
-    place = (values.view(torch.int32) >> (_MANTISSA - mantissa_bits)).to(torch.int64).add_(half)
-    count = torch.bincount(place, minlength=2 * half)
-    infinite = 1 << mantissa_bits
-    count[half - infinite : half] = 0
-    count[2 * half - infinite :] = 0
-    key = count.nonzero().squeeze(1)
-    empty = values.new_full((2 * half,), float("inf"))
-    low = empty.scatter_reduce(0, place, values, "amin")
-    high = (-empty).scatter_reduce(0, place, values, "amax")
-    return Bins((key - half).to(torch.int32), count[key], low[key], high[key])
+    values = torch.cat([part.values for part in counted]) + 0.0  # minus zero becomes zero
+    lengths = torch.tensor([len(part.values) for part in counted])
+    number = torch.tensor([part.times for part in counted]).repeat_interleave(lengths)
+    number = number.to(values.device)
+    bits, width = values.view(torch.int32), _MANTISSA - mantissa_bits
+    key = (bits >> width).bitwise_and_(((_INFINITE + 1) << mantissa_bits) - 1)
+    key.bitwise_xor_(bits >> 31)
+    steps = min(width, _POSITION)
+    position = (bits >> (width - steps)).bitwise_and_((1 << steps) - 1).to(torch.int64)
+    first = number * position
+    added = Bins(key, number, first, position.mul_(first))
+    return _sum([added] if bins is None else [added, bins], mantissa_bits)
 
 
-def merge_bins(one: Bins, two: Bins) -> Bins:
+def merge_bins(one: Bins, two: Bins, mantissa_bits: int) -> Bins:
     """The bins of the values of both.
 
-    >>> one, two = (count_bins(torch.tensor([x]), 2) for x in (1.0, 1.01))
-    >>> merge_bins(one, two).number
+    >>> one, two = (add_to_bins(None, [Counted(torch.tensor([x]), 1)], 2) for x in (1.0, 1.01))
+    >>> merge_bins(one, two, 2).number
     tensor([2])
     """
-    key, place = torch.unique(torch.cat((one.key, two.key)), return_inverse=True)
-    count = torch.zeros(key.shape, dtype=torch.int64, device=key.device)
-    low = one.low.new_full(key.shape, float("inf"))
-    return Bins(
-        key,
-        count.index_add_(0, place, torch.cat((one.number, two.number))),
-        low.scatter_reduce(0, place, torch.cat((one.low, two.low)), "amin"),
-        (-low).scatter_reduce(0, place, torch.cat((one.high, two.high)), "amax"),
-    )
+    return _sum([one, two], mantissa_bits)
+
+
+def _sum(parts: Sequence[Bins], mantissa_bits: int) -> Bins:
+    """One entry for each key among ``parts``, whose keys may repeat; what is not finite is left out.
+
+    Laid out are zero and, of either sign, the bins from the smallest to the largest magnitude: in
+    front of, and behind them, a place for what is not finite.
+    """
+    infinite = _INFINITE << mantissa_bits
+    magnitudes = [part.key ^ (part.key >> 31) for part in parts]
+    least, most = infinite, 0
+    for magnitude in magnitudes:
+        if len(magnitude):
+            least, most = _finite_ends(magnitude, infinite, least, most)
+    skipped = max(0, min(least, most) - 1)
+    side = most - skipped + 2
+    sums = parts[0].number.new_zeros(3, 2 * side)
+    for part, magnitude in zip(parts, magnitudes, strict=True):
+        place = (magnitude - skipped).clamp_(0, side - 1).bitwise_xor_(part.key >> 31)
+        place = place.add_(side).to(torch.int64)
+        for total, addend in zip(sums, part[1:], strict=True):
+            total.scatter_add_(0, place, addend)
+    sums[0, 0] = sums[0, -1] = 0
+    place = sums[0].nonzero().squeeze(1)
+    key = (place - side).to(torch.int32)
+    sign = key >> 31
+    magnitude = key ^ sign
+    key = torch.where(magnitude > 0, magnitude + skipped, magnitude) ^ sign
+    return Bins(key, *sums.index_select(1, place))
+
+
+def _finite_ends(magnitude: Tensor, infinite: int, least: int, most: int) -> tuple[int, int]:
+    """The smallest above zero and the largest of finite magnitudes, ``least`` and ``most`` included.
+
+    By rotation, so that what is to be left out stands at the other end.
+    """
+    mask = (1 << infinite.bit_length()) - 1
+    beyond = mask + 1 - infinite
+    first = int(((magnitude - 1) & mask).amin()) + 1
+    last = int(((magnitude + beyond) & mask).amax()) - beyond
+    return min(first, least), max(last, most)

@@ -1,9 +1,9 @@
 """Search for the range that quantizes a histogram with the least squared error.
 
-Two error models, both taking values as spread evenly from the smallest to the largest of their bin
-(which is exact where a bin holds one value):
+Two error models, both taking the values of a bin as spread evenly over its width (which is exact
+where a bin holds one value, and has no width):
 
-1. a *sketch*, for a thousand ranges at once: squared distance of what is clipped, plus
+1. a *sketch*, for hundreds of ranges at once: squared distance of what is clipped, plus
    scale**2 / 12 for what is rounded, plus x**2 for what rounds to zero. From running sums.
 2. the *squared error*, for the few best of them: the integral over every bin of the squared
    difference to the nearest quantized value, with the rounded zero point.
@@ -16,51 +16,56 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backquant.observe.histogram_grid import Bins
+from backquant.observe.histogram_grid import Spread
 from backquant.observe.qparams import QuantRange, affine_qparams, is_symmetric
 
 __all__ = ["best_range", "squared_error"]
 
-# Rounds of the search: the factors that the ends are multiplied with, as powers of two.
-_ROUNDS = ((-8.0, 0.0), (-0.125, 0.125))
-_TWO_ENDS = (65, 25)  # factors per end and round, when both ends move
-_ONE_END = (1025, 769)  # the same when one end is zero or mirrors the other
-_EXAMINED = 1 << 15  # bins times ranges, per round, that get the exact error
-_AT_ONCE = 1 << 20  # bins times ranges that are held in memory
+# Rounds of the search: powers of two of the least and the largest factor that the ends are
+# multiplied with, and how many factors there are per end. When both ends move, all pairs are tried.
+_TWO_ENDS = ((-8.0, 0.0, 17), (-0.5, 0.5, 17), (-0.0625, 0.0625, 9))
+_ONE_END = ((-8.0, 0.0, 65), (-0.125, 0.125, 33))  # one end is zero, or mirrors the other
+# Ranges that get the exact error: a few in the last round; with few bins, more and in every round.
+_EXAMINED = 6
+_EXAMINED_BINS = 1 << 14  # bins times ranges
 
 
-def best_range(bins: Bins, target: QuantRange, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """The range (float32 ``[]`` each) whose qparams lose least on the histogram.
+def best_range(values: Spread, target: QuantRange, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """The range (float32 ``[]`` each) whose qparams lose least on ``values`` (at least one).
 
-    Args: ``bins``: at least one; ``eps`` (``[1]``): the smallest scale. The extremes, as they
-    are, are kept unless a narrower range has a smaller error.
+    Args: ``eps`` (``[1]``): the smallest scale. The extremes, as they are, are kept unless a
+    narrower range has a smaller error.
 
-    >>> from backquant.observe.histogram_grid import count_bins
+    >>> points = torch.arange(256.0, dtype=torch.float64)
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
-    >>> best_range(count_bins(torch.arange(256.0), 8), target, torch.tensor([1e-7]))
+    >>> best_range(Spread(points, points, torch.ones_like(points)), target, torch.tensor([1e-7]))
     (tensor(0.), tensor(255.))
     """
-    order = torch.argsort(bins.low)
-    lower, upper, weight = (b[order].to(torch.float64) for b in (bins.low, bins.high, bins.number))
+    lower, upper, weight = values
     sketch = _Sketch.of(lower, upper, weight, float(target.quant_max - target.quant_min))
-    best = torch.stack((lower[0].clamp(max=0), upper[-1].clamp(min=0)))
+    extremes = torch.stack((lower[0].clamp(max=0), upper[-1].clamp(min=0)))
     if is_symmetric(target.qscheme):
-        best = best.abs().max() * best.new_tensor([-1.0, 1.0])
-    one_end = is_symmetric(target.qscheme) or bool((best == 0).any())
-    examined = max(32, _EXAMINED // weight.numel())
-
-    def error(ranges: Tensor) -> Tensor:
-        scale, zero_point = affine_qparams(ranges[:, 0].float(), ranges[:, 1].float(), target, eps)
-        return squared_error((lower, upper), weight, scale, zero_point, target)
-
-    for (least, most), many in zip(_ROUNDS, _ONE_END if one_end else _TWO_ENDS, strict=True):
-        factors = 2.0 ** torch.linspace(least, most, many, dtype=best.dtype, device=best.device)
-        ends = best[:, None] * factors
-        ranges = ends.t() if one_end else torch.cartesian_prod(ends[0], ends[1])
-        promising = torch.topk(sketch(ranges), min(examined, len(ranges)), largest=False).indices
-        ranges = torch.cat((best[None], ranges[promising]))
-        best = ranges[torch.argmin(error(ranges))]  # the first of equals
-    low, high = best.to(torch.float32).unbind()
+        extremes = extremes.abs().max() * extremes.new_tensor([-1.0, 1.0])
+    one_end = is_symmetric(target.qscheme) or bool((extremes == 0).any())
+    rounds = _ONE_END if one_end else _TWO_ENDS
+    examined = max(_EXAMINED, _EXAMINED_BINS // weight.numel())
+    best = extremes
+    for number, (least, most, many) in enumerate(rounds, 1):
+        factors = torch.linspace(least, most, many, dtype=best.dtype, device=best.device).exp2_()
+        low, high = best[:, None] * factors
+        if not one_end:
+            low, high = low.repeat_interleave(many), high.repeat(many)
+        sketched = sketch(low, high)
+        if number < len(rounds) and examined == _EXAMINED:
+            best = torch.stack((low, high), 1)[sketched.argmin()]
+            continue
+        promising = sketched.topk(min(examined, len(sketched)), largest=False).indices
+        ranges = torch.stack((low[promising], high[promising]))
+        ranges = torch.cat((extremes[:, None], best[:, None], ranges), 1)
+        scale, zero_point = affine_qparams(*ranges.to(torch.float32), target, eps)
+        error = squared_error((lower, upper), weight, scale, zero_point, target)
+        best = ranges[:, error.argmin()]  # the first of equals
+    low, high = best.to(torch.float32)
     return low, high
 
 
@@ -85,63 +90,64 @@ def squared_error(
     >>> squared_error(bins, one, one / 100, torch.tensor([0]), target) * 12
     tensor([0.0001], dtype=torch.float64)
     """
-    chunk = max(1, _AT_ONCE // max(1, weight.numel()))
-    results = []
-    for start in range(0, scale.numel(), chunk):
-        step = scale[start : start + chunk, None].to(torch.float64)
-        zero = zero_point[start : start + chunk, None].to(torch.float64)
-        ends = []
-        for edge in bins:
-            t = edge / step
-            nearest = torch.round(t).clamp(target.quant_min - zero, target.quant_max - zero)
-            ends.append((t, t - nearest, nearest / 12 + (t - nearest) ** 3 / 3))
-        (t_low, _, g_low), (t_high, rest, g_high) = ends
-        mean = torch.where(t_high > t_low, (g_high - g_low) / (t_high - t_low), rest**2)
-        results.append((mean * weight).sum(1) * step[:, 0] ** 2)
-    return torch.cat(results).nan_to_num(nan=float("inf"))
+    density, points = _density(*bins, weight)
+    step, zero = scale.to(torch.float64), zero_point.to(torch.float64)
+    least, most = (target.quant_min - zero)[:, None], (target.quant_max - zero)[:, None]
+    nearest, rest = [], []
+    for edge in bins:
+        t = edge / step[:, None]
+        nearest.append(torch.minimum(torch.maximum(torch.round(t), least), most))
+        rest.append(t.sub_(nearest[-1]))
+    integral = (nearest[1] - nearest[0]) @ density / 12
+    integral += (rest[1] ** 3 - rest[0] ** 3) @ density / 3
+    error = integral * step**3 + (rest[1].square() @ points) * step**2
+    return error.nan_to_num(nan=float("inf"))
+
+
+def _density(lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight per length of the bins that have a length, and the weight of those that have none."""
+    width = upper - lower
+    return torch.where(width > 0, weight / width, 0.0), torch.where(width > 0, 0.0, weight)
 
 
 @dataclass(frozen=True)
 class _Sketch:
-    """Running sums of weight, x and x**2 up to every bin, bins ascending: error model 1."""
+    """Error model 1. ``rows`` has, of each bin, lower and upper edge, density, weight if it is a
+    point, and the sums of weight, value and value**2 below it; a row without weight precedes them.
+    """
 
     lower: Tensor
-    upper: Tensor
-    weight: Tensor
-    sums: Tensor  # [3, k + 1]
+    rows: Tensor
+    total: Tensor
     span: float
 
     @staticmethod
     def of(lower: Tensor, upper: Tensor, weight: Tensor, span: float) -> _Sketch:
-        first = weight * (lower + upper) / 2
-        second = weight * (lower**2 + lower * upper + upper**2) / 3
-        sums = torch.stack((weight, first, second)).cumsum(1)
-        return _Sketch(lower, upper, weight, torch.nn.functional.pad(sums, (1, 0)), span)
+        mean, width = (lower + upper) / 2, upper - lower
+        moments = torch.stack((weight, weight * mean, weight * (mean**2 + width**2 / 12)))
+        sums = moments.cumsum(1)
+        density, points = _density(lower, upper, weight)
+        columns = (lower, upper, density, points, *(sums - moments))
+        rows = torch.nn.functional.pad(torch.stack(columns, 1), (0, 0, 1, 0))
+        return _Sketch(lower, rows, sums[:, -1], span)
 
-    def __call__(self, ranges: Tensor) -> Tensor:
-        low, high = ranges.t().contiguous()
+    def __call__(self, low: Tensor, high: Tensor) -> Tensor:
+        """The error of the ranges (``[n]``) from ``low`` to ``high``."""
         step = (high - low) / self.span
-        total = self.sums[:, -1:]
-        below, above = self._up_to(low), total - self._up_to(high)
-        near_zero = self._up_to(step / 2) - self._up_to(-step / 2)
-        rounded = total[0] - below[0] - above[0] - near_zero[0]
-        clipped = _around(below, low) + _around(above, high)
-        error: Tensor = clipped + rounded.clamp(min=0) * step**2 / 12 + near_zero[2]
-        return error
+        number, first, second = self._up_to(torch.stack((low, -step / 2, step / 2, high)))
+        rounded = (number[1] - number[0]).clamp(min=0) + (number[3] - number[2]).clamp(min=0)
+        to_zero = second[2] - second[1]
+        all_number, all_first, all_second = self.total
+        below = second[0] - low * (2 * first[0] - low * number[0])
+        above = all_second - second[3]
+        above -= high * (2 * (all_first - first[3]) - high * (all_number - number[3]))
+        clipped: Tensor = below.clamp(min=0) + above.clamp(min=0)
+        return clipped + rounded * step**2 / 12 + to_zero
 
-    def _up_to(self, x: Tensor) -> Tensor:
-        """The sums over values less than ``x`` ([n]): [3, n]."""
-        place = torch.searchsorted(self.upper, x).clamp(max=len(self.upper) - 1)
-        low, high = self.lower[place], self.upper[place]
-        full = x >= high
-        x = x.clamp(low, high)
-        width = (high - low).clamp(min=torch.finfo(torch.float64).tiny)
-        part = self.weight[place] * (x - low) / width
-        within = torch.stack((part, part * (low + x) / 2, part * (low**2 + low * x + x**2) / 3))
-        return torch.where(full, self.sums[:, place + 1], self.sums[:, place] + within)
-
-
-def _around(sums: Tensor, x: Tensor) -> Tensor:
-    """Sum of (value - x)**2 from the sums of weight, value and value**2."""
-    distance: Tensor = sums[2] - 2 * x * sums[1] + x**2 * sums[0]
-    return distance.clamp(min=0)
+    def _up_to(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of weight, value and value**2 over the values less than ``x`` (any shape)."""
+        rows = self.rows[torch.searchsorted(self.lower, x)]
+        low, high, density, point, number, first, second = rows.unbind(-1)
+        x = torch.minimum(torch.maximum(x, low), high)
+        part, mean = density * (x - low) + point, (low + x) / 2
+        return number + part, first + part * mean, second + part * (4 * mean**2 - low * x) / 3

@@ -61,10 +61,10 @@ class MinMaxObserver(UniformQuantizationObserverBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Widen the range to hold ``x`` (any shape, any real dtype); returns ``x``."""
-        seen = finite_range(x.detach().to(self.min_val.dtype))
-        if seen is not None:
-            self.min_val.copy_(torch.minimum(self.min_val, seen[0]))
-            self.max_val.copy_(torch.maximum(self.max_val, seen[1]))
+        low, high, ignored = finite_range(x.detach().to(self.min_val.dtype))
+        self.ignored += ignored
+        self.min_val.copy_(torch.minimum(self.min_val, low))
+        self.max_val.copy_(torch.maximum(self.max_val, high))
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:

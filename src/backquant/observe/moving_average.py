@@ -61,10 +61,10 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
 
     def forward(self, x: Tensor) -> Tensor:
         """Move the range towards that of ``x`` (any shape); returns ``x``."""
-        seen = finite_range(x.detach().to(self.min_val.dtype))
-        if seen is None:
+        low, high, ignored = finite_range(x.detach().to(self.min_val.dtype))
+        self.ignored += ignored
+        if low > high:  # no finite value
             return x
-        low, high = seen
         if not (self.min_val == float("inf") and self.max_val == float("-inf")):
             low = self.min_val + self.averaging_constant * (low - self.min_val)
             high = self.max_val + self.averaging_constant * (high - self.max_val)
@@ -117,7 +117,8 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         """Move every channel's range towards that of ``x``; returns ``x``."""
         if x.numel() == 0:
             return x
-        low, high = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
+        low, high, ignored = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
+        self.ignored += ignored
         if self.min_val.numel() > 0:
             check_channels(self.min_val, low, self.ch_axis)
             low = _move(self.min_val, low, self.averaging_constant)

@@ -12,6 +12,7 @@ from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.minmax import check_reduced_symmetric
 from backquant.observe.qparams import is_per_channel
 from backquant.observe.ranges import channel_range, check_channels
+from backquant.observe.storage import with_shape
 
 __all__ = ["PerChannelMinMaxObserver"]
 
@@ -80,7 +81,9 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
         """Widen every channel's range to hold ``x`` (at least one dimension); returns ``x``."""
         if x.numel() == 0:
             return x
-        self._widen(*channel_range(x.detach().to(self.min_val.dtype), self.ch_axis))
+        low, high, ignored = channel_range(x.detach().to(self.min_val.dtype), self.ch_axis)
+        self.ignored += ignored
+        self._widen(low, high)
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -99,8 +102,8 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
         self._set_range(low, high)
 
     def _set_range(self, low: Tensor, high: Tensor) -> None:
-        self.min_val.resize_(low.shape).copy_(low)
-        self.max_val.resize_(high.shape).copy_(high)
+        with_shape(self.min_val, low.shape).copy_(low)
+        with_shape(self.max_val, high.shape).copy_(high)
 
     def _absorb(self, other: PerChannelMinMaxObserver) -> None:
         if other.min_val.numel() > 0:
@@ -118,5 +121,5 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
             if older and prefix + name + "s" in state_dict:
                 state_dict[prefix + name] = state_dict.pop(prefix + name + "s")
             if prefix + name in state_dict:
-                getattr(self, name).resize_(state_dict[prefix + name].shape)
+                with_shape(getattr(self, name), state_dict[prefix + name].shape)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from backquant.observe import HistogramObserver, MinMaxObserver
+from backquant.observe.histogram_sample import EVERY_VALUE, TAIL_ROWS, sample_values
+
+SIZES = [4097, 5000, 65_536, 100_352, 262_145]
+
+
+def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Values counted once, values counted several times, and how many times."""
+    *tails, bulk = sample_values(x).counted
+    assert all(part.times == 1 for part in tails)
+    exact = torch.cat([part.values for part in tails]) if tails else x.new_empty(0)
+    return exact, bulk.values[~bulk.values.isnan()], bulk.times
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, EVERY_VALUE])
+def test_few_values_are_all_counted(size: int) -> None:
+    x = torch.randn(size)
+    counted = sample_values(x).counted
+    assert [part.times for part in counted] == [1] * (size > 0)
+    assert all(torch.equal(part.values, x) for part in counted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_extremes_are_exact_and_tails_whole(size: int) -> None:
+    x = torch.randn(size)
+    taken = sample_values(x)
+    assert (taken.low, taken.high) == (x.min(), x.max())
+    exact, bulk, _ = split(x)
+    above, below = exact[exact > 0], exact[exact < 0]
+    assert len(above) >= TAIL_ROWS - 1 and len(below) >= TAIL_ROWS - 1
+    assert torch.equal(above.sort().values, x[x >= above.min()].sort().values)
+    assert torch.equal(below.sort().values, x[x <= below.max()].sort().values)
+    assert bulk.max() < above.min() and bulk.min() > below.max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_numbers_add_up(size: int) -> None:
+    exact, bulk, times = split(torch.randn(size))
+    assert len(exact) + len(bulk) * times == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 56, 56), (1, 196, 768), (8, 3, 64, 64)])
+def test_every_channel_has_its_turn(shape: tuple[int, ...]) -> None:
+    channels = torch.arange(shape[1]).view(-1, *[1] * (len(shape) - 2)).expand(shape)
+    exact, bulk, times = split(channels.float().contiguous())
+    assert math.gcd(times, channels.numel()) == 1
+    assert set(torch.cat((exact, bulk)).int().tolist()) == set(range(shape[1]))
+
+
+def test_tails_that_stand_together_are_whole() -> None:
+    x = torch.randn(200_000)
+    x[5000:6000] += 100
+    exact, bulk, _ = split(x)
+    assert int((exact > 50).sum()) == 1000
+    assert bulk.max() < 50
+
+
+def test_saturated_values_are_bulk() -> None:
+    x = (torch.randn(100_000) * 4).clamp(0, 6)
+    exact, bulk, times = split(x)
+    assert len(exact) == 0
+    share = float((bulk == 6).float().mean())
+    assert share == pytest.approx(float((x == 6).float().mean()), abs=0.02)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_tail_at_an_end_without_values_beyond_zero(sign: int) -> None:
+    exact, _, _ = split(sign * torch.randn(100_000).abs())
+    assert bool((sign * exact > 0).all())
+    assert len(exact) < 3 * TAIL_ROWS
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    x = torch.randn(100_000)
+    x[::10_000] = float("nan")
+    taken, clean = sample_values(x), sample_values(x[x.isfinite()])
+    assert taken.ignored == 10
+    assert (taken.low, taken.high) == (clean.low, clean.high)
+    for one, two in zip(taken.counted, clean.counted, strict=True):
+        assert torch.equal(one.values.nan_to_num(9), two.values.nan_to_num(9))
+
+
+def test_copies_are_taken() -> None:
+    for size in (100, 100_000):
+        x = torch.randn(size)
+        taken = sample_values(x).counted
+        before = [part.values.clone() for part in taken]
+        x.zero_()
+        for one, part in zip(before, taken, strict=True):
+            assert torch.equal(one.nan_to_num(9), part.values.nan_to_num(9))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dense_memory_is_read_as_it_lies(layout: torch.memory_format) -> None:
+    x = torch.randn(2, 32, 40, 40).contiguous(memory_format=layout)
+    stored = torch.empty(0).set_(x.untyped_storage(), 0, (x.numel(),))
+    for one, two in zip(sample_values(x).counted, sample_values(stored).counted, strict=True):
+        assert torch.equal(one.values.nan_to_num(9), two.values.nan_to_num(9))
+
+
+def test_views_with_gaps() -> None:
+    x = torch.randn(4, 64, 50, 50)[:, ::2]
+    taken = sample_values(x)
+    assert (taken.low, taken.high) == (x.min(), x.max())
+
+
+def test_the_same_batch_is_taken_in_the_same_way() -> None:
+    x = torch.randn(3, 100, 700)
+    one, two = HistogramObserver(), HistogramObserver()
+    one(x), one(2 * x), two(2 * x.clone()), two(x.clone())
+    for key, value in one.state_dict().items():
+        assert torch.equal(two.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("size", [20_000, 400_000])
+def test_extremes_of_many_batches_are_those_of_min_max(size: int) -> None:
+    histogram, extremes = HistogramObserver(), MinMaxObserver()
+    for seed in range(4):
+        x = torch.randn(size, generator=torch.Generator().manual_seed(seed)) ** 3
+        histogram(x), extremes(x)
+    assert (histogram.min_val, histogram.max_val) == (extremes.min_val, extremes.max_val)
