@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ArtifactError",
     "BackquantError",
@@ -35,6 +37,10 @@ class BackquantError(Exception):
         self.fix = fix
         super().__init__(what, where, fix)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is, whatever a subclass's constructor takes."""
+        return _restored, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
@@ -42,6 +48,14 @@ class BackquantError(Exception):
         if self.fix:
             lines.append("  fix    " + self.fix.replace("\n", "\n         "))
         return "\n".join(lines)
+
+
+def _restored(
+    kind: type[BackquantError], args: tuple[Any, ...], state: dict[str, Any]
+) -> BackquantError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class SpecError(BackquantError, ValueError):
