@@ -71,13 +71,35 @@ def test_nested_configs_round_trip() -> None:
     assert entry == StandaloneModuleConfigEntry(mapping, INPUTS, inner, backend)
 
 
-def test_observed_modules_are_static_and_can_be_made() -> None:
+def test_observed_modules_have_a_kind_and_can_be_made() -> None:
     config = PrepareCustomConfig()
-    with pytest.raises(ConfigError, match="for static quantization"):
-        config.set_float_to_observed_mapping(nn.Linear, Observed, QuantType.DYNAMIC)
+    with pytest.raises(ConfigError, match="training is static"):
+        config.set_float_to_observed_mapping(nn.Linear, Observed, QuantType.QAT)
     with pytest.raises(ConfigError, match="no class method from_float"):
         config.set_float_to_observed_mapping(nn.Linear, nn.GRU)
     assert config == PrepareCustomConfig()
+
+
+def test_kinds_round_trip() -> None:
+    """PyTorch has static ones only."""
+    config = PrepareCustomConfig()
+    config.set_float_to_observed_mapping(nn.Linear, Observed, QuantType.DYNAMIC)
+    config.set_float_to_observed_mapping(nn.Linear, Observed, QuantType.WEIGHT_ONLY)
+    written = config.to_dict()["float_to_observed_custom_module_class"]
+    assert written == {"dynamic": {nn.Linear: Observed}, "weight_only": {nn.Linear: Observed}}
+    assert PrepareCustomConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ValueError):
+        Oracle().set_float_to_observed_mapping(nn.Linear, Observed, QuantType.DYNAMIC)
+
+
+@pytest.mark.parametrize(
+    ("key", "module"), [("standalone_module_name", "a"), ("standalone_module_class", nn.LSTM)]
+)
+def test_a_module_is_named_once(key: str, module: Any) -> None:
+    entry = (module, None, (), None, None)
+    with pytest.raises(ConfigError, match="has two entries") as caught:
+        PrepareCustomConfig.from_dict({key: [entry, entry]})
+    assert key in caught.value.where
 
 
 def test_malformed_dicts_are_refused() -> None:

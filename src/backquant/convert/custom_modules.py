@@ -33,8 +33,9 @@ from backquant.graph import free_path, set_module
 from backquant.match.custom import kind_asked
 from backquant.match.names import op_name
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
+from backquant.match.rules import RuleTable
 from backquant.nn import quantizable, quantized
-from backquant.prepare import Site
+from backquant.prepare import Site, give_qconfigs
 from backquant.qconfig import ConvertCustomConfig, QuantType
 
 __all__ = [
@@ -93,12 +94,13 @@ def custom_swaps(work: Conversion, custom: ConvertCustomConfig) -> list[CustomSw
             continue
         module = work.module.get_submodule(str(node.target))
         kind = kind_asked(decision.asked_activation, decision.asked_weight)
+        if name in observed and not decision.quantized:
+            _make_float(work, node, module)
+            continue
         if kind is None:
             continue
         mapped = custom.observed_to_quantized_mapping.get(kind, {}).get(type(module))
-        if name in observed and not decision.quantized:
-            _make_float(work, node, module)
-        elif name in observed:
+        if name in observed:
             mapped = mapped or _required(module, kind, node)
             found.append(CustomSwap(node, kind, mapped, outputs.get(name)))
         elif mapped is not None and decision.match is None:
@@ -140,7 +142,10 @@ def _from_the_start(work: Conversion, decision: Decision, swap: CustomSwap) -> C
             fix=f"PrepareCustomConfig().set_float_to_observed_mapping(Float, {name})",
         )
     if getattr(module, "qconfig", None) is None:
-        module.qconfig = work.source.qconfig(decision.rule)  # type: ignore[assignment]
+        qconfig = work.source.qconfig(decision.rule)
+        give_qconfigs(
+            module, decision.module_path, qconfig, RuleTable(work.prepared.qconfig_mapping)
+        )
     position = len(work.plan.matches)
     node = decision.node
     match = Match(-1, op_name(type(module)), (node,), node, MatchKind.CUSTOM_MODULE)
@@ -151,15 +156,16 @@ def _from_the_start(work: Conversion, decision: Decision, swap: CustomSwap) -> C
 
 
 def absorb_outputs(work: Conversion, swaps: list[CustomSwap]) -> set[str]:
-    """The observers behind modules that give quantized tensors become dequantize nodes.
+    """Values of modules that give quantized tensors are dequantized; returns the sites that are gone.
 
-    Returns their sites.
+    The observer of the output is the module's own from now on. In the ``"decomposed"`` dialect its
+    qparams stand in the graph, too, behind the dequantize node, for the integer kernels that follow.
     """
     gone: set[str] = set()
     for swap in swaps:
         if not swap.takes_quantized_tensors:
             continue
-        if swap.site is not None:
+        if swap.site is not None and work.dialect == "quantized_tensor":
             observer = work.nodes[swap.site.name]
             observer.replace_all_uses_with(swap.node)
             work.editor.erase(observer)
@@ -215,7 +221,7 @@ def convert_custom_modules(
 def _quantized(module: nn.Module, swap: CustomSwap) -> nn.Module:
     name = swap.quantized_class.__name__
     where = f"ConvertCustomConfig: {type(module).__name__}, node {swap.node.name!r}"
-    fix = f"@classmethod def from_observed(cls, module) in {name} returns a module"
+    fix = f"class {name}:\n    @classmethod\n    def from_observed(cls, module): ...  # a module"
     from_observed = getattr(swap.quantized_class, "from_observed", None)
     if not callable(from_observed):
         raise ConfigError(f"{name} has no class method from_observed", where=where, fix=fix)

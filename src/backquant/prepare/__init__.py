@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.prepare.custom_modules import give_qconfigs
 from backquant.prepare.insert import insert_observers
 from backquant.prepare.qat import swap_for_training
 from backquant.prepare.quantized_inputs import observe_quantized_inputs
@@ -34,6 +35,7 @@ __all__ = [
     "Site",
     "SiteTable",
     "buffers_of_histograms",
+    "give_qconfigs",
     "insert_observers",
     "observation_sites",
     "observe_quantized_inputs",

@@ -14,7 +14,7 @@ from backquant.match.plan import Decision, Match, MatchKind, Plan
 from backquant.match.rules import RuleTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["observe_custom_modules"]
+__all__ = ["give_qconfigs", "observe_custom_modules"]
 
 
 def observe_custom_modules(
@@ -44,19 +44,27 @@ def observe_custom_modules(
             module = shallow_copy(floats[path])
             rule = decision.rule
             qconfig = None if rule is None else mapping.lookup(rule.kind, rule.index)
-            _give_qconfigs(module, path, qconfig, RuleTable(mapping))
+            give_qconfigs(module, path, qconfig, RuleTable(mapping))
             made[key] = free_path(prepared, path) if path in made.values() else path
             set_module(prepared, made[key], _observed(module, match, decision, custom))
         nodes[match.anchor].target = made[key]
 
 
-def _give_qconfigs(module: nn.Module, path: str, qconfig: Any, table: RuleTable) -> None:
+def give_qconfigs(module: nn.Module, path: str, qconfig: Any, table: RuleTable) -> None:
+    """Set ``module.qconfig``, and that of the modules inside by their own rules, in place.
+
+    >>> from backquant.qconfig import QConfigMapping
+    >>> block = nn.Sequential(nn.ReLU())
+    >>> give_qconfigs(block, "block", "asked", RuleTable(QConfigMapping()))
+    >>> block[0].qconfig
+    'asked'
+    """
     module.qconfig = qconfig
     for name, child in module.named_children():
         child_path = f"{path}.{name}"
         hit = table.by_exact_name(child_path) or table.by_type(type_before_parametrizations(child))
         own = qconfig if hit is None else hit.qconfig
-        _give_qconfigs(child, child_path, getattr(child, "qconfig", own), table)
+        give_qconfigs(child, child_path, getattr(child, "qconfig", own), table)
 
 
 def _observed(
@@ -66,7 +74,10 @@ def _observed(
     assert kind is not None, "a custom module that is quantized was matched for a kind"
     observed_class = custom.float_to_observed_mapping[kind][type(module)]
     where = f"PrepareCustomConfig: {type(module).__name__}, node {match.anchor!r}"
-    fix = f"@classmethod def from_float(cls, module) in {observed_class.__name__} returns a module"
+    fix = (
+        f"class {observed_class.__name__}:\n    @classmethod\n"
+        "    def from_float(cls, module): ...  # a module"
+    )
     from_float = getattr(observed_class, "from_float", None)
     if not callable(from_float):
         raise ConfigError(

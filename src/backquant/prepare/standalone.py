@@ -18,8 +18,6 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping, StandaloneMod
 
 __all__ = ["Asked", "prepare_standalone_modules", "quantized_inputs", "quantized_output"]
 
-_SETTER = "PrepareCustomConfig.set_standalone_module_name"
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -152,7 +150,7 @@ def _check_interface(prepared: PreparedModule, path: str, qconfig: Any) -> None:
             )
     if custom.input_quantized_indexes and qconfig is None:
         raise ConfigError(
-            "its inputs are to arrive quantized, and no QConfig of its parent applies to it",
+            "inputs are to arrive quantized, and no QConfig of the parent says how",
             where=where,
             fix=f"parent's mapping: .set_module_name({path!r}, qconfig)\n"
             "or: .set_input_quantized_indexes([])",
@@ -166,7 +164,7 @@ def _check_output(prepared: PreparedModule, custom: PrepareCustomConfig, where: 
         return
     if custom.output_quantized_indexes != [0] or not isinstance(output.args[0], fx.Node):
         raise ConfigError(
-            "a standalone module leaves its only output, a tensor, quantized, or none",
+            "only one tensor, output 0, can leave a standalone module quantized",
             where=f"{where}: set_output_quantized_indexes({custom.output_quantized_indexes})",
-            fix=f"set_output_quantized_indexes([0]), and one call of {_SETTER} per output",
+            fix="return one tensor and set [0], or .set_output_quantized_indexes([])",
         )

@@ -116,8 +116,12 @@ class PrepareCustomConfig(CustomConfig):
     ) -> PrepareCustomConfig:
         """Replace modules of ``float_class`` by ``observed_class.from_float(module)``.
 
-        For static quantization only: ConfigError for another ``quant_type``, and when
-        ``observed_class`` has no ``from_float``.
+        ``quant_type`` is the kind of quantization that a QConfig has to ask for. Static modules are
+        observed like operators; dynamic and weight-only ones take and give floats, and quantize
+        inside (PyTorch has static ones only).
+
+        Raises ConfigError when ``observed_class`` has no ``from_float``, and for ``QuantType.QAT``:
+        modules are observed for training as for static quantization.
 
         >>> import torch
         >>> class Observed(torch.nn.Linear):
@@ -128,9 +132,9 @@ class PrepareCustomConfig(CustomConfig):
         [<QuantType.STATIC: 1>]
         """
         where = "PrepareCustomConfig.set_float_to_observed_mapping"
-        if quant_type != QuantType.STATIC:
+        if quant_type == QuantType.QAT:
             raise ConfigError(
-                f"observed custom modules exist for static quantization, not {quant_type!r}",
+                "observed custom modules are static, dynamic or weight-only: training is static",
                 where=where,
                 fix="quant_type=QuantType.STATIC",
             )
@@ -205,7 +209,15 @@ class PrepareCustomConfig(CustomConfig):
             ("standalone_module_name", config.set_standalone_module_name),
             ("standalone_module_class", config.set_standalone_module_class),
         ):
+            seen: list[Any] = []
             for module, mapping, inputs, custom, backend in given.get(key, ()):
+                if module in seen:
+                    raise ConfigError(
+                        f"{module!r} has two entries",
+                        where=f"PrepareCustomConfig.from_dict, key {key!r}",
+                        fix="leave one of them out",
+                    )
+                seen.append(module)
                 setter(
                     module,
                     _converted(mapping, QConfigMapping, key),
