@@ -16,10 +16,10 @@ from backquant.api.arguments import (
 )
 from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
-from backquant.api.prepared import observed, planned_for_inference
+from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
 from backquant.api.skipped import warn_of_skipped
-from backquant.api.steps import fused_graph
+from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
@@ -101,7 +101,8 @@ def prepare_fx(  # size: PyTorch's signature
         given_custom(prepare_custom_config),
     )
     checked_example(given_model(model), example_inputs)
-    prepared = observe_quantized_inputs(observed(planned_for_inference(model, asked), asked))
+    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
+    prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared
 

@@ -15,20 +15,20 @@ from backquant.prepare import (
     prepare_standalone_modules,
 )
 
-__all__ = ["observed", "planned_for_inference", "with_standalone_modules"]
+__all__ = ["observed", "prepared_for_inference", "with_standalone_modules"]
 
 
-def planned_for_inference(model: nn.Module, asked: Asked) -> Planned:
-    """The planned graph of ``model``, in which standalone modules are prepared already.
+def prepared_for_inference(step: Planned, asked: Asked) -> PreparedModule:
+    """``step`` with observers, and with its standalone modules prepared.
 
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.qconfig import QConfigMapping
-    >>> step = planned_for_inference(nn.ReLU(), Asked(BackendConfig("b"), QConfigMapping(), None))
-    >>> [node.name for node in step.module.graph.nodes]
+    >>> asked = Asked(BackendConfig("b"), QConfigMapping(), None)
+    >>> step = planned(nn.ReLU(), asked.backend_config, asked.qconfig_mapping)
+    >>> [node.name for node in prepared_for_inference(step, asked).graph.nodes]
     ['input_1', 'relu', 'output']
     """
-    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
-    return with_standalone_modules(step, asked, _prepared)
+    return observed(with_standalone_modules(step, asked, _standalone), asked)
 
 
 def with_standalone_modules(
@@ -51,5 +51,6 @@ def observed(step: Planned, asked: Asked) -> PreparedModule:
     )
 
 
-def _prepared(model: nn.Module, asked: Asked) -> PreparedModule:
-    return observed(planned_for_inference(model, asked), asked)
+def _standalone(model: nn.Module, asked: Asked) -> PreparedModule:
+    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
+    return prepared_for_inference(step, asked)

@@ -42,12 +42,7 @@ def standalone(config: Any, indexes: list[int], by: str = "name", **entry: Any) 
     inner = config.PrepareCustomConfig()
     inner.set_input_quantized_indexes(indexes).set_output_quantized_indexes(indexes)
     entry = {"qconfig_mapping": None, "prepare_custom_config": inner, **entry}
-    arguments = dict(
-        example_inputs=(torch.randn(1, 3, 4, 4),),
-        backend_config=entry.get("backend_config"),
-        qconfig_mapping=entry["qconfig_mapping"],
-        prepare_custom_config=entry["prepare_custom_config"],
-    )
+    arguments = {"example_inputs": (torch.randn(1, 3, 4, 4),), "backend_config": None, **entry}
     if by == "name":
         return custom.set_standalone_module_name("inner", **arguments)
     return custom.set_standalone_module_class(Inner, **arguments)
