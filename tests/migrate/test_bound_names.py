@@ -65,6 +65,29 @@ def test_layout_and_comments_of_the_statement_stay(becomes: Callable[..., None])
     )
 
 
+def test_aligned_names_stay_aligned(becomes: Callable[..., None]) -> None:
+    becomes(
+        """
+        if True:
+            from torch.ao.quantization import (QConfig, QuantStub,
+                                               QConfigMapping,  # the mapping
+                                               MinMaxObserver)
+            from torch.ao.quantization.observer import (
+                                            HistogramObserver,
+                FixedQParamsObserver)
+        """,
+        """
+        if True:
+            from backquant import (QConfig, QConfigMapping,  # the mapping
+                                   MinMaxObserver)
+            from backquant.nn import (QuantStub)
+            from backquant.observe import (
+                                            HistogramObserver,
+                FixedQParamsObserver)
+        """,
+    )
+
+
 def test_an_unused_name_is_reported_at_its_import_and_holds_nothing(
     becomes: Callable[..., None],
 ) -> None:

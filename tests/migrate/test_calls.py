@@ -66,6 +66,8 @@ def test_conversion_by_name(becomes: Callable[..., None]) -> None:
         ("fx.prepare_fx(m, q, _equalization_config=e, example_inputs=x)", "_equalization_config"),
         ("fx.prepare_fx(m, q, x, None, e)", "_equalization_config"),
         ("fx.convert_fx(p, is_reference=flag)", "is_reference"),
+        ("fx.prepare_fx(m, q, x, inplace=True)", "prepare_fx with inplace"),
+        ("fx.prepare_qat_fx(m, q, x, equalization_qconfig_dict=e)", "_equalization_config"),
         ('fx.prepare_fx(m, q, {"preserved_attributes": []})', "a custom config third"),
     ],
 )

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from backquant.migrate.by_hand import GROUPS
 from backquant.migrate.names import ALIASES, FLAT, FUSERS, MODULES, NN, PRIVATE, ROOMS
-from backquant.migrate.resolve import Fate, fate
+from backquant.migrate.resolve import fate
 
 PUBLIC = [
     "torch.ao.quantization",
@@ -142,22 +141,6 @@ BACKEND_FILES = [
 OLD_NAMES = {"reverse_sequential_wrapper2"}
 
 
-def test_names_for_a_person_are_none_of_backquant() -> None:
-    """When backquant gets one of them, it belongs into the table of names; those here mean
-    something else there."""
-    import backquant
-
-    other_meaning = {"quantize"}
-    by_hand = {name for group in GROUPS for name in group.names}
-    assert {name for name in by_hand if name in dir(backquant)} == other_meaning
-
-
-def test_a_name_stands_in_one_table() -> None:
-    by_hand = [name for group in GROUPS for name in group.names]
-    assert len(by_hand) == len(set(by_hand))
-    assert set(by_hand) & {*FLAT, *FUSERS} == set()
-
-
 @pytest.mark.parametrize(("old", "new"), ALIASES)
 def test_old_packages_are_the_new_ones(old: str, new: str) -> None:
     if "_numeric_suite" in old or old == "torch.nn.quantized._reference":
@@ -186,55 +169,3 @@ def test_same_kind_of_thing() -> None:
         if isinstance(theirs, type) != isinstance(ours, type) or callable(theirs) != callable(ours):
             differing[name] = (theirs, ours)
     assert differing == {}
-
-
-@pytest.mark.parametrize(
-    ("path", "target"),
-    [
-        ("torch.ao.quantization.fx.custom_config.PrepareCustomConfig", "PrepareCustomConfig"),
-        ("torch.ao.quantization.quantize_fx.QConfigMapping", "QConfigMapping"),
-        ("torch.quantization.QuantStub", "nn.QuantStub"),
-        ("torch.nn.intrinsic.modules.fused.ConvBn2d", "nn.intrinsic.ConvBn2d"),
-        ("torch.nn.intrinsic.modules.fused._FusedModule", "nn.intrinsic.FusedModule"),
-        ("torch.ao.nn.intrinsic.qat.modules.conv_fused.ConvBn2d", "nn.intrinsic.qat.ConvBn2d"),
-        ("torch.nn.qat.dynamic.modules.linear.Linear", "nn.qat.dynamic.Linear"),
-        ("torch.nn.quantized._reference.Linear", "nn.quantized.reference.Linear"),
-        ("torch.nn.quantized.FloatFunctional.add", "nn.quantized.FloatFunctional"),
-        ("torch.ao.quantization.fuse_modules.fuse_conv_bn", "nn.intrinsic.fusers.fuse_conv_bn"),
-        ("torch.ao.quantization.fx.match_utils.MatchAllNode", "MatchAllNode"),
-        ("torch.ao.quantization.get_default_qconfig_dict", "get_default_qconfig_mapping"),
-    ],
-)
-def test_where_a_name_goes(path: str, target: str) -> None:
-    result = fate(path)
-    assert result is not None
-    assert result.target == f"backquant.{target}"
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "length"),
-    [
-        ("torch.ao.quantization.quantize.prepare", "eager mode", 5),
-        ("torch.ao.quantization.quantize_dynamic", "eager mode", 4),
-        ("torch.ao.quantization.fx.convert.convert", "eager mode", 5),
-        ("torch.ao.quantization.quantizer.x86_inductor_quantizer.X", "PT2E", 6),
-        ("torch.backends.quantized.engine", "engine", 4),
-        ("torch.quantization._numeric_suite.compare_weights", "numeric suite", 4),
-        ("torch.nn.quantized.Linear.from_float", "quantized modules", 5),
-        ("torch.nn.quantized.dynamic.Linear", "quantized modules", 5),
-        ("torch.ao.nn.intrinsic.quantized.ConvReLU2d", "quantized modules", 6),
-        ("torch.ao.quantization.fx._decomposed.x", "internals", 6),
-        ("torch.ao.quantization.perpare_fx", "unknown name", 4),
-        ("torch.ao.nn.intrinsic.ConvRelu2d", "unknown name", 5),
-    ],
-)
-def test_what_needs_a_person(path: str, kind: str, length: int) -> None:
-    result = fate(path)
-    assert isinstance(result, Fate)
-    assert result.by_hand is not None
-    assert (result.by_hand.kind, min(result.length, len(path.split(".")))) == (kind, length)
-
-
-@pytest.mark.parametrize("path", ["torch.nn.Linear", "torch.ao", "torch.ao.pruning", "torchao.x"])
-def test_other_names_are_none_of_our_business(path: str) -> None:
-    assert fate(path) is None

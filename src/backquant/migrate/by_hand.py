@@ -63,7 +63,34 @@ GROUPS: tuple[ByHand, ...] = (
         "eager mode",
         "a step of eager-mode quantization",
         "remove it: prepare_fx and convert_fx do this on the captured graph",
-        names=("propagate_qconfig_", "add_quant_dequant", "swap_module", "default_eval_fn"),
+        names=(
+            "propagate_qconfig_",
+            "add_quant_dequant",
+            "swap_module",
+            "default_eval_fn",
+            "add_observer_",
+            "_add_observer_",
+            "get_observer_dict",
+            "_get_observer_dict",
+        ),
+        holds=True,
+    ),
+    ByHand(
+        "inside of the flow",
+        "a step inside of PyTorch's prepare_fx and convert_fx; backquant's steps are others",
+        "call the public function: backquant.fuse_fx, prepare_fx, prepare_qat_fx or convert_fx",
+        names=(
+            "_fuse_fx",
+            "_prepare_fx",
+            "_convert_fx",
+            "_prepare_standalone_module_fx",
+            "_convert_standalone_module_fx",
+        ),
+        packages=(
+            "torch.ao.quantization.fx.prepare",
+            "torch.ao.quantization.fx.convert",
+            "torch.ao.quantization.fx.fuse",
+        ),
         holds=True,
     ),
     ByHand(
@@ -78,7 +105,15 @@ GROUPS: tuple[ByHand, ...] = (
         "which function fuses a pattern is read from the backend's description",
         "backquant.get_fuser_method_mapping(backend_config); "
         "a fuser takes the modules in forward order: fuser(is_qat, conv, relu)",
-        names=("get_fuser_method", "get_fuser_method_new", "_sequential_wrapper2", "_reverse2"),
+        names=(
+            "get_fuser_method",
+            "get_fuser_method_new",
+            "_sequential_wrapper2",
+            "reverse2",
+            "reverse3",
+            "_reverse2",
+            "_reverse3",
+        ),
     ),
     ByHand(
         "TorchScript",
@@ -154,6 +189,11 @@ GROUPS: tuple[ByHand, ...] = (
             "get_static_quant_module_class",
             "get_quantized_operator",
             "no_observer_set",
+            "default_mappings",
+            "get_qconfig_propagation_list",
+            "get_static_quant_module_mappings",
+            "get_dynamic_quant_module_mappings",
+            "get_qat_module_mappings",
             "DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS",
             "DEFAULT_DYNAMIC_SPARSE_QUANT_MODULE_MAPPINGS",
             "DEFAULT_FLOAT_TO_QUANTIZED_OPERATOR_MAPPINGS",
@@ -264,10 +304,10 @@ HOMONYMS = frozenset({"quantize", "quantize_jit", "fuse_modules"})
 
 #: Modules of implementation below ``torch.ao.quantization``: known names are found in them, too.
 _IMPLEMENTATION = """
-fx utils fuser_method_mappings quantization_mappings fx.convert fx.fuse fx.fuse_handler
-fx.graph_module fx.lower_to_fbgemm fx.lower_to_qnnpack fx.lstm_utils fx.match_utils fx.pattern_utils
-fx.prepare fx.qconfig_mapping_utils fx.quantize_handler fx.tracer fx.utils fx._decomposed
-fx._equalize fx._lower_to_native_backend fx._model_report fx._model_report.detector
+fx utils fuser_method_mappings quantization_mappings fx.fuse_handler fx.graph_module
+fx.lower_to_fbgemm fx.lower_to_qnnpack fx.lstm_utils fx.match_utils fx.pattern_utils
+fx.qconfig_mapping_utils fx.quantize_handler fx.tracer fx.utils fx._decomposed fx._equalize
+fx._lower_to_native_backend fx._model_report fx._model_report.detector
 fx._model_report.model_report fx._model_report.model_report_observer
 fx._model_report.model_report_visualizer _correct_bias _equalize _learnable_fake_quantize
 backend_config._common_operator_config_utils

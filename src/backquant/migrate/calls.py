@@ -17,6 +17,8 @@ __all__ = ["rewrite_calls"]
 
 _REFERENCE = "backquant.convert_to_reference_fx"
 _DECOMPOSED = "_convert_to_reference_decomposed_fx"
+#: Arguments that are no parameters of PyTorch 2: rewritten, or backquant's own.
+_KNOWN_HERE = ("is_reference", "dialect")
 _FLAG = ByHand(
     "arguments",
     "whether this is the reference model is decided by a value at run time",
@@ -94,6 +96,9 @@ class _Call:
         for parameter, argument in known.items():
             if parameter in signature.missing and not _is_none(argument.value):
                 self._report_missing(parameter, argument, signature)
+            elif parameter not in (*signature.parameters, *_KNOWN_HERE):
+                why = ByHand("arguments", f"{self.name} has no {parameter}", "remove it")
+                self.decisions.report(argument, f"{self.name} with {parameter}", why)
             elif parameter in CONFIGS:
                 cls = CONFIGS[parameter]
                 configs.append(ConfigArgument(cls, argument.value, self.resolved))

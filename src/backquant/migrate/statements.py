@@ -192,12 +192,32 @@ def _from(
     name = cst.parse_expression(module)
     assert isinstance(name, (cst.Attribute, cst.Name))
     if isinstance(statement, cst.ImportFrom):
-        selected = _selected(statement, aliases, chosen)
-        return cst.ensure_type(selected, cst.ImportFrom).with_changes(
-            module=name, semicolon=cst.MaybeSentinel.DEFAULT
-        )
+        selected = cst.ensure_type(_selected(statement, aliases, chosen), cst.ImportFrom)
+        new = selected.with_changes(module=name, semicolon=cst.MaybeSentinel.DEFAULT)
+        return _aligned(new, _column(statement), _column(new))
     plain = [aliases[i].with_changes(comma=cst.MaybeSentinel.DEFAULT) for i in chosen]
     return cst.ImportFrom(module=name, names=plain)
+
+
+def _column(statement: cst.ImportFrom) -> int:
+    """Where the first name stands when it follows the parenthesis, counted from the statement."""
+    bare = statement.with_changes(names=[cst.ImportAlias(cst.Name("x"))])
+    return cst.Module([]).code_for_node(bare).find("x")
+
+
+def _aligned(statement: cst.ImportFrom, old: int, new: int) -> cst.ImportFrom:
+    """Move names that are aligned with the first one behind the parenthesis."""
+    if isinstance(statement.names, cst.ImportStar):
+        return statement
+    names = []
+    for alias in statement.names:
+        comma = alias.comma
+        space = comma.whitespace_after if isinstance(comma, cst.Comma) else None
+        if isinstance(space, cst.ParenthesizedWhitespace) and space.last_line.value == " " * old:
+            moved = space.with_changes(last_line=cst.SimpleWhitespace(" " * new))
+            comma = cst.ensure_type(comma, cst.Comma).with_changes(whitespace_after=moved)
+        names.append(alias.with_changes(comma=comma))
+    return statement.with_changes(names=names)
 
 
 def _from_specs(specs: Iterable[Spec]) -> list[cst.ImportFrom]:
