@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -250,6 +251,9 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         state = (measured.min_val, measured.max_val, self.scale, self.zero_point)
         if self.is_per_channel and measured.min_val.numel() == 0:
             _fill_fresh(state, x.size(self.ch_axis))
+        on_cpu = x.device.type == "cpu"  # where looking at a value does not wait for anything
+        if on_cpu and not self.observer_enabled.item():
+            return self._kernel(x, self.observer_enabled)
         before = [buffer.clone() for buffer in state]
         try:
             result = self._kernel(x, self.observer_enabled)
@@ -258,7 +262,8 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             if bool(torch.isfinite(x).all()):
                 raise
             return self._kernel(x, torch.zeros_like(self.observer_enabled))
-        _keep_finite(state, before)
+        if not (on_cpu and math.isfinite((state[1] - state[0]).sum().item())):
+            _keep_finite(state, before)
         return result
 
     def _kernel(self, x: Tensor, observer_enabled: Tensor) -> Tensor:

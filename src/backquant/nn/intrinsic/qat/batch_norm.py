@@ -57,7 +57,7 @@ class BatchNormAfter(FusedModule):
         variance, gamma = self.bn.running_var, self.bn.weight
         assert variance is not None
         factor = gamma / torch.sqrt(variance + self.bn.eps)
-        factor = torch.where(factor == 0, torch.ones_like(factor), factor)
+        factor = torch.where(factor == 0, 1.0, factor)
         spatial = [1] * (self.weight.dim() - 2)
         weight = self.weight_fake_quant(self.weight * factor.reshape(-1, 1, *spatial))
         output = self._root(input, weight) / factor.reshape(1, -1, *spatial)
