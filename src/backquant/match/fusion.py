@@ -9,6 +9,8 @@ the fused module takes, has to call a module. Nothing is fused that would change
 2. Extra inputs of a fused module are values of the graph. PyTorch passes constants, too:
    ``conv(x) + 1`` becomes a ``ConvAdd2d`` for which there is no kernel.
 3. No extra input is computed inside of the fusion. PyTorch fails on ``y + y`` with ``y = conv(x)``.
+4. A batch norm behind a linear layer has as many channels as that has features. Over sequences it
+   normalises another axis; PyTorch fails there.
 """
 
 from __future__ import annotations
@@ -120,6 +122,8 @@ def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
     pattern = found.candidate.pattern
     inside = set(found.members)
     has_extra = found.candidate.config._extra_inputs_getter is not None
+    if not all(_fits_below(node, inside, graph) for node in inside):
+        return False
     for part, value in zip(pattern.nodes, found.bound, strict=True):
         if part.kind == "any":
             if value in inside or (has_extra and not isinstance(value, fx.Node)):
@@ -130,6 +134,15 @@ def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
         if not _drops_nothing(value, len(part.inputs), graph.module_of(value)):
             return False
     return True
+
+
+def _fits_below(node: fx.Node, inside: set[fx.Node], graph: GraphIndex) -> bool:
+    """Whether a batch norm may normalise the features of the linear layer it is fused with, if any."""
+    norm, source = graph.module_of(node), node.args[0] if node.args else None
+    below = graph.module_of(source) if isinstance(source, fx.Node) and source in inside else None
+    if not isinstance(norm, _BatchNorm) or not isinstance(below, nn.Linear):
+        return True
+    return norm.num_features == below.out_features
 
 
 def _drops_nothing(node: fx.Node, count: int, module: nn.Module | None) -> bool:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.lower.kernels.matrix import softmax
+
 SOFTMAX = [
     nn.Softmax(-1),
     nn.Softmax(dim=1),
@@ -30,6 +32,16 @@ def test_softmax(tools, number):
     assert lowered.left_in_float == ()
     x = torch.randn(2, 3, 9) * 2
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
+
+
+@pytest.mark.parametrize("dim", [-1, -2, 1])
+def test_softmax_whatever_engine_the_process_is_set_to(monkeypatch, dim):
+    """The kernel that runs with qnnpack takes no negative dimension."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
+    x = torch.randint(0, 256, (3, 9), dtype=torch.uint8)
+    found = softmax(x, 0.05, 100, dim, 1 / 256, 0).float() / 256
+    expected = F.softmax((x.float() - 100) * 0.05, dim)
+    assert (found - expected).abs().max() <= 1 / 256
 
 
 SHAPES = [((5, 6), (6, 3)), ((2, 4, 5, 6), (2, 4, 6, 3)), ((4, 5, 6), (6,)), ((4, 5, 6), (6, 3))]

@@ -19,7 +19,8 @@ def softmax(
     tensor([[128, 128]], dtype=torch.uint8)
     """
     q = as_quantized(x, scale, zero_point)
-    return integer_view(torch.ops.quantized.softmax.default(q, dim, out_scale, out_zero_point))
+    axis = dim % x.dim()  # the kernel of qnnpack takes no negative one
+    return integer_view(torch.ops.quantized.softmax.default(q, axis, out_scale, out_zero_point))
 
 
 # size: three tensors and their qparams, literals of the graph
