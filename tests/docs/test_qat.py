@@ -1,0 +1,54 @@
+"""The example of docs/qat.md runs, and what it names exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+
+PAGE = (Path(__file__).parents[2] / "docs" / "qat.md").read_text(encoding="utf-8")
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "docs/qat.md", "exec"), names)
+    percent, kernels = re.findall(r"\d+", capsys.readouterr().out)
+    assert int(percent) > 80
+    assert int(kernels) == len(names["quantized"].kernels) > 2
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(nn\.[\w.]*qat\.\w+)`", PAGE))))
+def test_modules_exist(name: str) -> None:
+    room, _, kind = name.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(f"backquant.{room}"), kind), nn.Module)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("disable_observer", "enable_observer", "disable_fake_quant", "enable_fake_quant"),
+        *("prepare_qat_fx", "convert_fx", "convert_to_reference_fx", "synchronize_observers"),
+        *("default_embedding_qat_qconfig", "get_default_qat_qconfig_mapping"),
+    ],
+)
+def test_names_are_flat(name: str) -> None:
+    assert name in PAGE
+    assert hasattr(backquant, name)
+
+
+def test_observers_follow_in_evaluation_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    prepared = backquant.prepare_qat_fx(
+        model, backquant.get_default_qat_qconfig_mapping("x86"), torch.zeros(2, 4)
+    )
+    prepared.eval()
+    prepared(torch.ones(2, 4))
+    assert prepared.get_submodule("activation_post_process_0").activation_post_process.max_val == 1
