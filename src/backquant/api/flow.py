@@ -23,6 +23,7 @@ from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
+from backquant.graph import preserve
 from backquant.lower import QuantizedModel, engine_info
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
@@ -46,9 +47,14 @@ def fuse_fx(
     the fused modules that ``prepare_qat_fx`` makes, and the result has tensors of its own. The model
     is not changed. Default backend: native.
 
+    Args:
+        model: any module that can be traced symbolically.
+        fuse_custom_config: attributes to keep. Its dict form is taken without a warning.
+        backend_config: whose fusions; its dict form is taken, too.
+
     Raises:
         CaptureError: the model cannot be traced.
-        ConfigError: modules to fuse are in different modes.
+        ConfigError: modules to fuse are in different modes; an attribute that the model lacks.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
     >>> [type(module).__name__ for module in fuse_fx(model).children()]
@@ -56,12 +62,13 @@ def fuse_fx(
     >>> [type(module).__name__ for module in fuse_fx(model.eval()).children()]
     ['ConvReLU2d']
     """
-    custom = PrepareCustomConfig()
-    custom.set_preserved_attributes(given_fusion(fuse_custom_config).preserved_attributes)
-    backend = given_backend(backend_config)
+    custom, backend = given_fusion(fuse_custom_config), given_backend(backend_config)
     if given_model(model).training:
-        return fuse_for_training(model, backend, custom)
-    return fused_graph(model, backend, custom).fused.module
+        fused = fuse_for_training(model, backend, PrepareCustomConfig())
+    else:
+        fused = fused_graph(model, backend).fused.module
+    preserve(fused, model, custom.preserved_attributes, "FuseCustomConfig")
+    return fused
 
 
 def prepare_fx(  # size: PyTorch's signature
@@ -75,10 +82,21 @@ def prepare_fx(  # size: PyTorch's signature
     """Fuse ``model`` and insert observers, ready for calibration: call the result on data.
 
     As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons.
-    The model is not changed. Default backend: native.
+    The model is not changed.
+
+    Args:
+        model: any module that can be traced symbolically, in evaluation mode.
+        qconfig_mapping: what is asked for.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        prepare_custom_config: modules to leave whole, standalone and custom modules, inputs and
+            outputs that are quantized, attributes to keep.
+        backend_config: what is quantized for. Default: native.
+
+    The dict forms of the configs are taken without a warning (PyTorch's warn).
 
     Raises:
         CaptureError, InputError: as in ``quantize``.
+        ConfigError: a QConfig that makes no observer; a custom config that the model does not fit.
         UsageError: an equalization config, which is not supported.
 
     >>> import torch
