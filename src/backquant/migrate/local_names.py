@@ -65,8 +65,8 @@ class Use:
 class Local:
     """One name in one scope: the imports that bind it, its uses, and what else it may be.
 
-    ``other``: something that is no import of PyTorch is assigned to it as well. ``quoted``: an
-    annotation in quotes reads it.
+    ``other``: something that is no import of PyTorch is assigned to it as well. ``quotes``: the
+    annotations in quotes that read it.
     """
 
     name: str
@@ -74,7 +74,11 @@ class Local:
     bindings: list[Binding] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     other: bool = False
-    quoted: bool = False
+    quotes: list[cst.BaseString] = field(default_factory=list)
+
+    @property
+    def quoted(self) -> bool:
+        return bool(self.quotes)
 
 
 @dataclass(eq=False)
@@ -226,7 +230,9 @@ def _referents(scopes: Any, node: cst.Name) -> list[Any]:
 def _add_uses(names: Names, table: dict[_Key, Local], contexts: Any) -> None:
     """Give every local its uses, and collect the names that nothing in the file binds."""
     for node in names.scopes:
-        if not isinstance(node, cst.Name) or _is_import(names.parents.get(node)):
+        if node not in names.parents:
+            continue  # in an annotation in quotes, whose parts are no nodes of the file
+        if not isinstance(node, cst.Name) or _is_import(names.parents[node]):
             continue
         names.mentions.setdefault(node.value, []).append(node)
         if contexts.get(node) is ExpressionContext.STORE:
@@ -257,12 +263,12 @@ def _use(node: cst.Name, parents: Any, contexts: Any) -> Use:
 
 
 def _add_quoted(table: dict[_Key, Local], scopes: Any) -> None:
-    """Mark the locals that an annotation in quotes reads."""
+    """Give every local the annotations in quotes that read it."""
     for scope in {id(scope): scope for scope in scopes.values() if scope is not None}.values():
         for access in scope.accesses:
-            if isinstance(access.node, (cst.Name, cst.Attribute)):
+            if not isinstance(access.node, cst.BaseString):
                 continue
             for referent in access.referents:
-                key = (id(referent.scope), referent.name.split(".")[0])
-                if key in table:
-                    table[key].quoted = True
+                local = table.get((id(referent.scope), referent.name.split(".")[0]))
+                if local is not None and access.node not in local.quotes:
+                    local.quotes.append(access.node)
