@@ -88,6 +88,13 @@ def test_rooms_are_attributes() -> None:
     assert backquant.nn is importlib.import_module("backquant.nn")
 
 
+def test_all_names_at_once() -> None:
+    namespace: dict[str, object] = {}
+    exec("from backquant import *", namespace)
+    assert {*DESCRIPTION, *ASKED, *MEASURING, *FLOW, *ERRORS} <= set(namespace)
+    assert "annotations" not in namespace and "importlib" not in namespace
+
+
 def test_what_does_not_exist() -> None:
     with pytest.raises(AttributeError, match="module 'backquant' has no attribute 'quantise'"):
         backquant.quantise  # noqa: B018

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from backquant.version import __version__
+from backquant.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from backquant.api import *
@@ -23,20 +23,18 @@ if TYPE_CHECKING:
     from backquant.observe import *
     from backquant.qconfig import *
 
-__all__ = ["__version__"]  # and what the rooms have: see __dir__
-
 _ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "api")
 
 
 def __getattr__(name: str) -> Any:
-    """The public name ``name`` of the first room that has it."""
+    """The public name ``name`` of the first room that has it; ``__all__`` are the names of all rooms."""
+    if name == "__all__":
+        return [public for public in __dir__() if public not in _ROOMS]
     if not name.startswith("_") and name not in _ROOMS:
         for room in _ROOMS:
             module = importlib.import_module(f"backquant.{room}")
             if name in module.__all__:
-                value = getattr(module, name)
-                globals()[name] = value
-                return value
+                return getattr(module, name)  # not kept here: names are spelled by their rooms
     try:
         return importlib.import_module(f"backquant.{name}")
     except ModuleNotFoundError as error:
