@@ -8,19 +8,22 @@ from typing import Any
 
 from torch import nn
 
+from backquant.api.activation_range import default_mapping
 from backquant.api.arguments import Backend, given_custom, given_mapping, resolve_backend
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
+from backquant.api.prepared import prepared_for_inference
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
-from backquant.lower import QuantizedModel, engine_info
+from backquant.errors import EngineError
+from backquant.lower import EngineInfo, QuantizedModel, engine_info
 from backquant.match.plan import RuleKind, RuleRef
-from backquant.prepare import Origin, PreparedModule, insert_observers, prepared_state
+from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,
@@ -58,7 +61,9 @@ def quantize(
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
         calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
             iterator itself raises passes through. Default: none, if nothing has to be measured.
-        qconfig_mapping: what is asked for; default: ``get_default_qconfig_mapping(backend)``.
+        qconfig_mapping: what is asked for; default: ``get_default_qconfig_mapping(backend)``, with
+            8 bits for activations where this CPU sums their products without saturation, and 7
+            where it does not; the report says which.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
@@ -158,43 +163,52 @@ def explain(
 
 @dataclass(frozen=True)
 class _Ask:
-    """What the user asks of which backend; ``default`` is what the backend would ask itself."""
+    """What the user asks of which backend; ``own``: what the backend would ask itself, as PyTorch has
+    it and as ``quantize`` does. ``notes``: what was chosen for the user."""
 
     config: BackendConfig
     mapping: QConfigMapping
     custom: PrepareCustomConfig | None
-    default: QConfigMapping
+    own: tuple[QConfigMapping, ...]
+    notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: BackendConfig, mapping: Any, custom: Any) -> _Ask:
-        default = get_default_qconfig_mapping(config)
-        given = default if mapping is None else given_mapping(mapping)
-        return cls(config, given, given_custom(custom), default)
+    def of(
+        cls, config: BackendConfig, engine: EngineInfo | None, mapping: Any, custom: Any
+    ) -> _Ask:
+        own = get_default_qconfig_mapping(config)
+        default, notes = default_mapping(config, engine)
+        if mapping is None:
+            return cls(config, default, given_custom(custom), (own, default), notes)
+        return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
 
     def is_of_the_backend(self, rule: RuleRef) -> bool:
         """Whether a rule stands in the backend's own mapping, too: no news when nothing used it."""
         if rule.kind is not RuleKind.OBJECT_TYPE:
-            return self.mapping is self.default
-        asked = list(self.mapping.object_type_qconfigs.items())[rule.index]
-        own = self.default.object_type_qconfigs.get(asked[0])
-        return own is not None and qconfig_equals(own, asked[1])
+            return any(self.mapping is own for own in self.own)
+        key, asked = list(self.mapping.object_type_qconfigs.items())[rule.index]
+        own = [mapping.object_type_qconfigs.get(key) for mapping in self.own]
+        return any(qconfig is not None and qconfig_equals(qconfig, asked) for qconfig in own)
+
+
+def _engine_here(config: BackendConfig) -> EngineInfo | None:
+    """The backend's engine on this machine; ``None`` if it has none or cannot run here."""
+    try:
+        return None if config.engine is None else engine_info(config.engine)
+    except EngineError:
+        return None
 
 
 def _planned(model: nn.Module, ask: _Ask) -> Planned:
     step = planned(model, ask.config, ask.mapping, ask.custom)
     unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
-    return Planned(step.fused, replace(step.plan, unused_rules=unused))
+    notes = (*step.plan.notes, *ask.notes)
+    return Planned(step.fused, replace(step.plan, unused_rules=unused, notes=notes))
 
 
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
-    return insert_observers(
-        step.module,
-        step.plan,
-        ask.config,
-        ask.mapping,
-        origin=Origin(step.fused.scopes, step.fused.provenance),
-        custom=ask.custom,
-    )
+    asked = Asked(ask.config, ask.mapping, ask.custom)
+    return observe_quantized_inputs(prepared_for_inference(step, asked))
 
 
 def _source(

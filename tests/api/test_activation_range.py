@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant import get_backend_config, get_default_qconfig_mapping
+from backquant.api.activation_range import default_mapping, narrow_because
+from backquant.lower import engine, engine_info
+
+
+@pytest.fixture
+def vnni(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """The machine's facts, but for VNNI."""
+    facts = engine.machine_facts()
+    other = {name: on for name, on in facts.capabilities.items() if name not in engine._WIDE}
+
+    def set_it(there: bool) -> None:
+        capabilities = {**other, "avx512_vnni": True} if there else other
+        changed = replace(facts, capabilities=capabilities, isa_limit="")
+        monkeypatch.setattr(engine, "machine_facts", lambda: changed)
+
+    return set_it
+
+
+def ranges(quantized: Any) -> set[tuple[int, int]]:
+    """Of the activations of a lowered model, from its report."""
+    rows = [o for row in quantized.report.rows for o in row.observers]
+    return {(o.quant_min, o.quant_max) for o in rows if o.dtype == "quint8"}
+
+
+@pytest.mark.parametrize("backend", ["x86", "onednn"])
+@pytest.mark.parametrize("there, highest, bits", [(True, 255, 8), (False, 127, 7)])
+def test_the_range_is_what_the_cpu_sums_without_saturation(
+    vnni: Callable[[bool], None],
+    image: torch.Tensor,
+    backend: str,
+    there: bool,
+    highest: int,
+    bits: int,
+) -> None:
+    vnni(there)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    quantized = backquant.quantize(net, backend=backend, calibration=[image])
+    assert ranges(quantized) == {(0, highest)}
+    assert [note for note in quantized.report.notes if f"activations take {bits} bits" in note]
+    assert quantized.report.notes == backquant.explain(net, image, backend=backend).notes
+    assert not quantized.audit().float_weighted
+    error = (quantized(image) - net(image)).abs().max()
+    assert error < 0.1 * net(image).abs().max()
+
+
+def test_what_the_user_asks_for_is_kept(image: torch.Tensor, vnni: Callable[[bool], None]) -> None:
+    vnni(True)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    mapping = get_default_qconfig_mapping("x86")
+    quantized = backquant.quantize(net, calibration=[image], qconfig_mapping=mapping)
+    assert ranges(quantized) == {(0, 127)}
+    assert not quantized.report.notes
+    assert not quantized.report.unused_rules
+
+
+def test_pytorchs_mapping_is_pytorchs(vnni: Callable[[bool], None]) -> None:
+    vnni(True)
+    assert get_default_qconfig_mapping("x86").global_qconfig.activation().quant_max == 127
+
+
+def test_fbgemm_keeps_7_bits_for_its_depthwise_kernel() -> None:
+    mapping, (note,) = default_mapping(get_backend_config("fbgemm"), engine_info("fbgemm"))
+    assert mapping.global_qconfig.activation().quant_max == 127
+    assert "depthwise" in note
+    assert "depthwise" in narrow_because(engine_info("fbgemm"))
+
+
+def test_without_an_engine_the_backends_default_is_kept() -> None:
+    config = get_backend_config("tensorrt")
+    assert default_mapping(config, None) == (get_default_qconfig_mapping(config), ())
+
+
+def test_an_entry_that_admits_7_bits_keeps_them() -> None:
+    config = get_backend_config("x86")
+    narrow = backquant.DTypeWithConstraints(torch.quint8, 0, 127)
+    dtypes = backquant.DTypeConfig(narrow, narrow, torch.qint8, torch.float)
+    entry = backquant.BackendPatternConfig(nn.Linear).add_dtype_config(dtypes)
+    config.set_backend_pattern_config(entry)
+    mapping, notes = default_mapping(config, replace(engine_info("x86"), wide_accumulation=True))
+    assert mapping.global_qconfig.activation().quant_max == 127
+    assert not notes
