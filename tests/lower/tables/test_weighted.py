@@ -257,6 +257,14 @@ def _refusal(tools, module, x, engine=None, **kwargs):
     return reason
 
 
+def test_a_kernel_of_fbgemm_that_returns_undefined_values_is_not_used(tools):
+    conv = nn.ConvTranspose2d(8, 8, 2, 2)
+    module = nnqr.ConvTranspose2d.from_float(conv, tools.weight_qparams(conv, None))
+    reason = _refusal(tools, module, torch.randn(2, 8, 5, 5))
+    assert reason.rule == "kernel-defect"
+    assert "qnnpack" in reason.fix
+
+
 def test_a_transposed_convolution_per_channel_is_refused_with_the_fix(tools):
     conv = nn.ConvTranspose2d(4, 6, 3)
     module = nnqr.ConvTranspose2d.from_float(conv, tools.weight_qparams(conv, 1))

@@ -59,7 +59,8 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
 
 def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
     # Of torch 2.13's kernels oneDNN's are wrong when the numbers of input and output channels differ,
-    # and qnnpack's in three dimensions; fbgemm's are right.
+    # qnnpack's in three dimensions, and fbgemm's for 2d kernels of height 2 without groups: they
+    # return other values at each call (so does torch's own converted model).
     geometry = call.geometry
     engine = "qnnpack" if site.engine.name == "qnnpack" else "fbgemm"
     assert geometry is not None
@@ -78,6 +79,14 @@ def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
         return refused
     if engine == "qnnpack" and len(geometry.stride) == 3:
         return site.refuse("dimensions", "a transposed convolution in 3d", "1d and 2d")
+    height_two = len(geometry.stride) == 2 and call.weight.weight.shape[2] == 2
+    if engine == "fbgemm" and height_two and geometry.groups == 1:
+        return site.refuse(
+            "kernel-defect",
+            "a transposed convolution by fbgemm with a kernel of height 2",
+            "another height, or groups: this kernel of torch returns undefined values",
+            fix='backquant.quantize(..., backend="qnnpack")',
+        )
     return _emit(site, call, f"conv_transpose{len(geometry.stride)}d", engine)
 
 
