@@ -56,13 +56,16 @@ def test_classes_equal_pytorchs_and_have_an_order(name: str, oracle: Any, to_our
 
 
 def test_fusers_take_the_arguments_of_pytorchs(
-    oracle: Any, to_ours: ToOurs, translated: Translated
+    oracle: Any, to_ours: ToOurs, translated: Translated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are called with recorded arguments shaped like the key."""
+    """Both are called with recorded arguments shaped like the key.
+
+    PyTorch keeps onednn's entries at module level: they have to be put back.
+    """
     calls: list[Any] = []
     for config in oracle._pattern_complex_format_to_config.values():
         if config.fuser_method is not None:
-            config.fuser_method = lambda *arguments: calls.append(arguments)
+            monkeypatch.setattr(config, "fuser_method", lambda *arguments: calls.append(arguments))
     ours = derived.get_fuser_method_mapping(to_ours(oracle))
     theirs = oracle_utils.get_fuser_method_mapping(oracle)
     assert list(ours) == [translated(key) for key in theirs]
