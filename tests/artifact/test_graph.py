@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import fx, nn
+from torch.nn import functional as F
 
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
 from backquant.artifact.tensors import TensorReader, TensorWriter
@@ -48,6 +53,72 @@ def test_a_graph_comes_back_with_its_names_and_results() -> None:
         one, two = traced(x, **arguments), again(x, **arguments)
         assert torch.equal(one["y"][0], two["y"][0]) and torch.equal(one["z"], two["z"])
         assert one["y"][1][1] == two["y"][1][1]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> fx.Graph:
+    """Graphs on vectors of three: every kind of node and argument, names of all sorts."""
+    graph = fx.Graph()
+    values = [
+        graph.placeholder(f"x{i}", default_value=draw(st.sampled_from([0.5, 1]))) for i in range(2)
+    ]
+    names = st.one_of(st.none(), st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True))
+    for _ in range(draw(st.integers(0, 8))):
+        x, y = (draw(st.sampled_from(values)) for _ in "xy")
+        number = draw(st.floats(-2, 2) | st.integers(-3, 3))
+        calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
+            ("call_function", torch.add, (x, y), {"alpha": number}),
+            ("call_function", operator.mul, (x, number), {}),
+            ("call_function", torch.cat, ([x, y],), {"dim": 0}),
+            (
+                "call_function",
+                operator.getitem,
+                (x, (..., slice(None, 3, draw(st.integers(1, 2))))),
+                {},
+            ),
+            (
+                "call_function",
+                F.gelu,
+                (x,),
+                {"approximate": draw(st.sampled_from(["none", "tanh"]))},
+            ),
+            ("call_function", torch.full_like, (x, number), {"dtype": torch.float32}),
+            ("call_method", "clamp", (x,), {"min": number, "max": None}),
+            ("call_method", "to", (x, torch.device("cpu"), torch.float32), {}),
+            ("get_attr", "weight", (), {}),
+            ("call_module", "act", (x,), {}),
+        ]
+        kind, target, args, kwargs = draw(st.sampled_from(calls))
+        made = graph.create_node(kind, target, args, kwargs, name=draw(names))
+        if target is torch.cat or target is operator.getitem:  # back to three
+            made = graph.call_function(torch.ops.aten.constant_pad_nd.default, (made, (0, 9)))
+            made = graph.call_method("narrow", (made, 0, 0, 3))
+        values.append(made)
+    shape = graph.call_function(getattr, (values[-1], "shape"))
+    graph.output(
+        draw(st.sampled_from([values[-1], (values[-1], [values[0], shape]), {"y": values[-1]}]))
+    )
+    return graph
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.act = nn.Parameter(torch.ones(3)), nn.Tanh()
+
+
+@given(graphs())
+def test_random_graphs_come_back(graph: fx.Graph) -> None:
+    rows = json.loads(json.dumps(encoded(graph)))
+    again = decoded(rows)
+    for one, two in zip(graph.nodes, again.nodes, strict=True):
+        assert (one.op, one.name, one.target) == (two.op, two.name, two.target)
+        assert repr((one.args, one.kwargs)) == repr((two.args, two.kwargs))
+    assert encoded(again) == rows
+    module, inputs = Holder(), (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([3.0, 0.0, 1.0]))
+    assert repr(fx.GraphModule(module, graph)(*inputs)) == repr(
+        fx.GraphModule(module, again)(*inputs)
+    )
 
 
 def test_a_getattr_through_a_variable_is_refused() -> None:
