@@ -5,7 +5,9 @@ import math
 import operator
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.artifact.classes import find_class
 from backquant.artifact.functions import find_function, function_path
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.boundary import quantize
@@ -142,8 +145,20 @@ def test_anything_else_is_refused_without_being_called(
         find_function(path)
 
 
+def test_a_refused_path_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bq_evil.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for find in (find_function, find_class):
+        with pytest.raises(ArtifactError):
+            find("bq_evil.run")
+        with pytest.raises(ArtifactError):
+            find("torch.utils.bottleneck.__main__.main")
+    assert "bq_evil" not in sys.modules and "torch.utils.bottleneck" not in sys.modules
+
+
 def test_no_admitted_function_takes_a_path() -> None:
-    from backquant.artifact.functions import _functions
+    from backquant.artifact.classes import find_class
+from backquant.artifact.functions import _functions
 
     names = {path.rsplit(".", 1)[1] for path in _functions()}
     assert not names & {
