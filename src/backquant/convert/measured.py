@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from backquant.observe import is_per_channel, is_placeholder, storage_dtype
+from backquant.errors import BackquantError, ConfigError
+from backquant.observe import is_noop, is_per_channel, is_placeholder, storage_dtype
 
 __all__ = ["Measured", "measure"]
 
@@ -62,7 +63,9 @@ def measure(observer: Any) -> Measured:
     dtype: torch.dtype = observer.dtype
     dynamic = bool(getattr(observer, "is_dynamic", False))
     qscheme = getattr(observer, "qscheme", None)
-    if dynamic or dtype == torch.float16 or qscheme is None or is_placeholder(observer):
+    # observers of others may do without a qscheme: then there is one scale
+    unmeasured = qscheme is None and (dtype.is_floating_point or is_noop(observer))
+    if dynamic or dtype == torch.float16 or unmeasured or is_placeholder(observer):
         return Measured(
             dtype,
             quant_min=_bound(observer, "quant_min"),
@@ -71,16 +74,31 @@ def measure(observer: Any) -> Measured:
             qscheme=qscheme,
             eps=float(getattr(observer, "eps", torch.finfo(torch.float32).eps)),
         )
-    scale, zero_point = observer.calculate_qparams()
+    scale, zero_point = _calculated(observer)
     return Measured(
         dtype,
         scale=scale.detach().clone(),
         zero_point=zero_point.detach().clone(),
-        axis=int(observer.ch_axis) if is_per_channel(qscheme) else None,
+        axis=int(observer.ch_axis) if qscheme is not None and is_per_channel(qscheme) else None,
         quant_min=_bound(observer, "quant_min"),
         quant_max=_bound(observer, "quant_max"),
         qscheme=qscheme,
     )
+
+
+def _calculated(observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    name = type(observer).__name__
+    try:
+        scale, zero_point = observer.calculate_qparams()
+        return torch.as_tensor(scale), torch.as_tensor(zero_point)
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{name}.calculate_qparams raised {type(error).__name__}: {error}",
+            where=name,
+            fix="calculate_qparams() -> (scale, zero_point), two tensors",
+        ) from error
 
 
 def _bound(observer: Any, name: str) -> int:

@@ -29,7 +29,7 @@ from backquant.convert.scales import measured_scales
 from backquant.convert.standalone import Passed, convert_standalone_modules
 from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
-from backquant.errors import UsageError
+from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
     preserve,
@@ -162,8 +162,13 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
     """By head of each group; constant weights are measured now, the rest was in calibration."""
     found = measure_functional_weights(prepared, work)
     for head in work.prepared.sites.groups():
-        if head not in found:
+        if head in found:
+            continue
+        try:
             found[head] = measure(prepared.get_submodule(head))
+        except BackquantError as error:
+            where = f"{head}, the observer of {work.prepared.sites[head].value!r}"
+            raise type(error)(error.what, where=where, fix=error.fix) from error
     return found
 
 

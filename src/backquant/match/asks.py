@@ -14,6 +14,7 @@ from backquant.observe.protocol import (
     is_fake_quantize,
     is_fixed_qparams,
     is_observer_or_fake_quantize,
+    lacks_of_observer,
 )
 from backquant.qconfig import QConfig
 
@@ -52,13 +53,21 @@ class AskReader:
 
 
 def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
-    made = factory()
+    try:
+        made = factory()
+    except Exception as error:
+        name = getattr(factory, "__name__", repr(factory))
+        raise ConfigError(
+            f"a QConfig makes no observer: {name} raised {type(error).__name__}: {error}",
+            where=where.strip(", "),
+            fix="a class, or Class.with_args(...), that is called without arguments",
+        ) from error
     if isinstance(made, nn.Identity):  # the activation of weight-only QConfigs: not observed
         return TensorAsk(torch.float32, "Identity", spelled="PlaceholderObserver")
     if not is_observer_or_fake_quantize(made):
         raise ConfigError(
             f"a QConfig makes a {type(made).__name__}, which is neither an observer nor a "
-            "fake-quantizer",
+            f"fake-quantizer: {lacks_of_observer(made)}",
             where=where.strip(", "),
             fix="its class needs an attribute dtype, forward(x) -> x, and "
             "calculate_qparams() -> (scale, zero_point)",

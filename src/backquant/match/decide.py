@@ -124,7 +124,7 @@ class _Facts:
         for node in self.graph.calls() if self.custom.custom_modules else ():
             hit = self.hits[node.name]
             if hit.qconfig is not None and self.custom.kinds(self.graph.module_of(node)):
-                asks = self.read(hit)
+                asks = self.read(hit, node)
                 asked[node.name] = kind_asked(asks.activation, asks.weight)
         return self.custom.special(self.graph, asked)
 
@@ -135,8 +135,8 @@ class _Facts:
             str(node.target), self.graph.module_of(node)
         )
 
-    def read(self, hit: Hit) -> Asks:
-        where = f"QConfigMapping: {hit.rule}"
+    def read(self, hit: Hit, node: fx.Node) -> Asks:
+        where = f"QConfigMapping: {hit.rule}, node {node.name!r}"
         activation = self.asks.activation(hit.qconfig, where)
         return Asks(activation, self.asks.weight(hit.qconfig, where))
 
@@ -144,7 +144,7 @@ class _Facts:
         """A decision for float without reasons: what is known of a node by itself."""
         key = self.graph.key(node)
         scope = self.scopes.get(node.name)
-        asks = self.read(hit)
+        asks = self.read(hit, node)
         return Decision(
             node=node.name,
             operator=op_name(key.op) if key is not None else node.op,
@@ -201,7 +201,7 @@ def _judged(
 ) -> tuple[Decision, list[Predicate]]:
     entry = occurrence.match.entry
     roles = roles_of(occurrence, facts.graph, facts.patterns, facts.valueless)
-    asks = facts.read(hit)
+    asks = facts.read(hit, occurrence.anchor)
     ruling = facts.judge.rule(entry, config, asks, roles)
     if ruling.dtype_config is not None:
         place = facts.writer.place(entry, ruling.dtype_config)

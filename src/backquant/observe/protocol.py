@@ -18,6 +18,7 @@ __all__ = [
     "is_observer_or_fake_quantize",
     "is_placeholder",
     "is_reuse_input",
+    "lacks_of_observer",
 ]
 
 
@@ -34,6 +35,24 @@ def is_observer_or_fake_quantize(module: Any) -> bool:
     if not callable(getattr(module, "calculate_qparams", None)):
         return False
     return any(hasattr(module, name) for name in ("dtype", "target_dtype", "fake_quant_enabled"))
+
+
+def lacks_of_observer(module: Any) -> str:
+    """What ``module`` lacks to be an observer, in words; empty if it is one.
+
+    >>> lacks_of_observer(nn.ReLU())
+    'it has no method calculate_qparams() and no attribute dtype'
+    """
+    if is_observer_or_fake_quantize(module):
+        return ""
+    if not isinstance(module, nn.Module):
+        return "it is no nn.Module"
+    lacks = []
+    if not callable(getattr(module, "calculate_qparams", None)):
+        lacks.append("no method calculate_qparams()")
+    if not any(hasattr(module, name) for name in ("dtype", "target_dtype", "fake_quant_enabled")):
+        lacks.append("no attribute dtype")
+    return f"it has {' and '.join(lacks)}"
 
 
 def is_fake_quantize(module: Any) -> bool:

@@ -12,6 +12,7 @@ from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, own_buffers, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.apart import Interface, interfaces
+from backquant.prepare.conflicts import check_groups
 from backquant.prepare.custom_modules import observe_custom_modules
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.sites import Site, SiteTable, observation_sites
@@ -43,7 +44,8 @@ def insert_observers(
     outside of it. Names, order and sharing of the observers are those of PyTorch's ``prepare_fx``
     except as ``backquant.prepare.sites`` says. State: ``prepared_state(result)``.
 
-    Raises ConfigError for a QConfig that makes no observer, and for a model on several devices.
+    Raises ConfigError for a QConfig that makes no observer, for values that share an observer and
+    cannot (``backquant.prepare.conflicts``), and for a model on several devices.
 
     >>> from backquant.graph import capture
     >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
@@ -53,10 +55,12 @@ def insert_observers(
     """
     origin = Origin() if origin is None else origin
     table = observation_sites(module, plan, backend_config, qconfig_mapping, custom)
+    source = ObserverSource(backend_config, qconfig_mapping)
+    check_groups(table, plan, backend_config, source)
     prepared = rebuilt(module, own_buffers(module), PreparedModule)
     assert isinstance(prepared, PreparedModule)
     editor = GraphEditor(prepared, origin.provenance.copy())
-    _install(prepared, table, ObserverSource(backend_config, qconfig_mapping))
+    _install(prepared, table, source)
     _connect(editor, table)
     if custom is not None and custom.float_to_observed_mapping:
         observe_custom_modules(prepared, plan, qconfig_mapping, custom)

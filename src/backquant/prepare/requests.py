@@ -15,6 +15,7 @@ from torch import nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
+from backquant.match.names import pattern_text
 from backquant.match.plan import RuleRef
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.observe.protocol import (
@@ -22,6 +23,7 @@ from backquant.observe.protocol import (
     is_fixed_qparams,
     is_observer_or_fake_quantize,
     is_reuse_input,
+    lacks_of_observer,
 )
 from backquant.qconfig import QConfig, QConfigMapping
 
@@ -134,13 +136,19 @@ class ObserverSource:
         made = factory()
         if not is_observer_or_fake_quantize(made):
             raise ConfigError(
-                f"the {spec.part} of this QConfig makes a {type(made).__name__}, which is neither "
-                "an observer nor a fake-quantizer",
-                where=str(spec.rule),
+                f"the {spec.part} makes a {type(made).__name__}, which is neither an observer nor "
+                f"a fake-quantizer: {lacks_of_observer(made)}",
+                where=self._place(spec),
                 fix="its class needs an attribute dtype, forward(x) -> x, and "
                 "calculate_qparams() -> (scale, zero_point)",
             )
         return made  # type: ignore[no-any-return]
+
+    def _place(self, spec: ObserverSpec) -> str:
+        if spec.entry < 0:
+            return f"QConfigMapping: {spec.rule}"
+        pattern = self._entries[spec.entry].normal_pattern
+        return f"backend, entry {spec.entry} ({pattern_text(pattern)})"
 
     def _factory(self, spec: ObserverSpec) -> Callable[[], Any] | None:
         qconfig = self.qconfig(spec.rule)

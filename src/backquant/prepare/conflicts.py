@@ -1,0 +1,113 @@
+"""Sites that share one observer have to agree on what it gives.
+
+The observer is that of the head of the group. It has to be of the dtype that every member asks for,
+and within what the backend's entries admit for the members' operators. *Different:* PyTorch puts the
+first observer everywhere, whatever that violates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.errors import ConfigError
+from backquant.match.constraints import Refusal, check_tensor
+from backquant.match.names import dtype_name
+from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
+from backquant.prepare.requests import ObserverSource
+from backquant.prepare.roles import Role
+from backquant.prepare.sites import Site, SiteTable
+
+__all__ = ["check_groups"]
+
+
+def check_groups(
+    table: SiteTable, plan: Plan, backend_config: BackendConfig, source: ObserverSource
+) -> None:
+    """Raise ConfigError, naming entry and node, for a member that the head's observer does not suit.
+
+    >>> from backquant.qconfig import QConfigMapping
+    >>> backend = BackendConfig("b")
+    >>> check_groups(SiteTable(), Plan("b"), backend, ObserverSource(backend, QConfigMapping()))
+    """
+    _Check(table, plan, backend_config, source).run()
+
+
+class _Check:
+    """The lookups that the members share."""
+
+    def __init__(
+        self, table: SiteTable, plan: Plan, backend: BackendConfig, source: ObserverSource
+    ) -> None:
+        self._table, self._plan, self._source = table, plan, source
+        self._name = backend.name or "the backend"
+        self._entries = backend.configs
+        self._roots = {match.root: match.anchor for match in plan.matches}
+
+    def run(self) -> None:
+        for head, members in self._table.groups().items():
+            for name in members:
+                if name != head:
+                    self._check(self._table[head], self._table[name])
+
+    def _check(self, head: Site, member: Site) -> None:
+        given, asked = self._source.probe(head.spec), self._source.probe(member.spec)
+        if given.dtype != asked.dtype and not asked.reuses_input:
+            text = f"{dtype_name(given.dtype)}, and {dtype_name(asked.dtype)} is asked"
+            node = member.producer or member.readers[0]
+            raise self._conflict(head, member, text, self._roots.get(node, node))
+        ask = self._ask(head)
+        if ask is None or head.spec.part != "activation":
+            return
+        for anchor, refusal in self._refusals(ask, member):
+            text = f"{refusal.asked}, and {refusal.admitted} is admitted"
+            raise self._conflict(head, member, text, anchor)
+
+    def _ask(self, head: Site) -> TensorAsk | None:
+        """What the head's observer was asked to be, from the decision that it was made for."""
+        decision = self._decision(head)
+        return None if decision is None else decision.asked_activation
+
+    def _decision(self, site: Site) -> Decision | None:
+        node = site.producer or (site.readers[0] if site.readers else "")
+        return self._plan.decisions.get(self._roots.get(node, node))
+
+    def _refusals(self, ask: TensorAsk, member: Site) -> Iterator[tuple[str, Refusal]]:
+        """What the entries of the member's producer and readers do not admit, with their anchors.
+
+        The fixed qparams of an entry are those of its output: what it reads is measured.
+        """
+        config = self._dtype_config(member.producer) if member.role is Role.OUTPUT else None
+        if config is not None:
+            for refusal in check_tensor(ask, config.output_dtype_with_constraints):
+                yield member.producer, refusal
+        for reader in member.readers if member.role in (Role.INPUT, Role.OUTPUT) else ():
+            anchor = self._roots.get(reader, reader)
+            config = self._dtype_config(anchor)
+            if config is None:
+                continue
+            for refusal in check_tensor(ask, config.input_dtype_with_constraints):
+                if refusal.rule != "fixed-qparams":
+                    yield anchor, refusal
+
+    def _dtype_config(self, anchor: str) -> DTypeConfig | None:
+        decision = self._plan.decisions.get(anchor)
+        if decision is None or decision.dtype_config is None or decision.match is None:
+            return None
+        match = self._plan.matches[decision.match]
+        if match.kind is not MatchKind.PATTERN or not decision.quantized:
+            return None
+        return self._entries[match.entry].dtype_configs[decision.dtype_config]
+
+    def _conflict(self, head: Site, member: Site, why: str, anchor: str) -> ConfigError:
+        decision = self._plan.decisions.get(anchor)
+        entry = ""
+        if decision is not None and decision.match is not None:
+            match = self._plan.matches[decision.match]
+            entry = f"{self._name}, entry {match.entry} ({match.pattern}), "
+        return ConfigError(
+            f"values that share one observer cannot agree: that of {head.value!r} gives {why} "
+            f"for {member.value!r}",
+            where=f"{entry}node {anchor!r}",
+            fix="the same activation in the QConfigs of both, or None for one of them",
+        )
