@@ -145,7 +145,9 @@ def test_anything_else_is_refused_without_being_called(
         find_function(path)
 
 
-def test_a_refused_path_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_path_is_not_even_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bq_evil.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     for find in (find_function, find_class):
@@ -157,8 +159,7 @@ def test_a_refused_path_is_not_even_imported(tmp_path: Path, monkeypatch: pytest
 
 
 def test_no_admitted_function_takes_a_path() -> None:
-    from backquant.artifact.classes import find_class
-from backquant.artifact.functions import _functions
+    from backquant.artifact.functions import _functions
 
     names = {path.rsplit(".", 1)[1] for path in _functions()}
     assert not names & {

@@ -69,6 +69,11 @@ def test_observers_have_what_was_measured(quantized: nn.Module, row: Callable[[s
     assert first.args[1:3] == (source.scale, source.zero_point)
 
 
+def test_weights_inside_of_fused_modules(row: Callable[[str], Row]) -> None:
+    [weight] = [observer for observer in row("stem_0").observers if observer.role == "weight"]
+    assert weight.detail.startswith("8 scales on axis 0 (")
+
+
 def test_fixed_qparams(row: Callable[[str], Row]) -> None:
     output = row("sigmoid").output
     assert output is not None and (output.scale, output.zero_point) == (1 / 256, 0)

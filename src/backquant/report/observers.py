@@ -73,7 +73,13 @@ def measured_row(measured: Measured | None) -> ObserverRow:
     return replace(row, scale=float(measured.scale), zero_point=int(measured.zero_point))
 
 
-def _weights(module: Any) -> list[ObserverRow]:
+def _weights(module: nn.Module | None) -> list[ObserverRow]:
+    """Those of a reference module, and of the reference modules inside a fused one."""
+    parts = () if module is None else module.modules()
+    return [row for part in parts for row in _own_weights(part)]
+
+
+def _own_weights(module: Any) -> list[ObserverRow]:
     rows = []
     for name in getattr(module, "weight_names", ()):
         scale, dtype = (
