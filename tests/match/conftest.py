@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.ao.quantization.quantize_fx  # PyTorch's backend configs need it imported first
 import torch.nn.functional as F
 from torch import nn
+
+from against_torch.oracle import Oracle, pattern_key, torch_decides, torch_prepares
 
 
 class Residual(nn.Module):
@@ -188,85 +186,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "shared": (Shared, (torch.zeros(1, 4),)),
     "attention": (Attention, (torch.zeros(1, 3, 4), torch.zeros(1, 3, 3, dtype=torch.bool))),
 }
-
-
-@dataclass
-class Oracle:
-    """What PyTorch decides. Patterns are written with ``backquant.nn`` for ``torch.ao.nn``."""
-
-    captured_names: list[str] = field(default_factory=list)
-    fused_names: list[str] = field(default_factory=list)
-    fused_types: dict[str, str] = field(default_factory=dict)
-    matches: dict[str, tuple[str, str]] = field(default_factory=dict)  # node: anchor, pattern
-    observed: set[str] = field(default_factory=set)
-    qconfigs: dict[str, Any] = field(default_factory=dict)
-    scopes: dict[str, Any] = field(default_factory=dict)
-
-
-def pattern_key(pattern: Any) -> str:
-    """A pattern as text in which PyTorch's module classes and ours of the same name are equal."""
-    if isinstance(pattern, tuple):
-        return "(" + ", ".join(map(pattern_key, pattern)) + ")"
-    if isinstance(pattern, type):
-        module = pattern.__module__.replace("torch.ao.nn", "backquant.nn")
-        package = module.partition(".modules")[0].replace("torch.nn", "nn")
-        for part in ("qat.dynamic", "intrinsic.qat", "qat", "intrinsic", "quantized.reference"):
-            if f".nn.{part}" in f".{package}":
-                return f"{part}.{pattern.__name__}"
-        return pattern.__name__
-    return pattern if isinstance(pattern, str) else f"{pattern!r}".partition(" at 0x")[0]
-
-
-def torch_decides(
-    model: nn.Module, inputs: tuple[Any, ...], mapping: Any, backend: Any, is_qat: bool = False
-) -> Oracle:
-    """PyTorch's capture, fusion, matches and observed nodes."""
-    from torch.ao.quantization.fx import match_utils, pattern_utils, quantize_handler, tracer
-    from torch.ao.quantization.fx.fuse import fuse
-
-    found = Oracle()
-    own = copy.deepcopy(model)
-    trace = tracer.QuantizationTracer([], [])
-    captured = torch.fx.GraphModule(own, trace.trace(own))
-    found.captured_names = [node.name for node in captured.graph.nodes]
-    found.scopes = dict(trace.node_name_to_scope)
-    fused = fuse(captured, is_qat, None, backend)
-    modules = dict(fused.named_modules(remove_duplicate=False))
-    found.fused_names = [node.name for node in fused.graph.nodes]
-    found.fused_types = {
-        node.name: pattern_key(type(modules[node.target]))
-        for node in fused.graph.nodes
-        if node.op == "call_module"
-    }
-    handlers = pattern_utils._sorted_patterns_dict(
-        quantize_handler._get_pattern_to_quantize_handlers(backend)
-    )
-    getters = {
-        pattern: config._root_node_getter
-        for pattern, config in backend._pattern_complex_format_to_config.items()
-        if config._root_node_getter is not None
-    }
-    matches = match_utils._find_matches(fused.graph, modules, handlers, getters, [], [], [])
-    found.matches = {
-        name: (match[0].name, pattern_key(match[2])) for name, match in matches.items()
-    }
-    attributes = torch_prepares(model, inputs, mapping, backend, is_qat)
-    found.observed = set(attributes.observed_node_names)
-    found.qconfigs = dict(attributes.node_name_to_qconfig)
-    return found
-
-
-def torch_prepares(
-    model: nn.Module, inputs: tuple[Any, ...], mapping: Any, backend: Any, is_qat: bool = False
-) -> Any:
-    """What PyTorch remembers of prepare: observed names, the QConfig of each node."""
-    from torch.ao.quantization.quantize_fx import prepare_fx, prepare_qat_fx
-
-    prepare = prepare_qat_fx if is_qat else prepare_fx
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the oracle's own
-        prepared = prepare(copy.deepcopy(model), mapping, inputs, backend_config=backend)
-    return prepared.meta["_observed_graph_module_attrs"]
 
 
 @pytest.fixture(params=sorted(MODELS))

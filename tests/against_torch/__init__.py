@@ -1,0 +1,1 @@
+"""Random models, and each step of ours beside PyTorch's on them. Shared by tests and tools."""

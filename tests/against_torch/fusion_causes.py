@@ -1,0 +1,64 @@
+"""Fusions that PyTorch gets wrong or fails on; ours are compared without it."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.match import Fusion
+
+__all__ = ["fusion_causes"]
+
+CONFLICT = "calls of one module are fused differently: the last one wins in PyTorch"
+CONSTANT = "onednn fuses the sum with a constant, or of a value with itself"
+SEQUENCES = "a batch norm over sequences is folded into the linear layer before it"
+
+
+def fusion_causes(module: fx.GraphModule, fusions: Iterable[Fusion], backend: str) -> set[str]:
+    """The known defects of PyTorch's fusion that this captured graph runs into."""
+    causes = set()
+    if _conflict(module, list(fusions)):
+        causes.add(CONFLICT)
+    modules = dict(module.named_modules())
+    if backend == "onednn" and any(_fuses_wrongly(node, modules) for node in module.graph.nodes):
+        causes.add(CONSTANT)
+    if any(_folds_sequences(node, modules) for node in module.graph.nodes):
+        causes.add(SEQUENCES)
+    return causes
+
+
+def _conflict(module: fx.GraphModule, fusions: list[Fusion]) -> bool:
+    targets = {node.name: node.target for node in module.graph.nodes}
+    calls = Counter(node.target for node in module.graph.nodes if node.op == "call_module")
+    kinds: dict[Any, set[Any]] = {}
+    fused: Counter[Any] = Counter()
+    for fusion in fusions:
+        root = targets[fusion.root]
+        parts = tuple(targets[name] for name in fusion.nodes)
+        kinds.setdefault(root, set()).add((fusion.entry, parts))
+        fused[root] += 1
+    return any(len(kinds[root]) > 1 or fused[root] < calls[root] for root in kinds)
+
+
+def _fuses_wrongly(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """``y + y`` and ``y + 1`` behind a convolution."""
+    if node.target not in (operator.add, torch.add) or len(node.args) < 2:
+        return False
+    one, two = node.args[:2]
+    if one is two:
+        return True
+    kinds = (nn.Conv2d, nn.BatchNorm2d)
+    nodes = [value for value in (one, two) if isinstance(value, fx.Node)]
+    return len(nodes) < 2 and any(isinstance(modules.get(str(n.target)), kinds) for n in nodes)
+
+
+def _folds_sequences(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if not isinstance(modules.get(str(node.target)), nn.BatchNorm1d):
+        return False
+    below = node.args[0]
+    return isinstance(below, fx.Node) and isinstance(modules.get(str(below.target)), nn.Linear)

@@ -1,0 +1,99 @@
+"""Lowered kernels one by one: each gets the integers of the reference model, and gives its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.lower import QuantizedModel
+from backquant.lower.boundaries import is_boundary
+from backquant.lower.kernels.boundary import saturate
+from backquant.lower.qdq import is_quantize
+
+__all__ = ["KernelCheck", "check_kernels"]
+
+
+@dataclass(frozen=True)
+class KernelCheck:
+    """``checked``: kernels compared; ``worst``: the largest distance in integer steps, at ``node``."""
+
+    checked: int = 0
+    worst: int = 0
+    node: str = ""
+
+
+class _Recorder(fx.Interpreter):
+    """Keeps the value of every node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return value
+
+
+class _Forced(fx.Interpreter):
+    """Compares the value of each kernel with the expected one, and goes on with that."""
+
+    def __init__(self, module: fx.GraphModule, expected: dict[str, torch.Tensor]) -> None:
+        super().__init__(module)
+        self.expected = expected
+        self.found = KernelCheck()
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        expected = self.expected.get(n.name)
+        if expected is None or not isinstance(value, torch.Tensor):
+            return value
+        assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
+        distance = int((value.int() - expected.int()).abs().max()) if value.numel() else 0
+        worst = max(distance, self.found.worst)
+        node = n.name if distance == worst and distance > self.found.worst else self.found.node
+        self.found = KernelCheck(self.found.checked + 1, worst, node)
+        return expected.clone()
+
+
+def check_kernels(
+    reference: fx.GraphModule, lowered: QuantizedModel, batch: torch.Tensor
+) -> KernelCheck:
+    """How far each kernel of ``lowered`` is from ``reference`` (decomposed), given the same integers."""
+    recorder = _Recorder(reference)
+    with torch.no_grad():
+        recorder.run(batch.clone())
+        nodes = {node.name: node for node in reference.graph.nodes}
+        last = {name: use.nodes[-1] for use in lowered.kernels for name in use.nodes}
+        expected: dict[str, torch.Tensor] = {}
+        for node in lowered.graph_module.graph.nodes:
+            replaced = node.name.removesuffix("_lowered")
+            if replaced == node.name or replaced not in last:
+                continue
+            quantize = _only_quantize(nodes[last[replaced]])
+            result = _saturated(node)
+            if quantize is not None and _same_grid(result, quantize):
+                expected[result.name] = recorder.values[quantize.name]
+        forced = _Forced(lowered.graph_module, expected)
+        forced.run(batch.clone())
+    return forced.found
+
+
+def _only_quantize(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and is_quantize(users[0]) else None
+
+
+def _saturated(kernel: fx.Node) -> fx.Node:
+    """The clamp to a reduced range that follows a kernel, or the kernel."""
+    users = list(kernel.users)
+    return users[0] if len(users) == 1 and users[0].target is saturate else kernel
+
+
+def _same_grid(kernel: fx.Node, quantize: fx.Node) -> bool:
+    """Whether the kernel's readers take its integers to be on the grid of ``quantize``."""
+    wanted = tuple(quantize.args[1:3])
+    return all(tuple(user.args[1:3]) == wanted for user in kernel.users if is_boundary(user))
