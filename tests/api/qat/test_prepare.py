@@ -186,6 +186,41 @@ def test_preserved_attributes_and_untraced_modules(qat):
     assert torch.equal(model[1].fc.weight, copy.deepcopy(model)[1].fc.weight)
 
 
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.bn = nn.BatchNorm2d(3)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.bn(self.conv(x)))
+
+
+def test_standalone_modules_train_fused_too(qat, unchanged):
+    """PyTorch swaps modules before it comes to fuse a standalone one, and leaves its batch norm out."""
+    model, shape = nn.Sequential(nn.Conv2d(3, 3, 1), Inner(), nn.Conv2d(3, 2, 1)), (4, 3, 6, 6)
+    custom = backquant.PrepareCustomConfig().set_standalone_module_name("1", None, (), None, None)
+    with unchanged(model):
+        prepared = backquant.prepare_qat_fx(
+            model,
+            backquant.get_default_qat_qconfig_mapping("x86"),
+            torch.randn(shape),
+            custom,
+            backend_config=backquant.get_x86_backend_config(),
+        )
+        assert type(prepared.get_submodule("1.conv")) is nniqat.ConvBnReLU2d
+        qat.train(prepared, shape, range(20))
+        prepared.apply(backquant.disable_observer).eval()
+        x = torch.randn(shape)
+        reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
+        with torch.no_grad():
+            expected, lowered = reference(x), backquant.convert_fx(prepared)(x)
+    assert type(reference.get_submodule("1.conv")[0]).__name__ == "Conv2d"
+    scale = next(reversed(reference.graph.nodes)).args[0].args[1]
+    assert (lowered - expected).abs().max() <= 1.001 * scale
+
+
 def test_dict_forms_are_accepted():
     mapping = {"": backquant.get_default_qat_qconfig("x86")}
     backend = backquant.get_x86_backend_config().to_dict()

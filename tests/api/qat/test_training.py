@@ -64,6 +64,16 @@ def _scales(reference):
     return [node.args[1] for node in (returned if isinstance(returned, tuple) else (returned,))]
 
 
+@pytest.mark.parametrize("engine", ["x86", "fbgemm", "onednn", "qnnpack"])
+def test_every_engine_computes_the_reference(qat, model_name, engine):
+    model, shape = qat.model(model_name)
+    prepared = qat.ours(model, torch.randn(shape), engine)
+    qat.train(prepared, shape, range(10))
+    x = torch.randn(shape)
+    reference = backquant.convert_to_reference_fx(prepared.eval(), dialect="decomposed")
+    _compare_lowered(backquant.convert_fx(prepared), reference, x)
+
+
 def test_lowered_equals_torchs_lowered_bit_for_bit(qat):
     """Where the engine's kernels are the same and activations use all 8 bits: qnnpack."""
     model, shape = qat.model("signal")
