@@ -295,7 +295,7 @@ class TestBatchNormsWithoutModuleForTraining:
     """Behind a transposed convolution: trained as they are, folded at conversion; PyTorch raises."""
 
     def prepared(self, qat, dims, backend):
-        convt = getattr(nn, f"ConvTranspose{dims}d")(3, 4, 2, 2)
+        convt = getattr(nn, f"ConvTranspose{dims}d")(3, 4, 3, 2)  # a height of 2 has no kernel
         model = nn.Sequential(convt, getattr(nn, f"BatchNorm{dims}d")(4), nn.Identity())
         return qat.ours(model, torch.randn(2, 3, *[4] * dims), backend)
 
