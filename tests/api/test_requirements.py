@@ -58,10 +58,8 @@ def test_shares() -> None:
         CoverageError, match=r"60\.0% of the multiply-adds .* and 61\.0% is required"
     ) as caught:
         check_requirement(REPORT, 0.61)
-    assert caught.value.where == "enc.fc2 (Linear): range, asked int16, admitted int8" or (
-        caught.value.where
-        == "enc.fc2 (Linear), add (operator.add): range, asked int16, admitted int8"
-    )
+    operators = "enc.fc2 (Linear), add (operator.add)"
+    assert caught.value.where == f"{operators}: range, asked int16, admitted int8"
     assert caught.value.fix.startswith("the_fix()\n")
 
 
