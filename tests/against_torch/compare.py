@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,13 +118,14 @@ class _Run:
             theirs = self.backend.torch_prepare(self.model, self.batches[0])
             ours = self._prepare()
             if _differs(ours, theirs):
-                self._explained(self._under_torch_rules(theirs))
+                same = self._under_torch_rules(theirs)
+                self._compare_references(same, theirs)
                 self._check_alone(ours)
                 return
             self._compare_references(ours, theirs)
             self._compare_lowered(ours, theirs)
 
-    def _explained(self, causes: Sequence[str]) -> None:
+    def _explained(self, causes: Iterable[str]) -> None:
         self.result.verdict, self.result.causes = "explained", tuple(sorted(causes))
 
     # -- step 1 ------------------------------------------------------------------------------------
@@ -165,20 +166,23 @@ class _Run:
             self.model, self.backend.mapping(), example, backend_config=self.backend.ours
         )
 
-    def _under_torch_rules(self, theirs: fx.GraphModule) -> set[str]:
-        """The rules that make the difference. Raises Difference when the model differs under them."""
+    def _under_torch_rules(self, theirs: fx.GraphModule) -> PreparedModule:
+        """Our prepared model under PyTorch's rules, which is PyTorch's; notes the rules that matter."""
         made: list[TorchPlacement] = []
 
         def place(*arguments: Any) -> TorchPlacement:
             made.append(TorchPlacement(*arguments))
             return made[-1]
 
-        with mock.patch("backquant.prepare.placement.Placement", place):
+        unchecked = mock.patch("backquant.prepare.insert.check_groups", lambda *_: None)
+        with mock.patch("backquant.prepare.placement.Placement", place), unchecked:
             ours = self._prepare()
+        causes = made[-1].causes
         difference = _differs(ours, theirs)
-        if difference or not made[-1].causes:
-            raise Difference(f"under PyTorch's rules, {sorted(made[-1].causes)}: {difference}")
-        return made[-1].causes
+        if difference or not causes:
+            raise Difference(f"under PyTorch's rules, {sorted(causes)}: {difference}")
+        self._explained(causes)
+        return ours
 
     # -- steps 3 and 4 -----------------------------------------------------------------------------
 

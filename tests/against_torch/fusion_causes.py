@@ -50,11 +50,12 @@ def _fuses_wrongly(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.target not in (operator.add, torch.add) or len(node.args) < 2:
         return False
     one, two = node.args[:2]
-    if one is two:
-        return True
     kinds = (nn.Conv2d, nn.BatchNorm2d)
-    nodes = [value for value in (one, two) if isinstance(value, fx.Node)]
-    return len(nodes) < 2 and any(isinstance(modules.get(str(n.target)), kinds) for n in nodes)
+    convolved = [
+        isinstance(value, fx.Node) and isinstance(modules.get(str(value.target)), kinds)
+        for value in (one, two)
+    ]
+    return any(convolved) and (one is two or not isinstance(two, fx.Node))
 
 
 def _folds_sequences(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

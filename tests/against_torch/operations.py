@@ -176,7 +176,7 @@ ACTIVATIONS = [
     _module("LeakyReLU", nn.LeakyReLU, weight=0.5),
     _module("ELU", nn.ELU, weight=0.5),
     _module("GELU", nn.GELU, weight=0.5),
-    _module("Softmax", lambda: nn.Softmax(-1), weight=0.5),
+    _module("Softmax", lambda: nn.Softmax(1), weight=0.5),
     _module("Dropout", nn.Dropout),
     _module("Identity", nn.Identity, weight=0.5),
     Operation("F.relu", lambda m, x, y: F.relu(x), keyword=lambda m, x, y: F.relu(input=x)),
