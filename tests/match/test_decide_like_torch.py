@@ -44,7 +44,9 @@ def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamesp
     fused, scopes, provenance = apply_fusion(
         captured.module, captured.scopes, fusions, backend, is_qat=False
     )
-    decided = make_plan(fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions)
+    decided = make_plan(
+        fused, scopes, backend, get_default_qconfig_mapping(engine), fusions=fusions
+    )
     return SimpleNamespace(
         captured=captured, fused=fused, plan=decided, backend=backend, provenance=provenance
     )

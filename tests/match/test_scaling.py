@@ -64,7 +64,9 @@ def test_depth_needs_no_recursion() -> None:
 
     backend = get_backend_config("x86")
     captured = capture(Chain())
-    decided = make_plan(captured.module, captured.scopes, backend, get_default_qconfig_mapping("x86"))
+    decided = make_plan(
+        captured.module, captured.scopes, backend, get_default_qconfig_mapping("x86")
+    )
     assert len(decided.decisions) == 3000
     assert all(decision.quantized for decision in decided.decisions.values())
 

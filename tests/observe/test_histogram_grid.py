@@ -36,7 +36,9 @@ def test_every_finite_value_lies_in_one_bin_of_a_power_of_two(data: list[float],
         sign = 1 if key >= 0 else -1
         inside = [v for v in data if near <= sign * v < far and (v >= 0) == (key >= 0)]
         steps = 1 << min(12, 23 - bits)
-        places = [int((Fraction(abs(v)) - Fraction(near)) * steps / Fraction(far - near)) for v in inside]
+        places = [
+            int((Fraction(abs(v)) - Fraction(near)) * steps / Fraction(far - near)) for v in inside
+        ]
         assert (number, first, second) == (len(places), sum(places), sum(p * p for p in places))
 
 
@@ -56,7 +58,9 @@ def test_values_that_count_several_times(data: list[float], times: int) -> None:
     assert same(count(x, 7, times), count(x.repeat(times), 7))
 
 
-@given(data=values.filter(lambda v: any(map(torch.isfinite, torch.tensor(v)))), bits=st.integers(0, 10))
+@given(
+    data=values.filter(lambda v: any(map(torch.isfinite, torch.tensor(v)))), bits=st.integers(0, 10)
+)
 def test_values_lie_where_the_spread_says(data: list[float], bits: int) -> None:
     x = torch.tensor(data, dtype=torch.float32)
     x = x[x.isfinite()]

@@ -20,7 +20,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """One epoch on some of the images."""
     data = digits.load_digits()
     few = digits.Digits(
-        data.train_images[:320], data.train_labels[:320], data.test_images[:64], data.test_labels[:64]
+        data.train_images[:320],
+        data.train_labels[:320],
+        data.test_images[:64],
+        data.test_labels[:64],
     )
     monkeypatch.setattr(digits, "load_digits", lambda: few)
     monkeypatch.setattr(command, "EPOCHS", 1)
