@@ -62,7 +62,8 @@ def best_range(values: Spread, target: QuantRange, eps: Tensor) -> tuple[Tensor,
         promising = sketched.topk(min(examined, len(sketched)), largest=False).indices
         ranges = torch.stack((low[promising], high[promising]))
         ranges = torch.cat((extremes[:, None], best[:, None], ranges), 1)
-        scale, zero_point = affine_qparams(*ranges.to(torch.float32), target, eps)
+        starts, stops = ranges.to(torch.float32)
+        scale, zero_point = affine_qparams(starts, stops, target, eps)
         error = squared_error((lower, upper), weight, scale, zero_point, target)
         best = ranges[:, error.argmin()]  # the first of equals
     low, high = best.to(torch.float32)
