@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import backquant
 from backquant import QConfig, QConfigMapping
+from backquant.errors import ArtifactError
 from backquant.lower import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
@@ -50,7 +52,7 @@ class Zoo(nn.Module):
         a, b = torch.cat([x, self.drop(x)], 1).chunk(2, 1)
         x = self.depth(a * b + 2)
         x = self.layer(x.permute(0, 2, 3, 1)).mean([1, 2])
-        return self.soft(self.fc(x).reshape(-1, 4))
+        return self.soft(self.fc(x))
 
 
 class Recurrent(nn.Module):
@@ -140,3 +142,38 @@ def test_other_observers(round_trip: Again) -> None:
         (IMAGES,),
         round_trip,
     )
+
+
+class Leaves(nn.Module):
+    """Modules that no backend quantizes statically, between two that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.lstm, self.norm = nn.LSTM(8, 8, batch_first=True), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.encoder(self.first(x))
+        x = self.lstm(self.attention(x, x, x)[0])[0]
+        return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_leaves_that_stay_float(round_trip: Again) -> None:
+    model = backquant.quantize(Leaves(), calibration=[STEPS])
+    floats = {row.operator for row in model.report.float_rows}
+    assert {"TransformerEncoderLayer", "MultiheadAttention", "LSTM"} <= floats
+    check(model, (STEPS,), round_trip)
+
+
+def test_a_parametrized_module_in_float_is_refused_by_name(tmp_path: Path) -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), normed)
+    mapping = backquant.get_default_qconfig_mapping("x86").set_module_name("1", None)
+    model = backquant.quantize(net, calibration=[IMAGES], qconfig_mapping=mapping)
+    with pytest.raises(ArtifactError, match="ParametrizedConv2d"):
+        backquant.save(model, tmp_path / "model.bq")
+    torch.nn.utils.parametrize.remove_parametrizations(normed, "weight")
+    again = backquant.quantize(net, calibration=[IMAGES], qconfig_mapping=mapping)
+    backquant.save(again, tmp_path / "model.bq")
