@@ -16,6 +16,7 @@ from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import capture_for_training, own_tensors
 from backquant.match import plan_fusion
+from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.prepare import (
     Asked,
     PreparedModule,
@@ -27,6 +28,8 @@ from backquant.prepare import (
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = ["prepare_qat_fx"]
+
+_SHOWN = 10
 
 
 def prepare_qat_fx(
@@ -50,7 +53,8 @@ def prepare_qat_fx(
     PyTorch raises.
 
     As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons,
-    and says so if the model computes something else in the other mode.
+    and says so if the model computes something else in the other mode, or if the QConfigs make
+    observers, which round nothing.
 
     Args:
         model: a module that can be traced symbolically, in training mode as a rule.
@@ -81,8 +85,29 @@ def prepare_qat_fx(
     asked = Asked(backend, mapping, custom)
     graph = _fused(model, backend, custom)
     prepared = observe_quantized_inputs(_prepared(graph, asked))
-    warn_of_skipped(prepared_state(prepared).plan, *filter(None, [graph.difference]))
+    notes = (graph.difference, _unrounded(prepared, backend.name))
+    warn_of_skipped(prepared_state(prepared).plan, *filter(None, notes))
     return prepared
+
+
+def _unrounded(prepared: PreparedModule, backend: str) -> str:
+    """The modules whose weight is only measured, because the QConfig makes observers."""
+    trained = (
+        (path, getattr(module, "weight_fake_quant", None))
+        for path, module in prepared.named_modules()
+    )
+    names = [
+        path
+        for path, measures in trained
+        if measures is not None and not (is_fake_quantize(measures) or is_placeholder(measures))
+    ]
+    if not names:
+        return ""
+    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return (
+        f"{', '.join(names[:_SHOWN])}{more} train without rounding: their QConfig makes observers, "
+        f"not fake quantize modules\n  fix    get_default_qat_qconfig_mapping({backend!r})"
+    )
 
 
 def _prepared(graph: _FusedForTraining, asked: Asked) -> PreparedModule:

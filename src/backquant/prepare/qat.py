@@ -66,5 +66,10 @@ def _made(qat_class: type[nn.Module], float_module: nn.Module, path: str) -> nn.
             where=f"module {path!r}",
             fix=f"class {qat_class.__name__}:\n    @classmethod\n    def from_float(cls, module): ...",
         )
-    made: nn.Module = from_float(float_module)
+    try:
+        made: nn.Module = from_float(float_module)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=f"module {path!r}: {error.where}", fix=error.fix
+        ) from error
     return made.train(float_module.training)

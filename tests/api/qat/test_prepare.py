@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.ao.quantization as tq
 from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
 
 import backquant
 from backquant.errors import CaptureError, ConfigError, InputError
@@ -131,6 +132,18 @@ def test_one_warning_lists_what_stays_float_and_why():
     assert "2 operators stay float on x86" in text
     assert "qint8" in text and "quint8" in text
     assert caught[0].filename == __file__
+
+
+def test_observers_in_place_of_fake_quantize_are_pointed_out(qat):
+    model, shape = qat.model("perceptron")
+    mapping = backquant.get_default_qconfig_mapping("x86")  # for calibration
+    with pytest.warns(UserWarning, match="train without rounding") as caught:
+        prepared = qat.ours(model, torch.randn(shape), mapping=mapping)
+    [warning] = caught
+    text = str(warning.message)
+    assert "layers.0, layers.3, layers.5" in text
+    assert "get_default_qat_qconfig_mapping('x86')" in text
+    qat.train(prepared, shape, range(2))
 
 
 def test_skipped_modules_stay_float_modules(qat):
@@ -289,6 +302,54 @@ class TestRefusals:
                 torch.zeros(2, 4),
                 backend_config=backend,
             )
+
+
+class TestParametrizations:
+    """Weights that are computed from others: their parts train."""
+
+    def trained(self, qat, linear):
+        model = nn.Sequential(linear, nn.ReLU(), nn.Linear(5, 2))
+        prepared = qat.ours(model, torch.randn(4, 6))
+        qat.train(prepared, (4, 6), range(10))
+        return prepared.apply(backquant.disable_observer).eval()
+
+    @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
+    def test_they_train_and_convert(self, qat, name):
+        linear = getattr(parametrizations, name)(nn.Linear(6, 5))
+        before = {key: value.clone() for key, value in linear.state_dict().items()}
+        prepared = self.trained(qat, linear)
+        assert any("parametrizations" in key for key, _ in prepared.named_parameters())
+        assert all(torch.equal(linear.state_dict()[key], value) for key, value in before.items())
+        reference = backquant.convert_to_reference_fx(prepared)
+        weight = reference.get_submodule("0")[0].get_weight()
+        trained = prepared.get_submodule("0")
+        with torch.no_grad():
+            torch.testing.assert_close(weight, trained.weight_fake_quant(trained.weight))
+
+    def test_weight_norm_trains_as_in_torch(self, qat):
+        model = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU())
+        x = torch.randn(4, 6)
+        qat.train_both(qat.ours(model, x), qat.theirs(model, x), (4, 6), steps=10)
+
+    def test_with_batch_norm_where_torch_raises(self, qat):
+        linear = parametrizations.weight_norm(nn.Linear(6, 5))
+        model = nn.Sequential(linear, nn.BatchNorm1d(5))
+        with pytest.raises(TypeError):
+            qat.theirs(model, torch.randn(4, 6))
+        prepared = qat.ours(model, torch.randn(4, 6))
+        qat.train(prepared, (4, 6), range(3))
+        assert type(backquant.convert_to_reference_fx(prepared).get_submodule("0")).__name__
+
+    @pytest.mark.parametrize("how", ["prune", "weight_norm"])
+    def test_a_weight_that_a_hook_computes_is_refused(self, qat, how):
+        linear = nn.Linear(6, 5)
+        if how == "prune":
+            prune.l1_unstructured(linear, "weight", 0.5)
+        else:
+            with pytest.warns(FutureWarning, match="weight_norm` is deprecated"):
+                weight_norm(linear)
+        with pytest.raises(ConfigError, match=r"(?s)computed by a hook.*module '0'.*prune.remove"):
+            qat.ours(nn.Sequential(linear), torch.randn(4, 6))
 
 
 class TestBatchNormsWithoutModuleForTraining:

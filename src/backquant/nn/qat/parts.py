@@ -104,12 +104,30 @@ def adopt(qat: nn.Module, root: nn.Module, float_module: nn.Module) -> None:
 def take_parameters(qat: nn.Module, linear: nn.Module) -> None:
     """Let ``qat`` share weight and bias of ``linear``, with their parametrizations.
 
+    Raises ``ConfigError`` for a weight that a hook computes (``nn.utils.weight_norm``, ``prune``).
+
     >>> a, b = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> take_parameters(a, b); a.weight is b.weight
     True
     """
     for name in ("weight", "bias"):
         if is_parametrized(linear, name):
+            qat.register_parameter(name, nn.Parameter(_a_value(linear, name).detach()))
             transfer_parametrizations_and_params(linear, qat, name)
         elif hasattr(linear, name):  # embeddings have no bias
-            setattr(qat, name, getattr(linear, name))
+            value = getattr(linear, name)
+            if value is not None and not isinstance(value, nn.Parameter):
+                raise ConfigError(
+                    f"a {name} that is computed by a hook (old weight norm, pruning) cannot be trained",
+                    where=f"{linear}",
+                    fix=f"torch.nn.utils.prune.remove(module, '{name}')  # or remove_weight_norm, or "
+                    "torch.nn.utils.parametrizations.weight_norm instead",
+                )
+            setattr(qat, name, value)
+
+
+def _a_value(module: nn.Module, name: str) -> torch.Tensor:
+    """A tensor to set parametrizations up with: the original, whose use changes none of their state."""
+    parametrized = module.parametrizations[name]  # type: ignore[index]
+    original: torch.Tensor | None = getattr(parametrized, "original", None)
+    return getattr(module, name) if original is None else original
