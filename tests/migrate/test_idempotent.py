@@ -57,7 +57,7 @@ def program(parts: list[tuple[tuple[str, str], str, str]]) -> str:
     return "\n".join(["# a program", *imports, "", *body, ""])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(st.one_of(use, use, use, hand), min_size=1, max_size=6))
 def test_random_programs(parts: list[tuple[tuple[str, str], str, str]]) -> None:
     result = migrate_source(program(parts), "a.py")
@@ -67,7 +67,7 @@ def test_random_programs(parts: list[tuple[tuple[str, str], str, str]]) -> None:
     assert {(f.kind, f.what) for f in again.findings} == {(f.kind, f.what) for f in result.findings}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(use, min_size=1, max_size=6))
 def test_names_stand_for_backquants(parts: list[tuple[tuple[str, str], str, str]]) -> None:
     """Run the migrated program, without torch.ao, and look at what its names are."""
@@ -93,7 +93,7 @@ STATEMENTS = sorted(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=12))
 def test_random_mixtures_of_the_corpus(statements: list[str]) -> None:
     """Statements of all files, mixed: imports twice, missing, after their use, rebound names."""
