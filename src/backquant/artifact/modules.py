@@ -4,7 +4,7 @@
    (kernel modules: their packed weights are rebuilt).
 2. A ``torch.fx.GraphModule`` is written as its graph, its children and its preserved attributes.
 3. Any other module of an admitted package is written attribute by attribute.
-4. A module of another class (the user's own leaf), or with hooks, is refused by name.
+4. A module of another class (the user's own leaf), or with hooks on its calls, is refused by name.
 5. A module that stands in several places is written once.
 """
 
@@ -38,7 +38,8 @@ class _Storable(Protocol):
 
 
 _INTERNAL = frozenset(nn.Module().__dict__)
-_HOOKS = tuple(name for name in _INTERNAL if name.endswith("_hooks"))
+# Hooks on calls; those on state_dicts compute nothing and are left out.
+_HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks") and "state_dict" not in n)
 _UNDO = {
     "WeightNorm": "torch.nn.utils.remove_weight_norm(module)",
     "SpectralNorm": "torch.nn.utils.remove_spectral_norm(module)",
