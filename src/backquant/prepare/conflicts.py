@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
 from backquant.errors import ConfigError
 from backquant.match.constraints import Refusal, check_tensor
 from backquant.match.names import dtype_name
 from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
+from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import Site, SiteTable
@@ -77,27 +78,30 @@ class _Check:
 
         The fixed qparams of an entry are those of its output: what it reads is measured.
         """
-        config = self._dtype_config(member.producer) if member.role is Role.OUTPUT else None
-        if config is not None:
-            for refusal in check_tensor(ask, config.output_dtype_with_constraints):
+        if member.role is Role.OUTPUT:
+            admitted = [c.output_dtype_with_constraints for c in self._configs(member.producer)]
+            for refusal in _refused_by_all(ask, admitted):
                 yield member.producer, refusal
         for reader in member.readers if member.role in (Role.INPUT, Role.OUTPUT) else ():
             anchor = self._roots.get(reader, reader)
-            config = self._dtype_config(anchor)
-            if config is None:
-                continue
-            for refusal in check_tensor(ask, config.input_dtype_with_constraints):
+            admitted = [c.input_dtype_with_constraints for c in self._configs(anchor)]
+            for refusal in _refused_by_all(ask, admitted):
                 if refusal.rule != "fixed-qparams":
                     yield anchor, refusal
 
-    def _dtype_config(self, anchor: str) -> DTypeConfig | None:
+    def _configs(self, anchor: str) -> list[DTypeConfig]:
+        """What may apply at ``anchor``: the chosen one; all where the dtype is that of the input."""
         decision = self._plan.decisions.get(anchor)
         if decision is None or decision.dtype_config is None or decision.match is None:
-            return None
+            return []
         match = self._plan.matches[decision.match]
         if match.kind is not MatchKind.PATTERN or not decision.quantized:
-            return None
-        return self._entries[match.entry].dtype_configs[decision.dtype_config]
+            return []
+        configs = self._entries[match.entry].dtype_configs
+        ask = decision.asked_activation
+        if ask is not None and ask.observer == ReuseInputObserver.__name__:
+            return configs
+        return [configs[decision.dtype_config]]
 
     def _conflict(self, head: Site, member: Site, why: str, anchor: str) -> ConfigError:
         decision = self._plan.decisions.get(anchor)
@@ -111,3 +115,9 @@ class _Check:
             where=f"{entry}node {anchor!r}",
             fix="the same activation in the QConfigs of both, or None for one of them",
         )
+
+
+def _refused_by_all(ask: TensorAsk, admitted: list[DTypeWithConstraints]) -> list[Refusal]:
+    """The refusals of the first, if none of ``admitted`` takes what is asked."""
+    refusals = [list(check_tensor(ask, constraints)) for constraints in admitted]
+    return refusals[0] if refusals and all(refusals) else []
