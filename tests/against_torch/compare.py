@@ -33,7 +33,7 @@ from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.lower import QuantizedModel
-from backquant.match import make_plan, plan_fusion
+from backquant.match import Plan, make_plan, plan_fusion
 from backquant.prepare import PreparedModule, prepared_state
 
 __all__ = ["Comparison", "Lowered", "compare"]
@@ -191,8 +191,7 @@ class _Run:
             ours(batch.clone())
             theirs(batch.clone())
         observed = set(theirs.meta["_observed_graph_module_attrs"].observed_node_names)
-        decisions = prepared_state(ours).plan.decisions
-        _same("quantized nodes", {n for n, d in decisions.items() if d.quantized}, observed)
+        _same("quantized nodes", _as_torch_counts(prepared_state(ours).plan), observed)
         expected = self.backend.torch_reference(theirs)
         self.reference = convert_to_reference_fx(ours, dialect="decomposed")
         _same("qparams", _qparams(self.reference), _qparams(expected))
@@ -270,6 +269,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         value = tuple(value.values())
     return list(value) if isinstance(value, tuple) else [value]
+
+
+def _as_torch_counts(plan: Plan) -> set[str]:
+    """Quantized nodes, and those that found no qparams to share: PyTorch counts them."""
+    return {
+        name
+        for name, decision in plan.decisions.items()
+        if decision.quantized or any(r.rule == "nothing-to-share" for r in decision.reasons)
+    }
 
 
 def _qparams(reference: fx.GraphModule) -> list[tuple[Any, ...]]:

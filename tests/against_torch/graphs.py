@@ -107,7 +107,10 @@ class _Builder:
         count = len(self.model.parts)
         step = Step(operation, first, second, self._modules(operation, first, second))
         values = [value.clone() for value in self.values]
-        result = self.model.apply_step(step, values)
+        try:
+            result = self.model.apply_step(step, values)
+        except ValueError:  # two halves of one channel
+            result = torch.empty(0)
         if not self._usable(result):
             del self.model.parts[count:]
             self.made = {k: m for k, m in self.made.items() if all(i < count for i in m)}
