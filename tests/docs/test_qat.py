@@ -54,18 +54,20 @@ def test_observers_follow_in_evaluation_mode() -> None:
     assert prepared.get_submodule("activation_post_process_0").activation_post_process.max_val == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "divisor"),
-    [(backquant.FusedMovingAvgObsFakeQuantize, 127), (backquant.FakeQuantize, 127.5)],
-)
-def test_the_scale_that_is_trained_with(kind: Any, divisor: float) -> None:
-    weight = kind(
-        backquant.MovingAveragePerChannelMinMaxObserver,
-        quant_min=-128,
-        quant_max=127,
-        dtype=torch.qint8,
-        qscheme=torch.per_channel_symmetric,
-    )
-    weight(torch.tensor([[0.5, -1.0]]))
-    assert weight.scale == pytest.approx(1 / divisor)
-    assert weight.calculate_qparams()[0] == pytest.approx(1 / 127.5)
+@pytest.mark.parametrize("row", [[0.5, -1.0], [-0.5, 1.0], [1.0, -1.0]])
+def test_the_scale_that_is_trained_with(row: list[float]) -> None:
+    converted = max(max(row), -min(row)) / 127.5
+    for kind, trained in (
+        (backquant.FusedMovingAvgObsFakeQuantize, max(max(row) / 127, -min(row) / 128)),
+        (backquant.FakeQuantize, converted),
+    ):
+        weight = kind(
+            backquant.MovingAveragePerChannelMinMaxObserver,
+            quant_min=-128,
+            quant_max=127,
+            dtype=torch.qint8,
+            qscheme=torch.per_channel_symmetric,
+        )
+        weight(torch.tensor([row]))
+        assert weight.scale.item() == pytest.approx(trained)
+        assert weight.calculate_qparams()[0].item() == pytest.approx(converted)

@@ -324,7 +324,7 @@ class TestParametrizations:
         weight = reference.get_submodule("0")[0].get_weight()
         trained = prepared.get_submodule("0")
         rounded = trained.weight_fake_quant(trained.weight)
-        # As in PyTorch, the fused kernel trains with max / 127 and conversion has max / 127.5.
+        # As in PyTorch, the fused kernel trains with another scale: docs/qat.md.
         assert ((weight - rounded).abs() <= 1.01 * trained.weight_fake_quant.scale[:, None]).all()
 
     def test_weight_norm_trains_as_in_torch(self, qat):
