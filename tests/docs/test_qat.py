@@ -56,7 +56,7 @@ def test_observers_follow_in_evaluation_mode() -> None:
 
 @pytest.mark.parametrize("row", [[0.5, -1.0], [-0.5, 1.0], [1.0, -1.0]])
 def test_the_scale_that_is_trained_with(row: list[float]) -> None:
-    converted = max(max(row), -min(row)) / 127.5
+    converted = max(map(abs, row)) / 127.5
     for kind, trained in (
         (backquant.FusedMovingAvgObsFakeQuantize, max(max(row) / 127, -min(row) / 128)),
         (backquant.FakeQuantize, converted),
