@@ -13,6 +13,7 @@ from backquant.api.arguments import Backend, given_custom, given_mapping, resolv
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
+from backquant.api.inside import costs_inside, sources_inside
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
 from backquant.api.prepared import prepared_for_inference
@@ -107,8 +108,10 @@ def quantize(
         check_engine_dtypes(step.plan, config, engine)
     costs = costs_of(step.module, example)
     name = type(model).__name__
-    check_requirement(build_report(_source(step, config, costs, model=name)), required)
     prepared = _prepared(step, ask)
+    inside = costs_inside(prepared, example)
+    source = _source(step, config, costs, model=name, inner=sources_inside(prepared, inside))
+    check_requirement(build_report(source), required)
     calibrated = measure(prepared, batches, progress=progress)
     reference = convert_to_reference(prepared)
     state = reference_state(reference)
@@ -120,6 +123,7 @@ def quantize(
         sites=state.sites,
         qparams=state.qparams,
         reference=reference,
+        inner=sources_inside(prepared, inside, reference),
     )
     check_requirement(build_report(source), required)
     quantized = quantized_model(reference, engine, model)
@@ -154,11 +158,14 @@ def explain(
     frozen = evaluation_copy(model)
     example = checked_example(frozen, example_inputs)
     step = _planned(frozen, ask)
-    state = prepared_state(_prepared(step, ask))
+    prepared = _prepared(step, ask)
+    state = prepared_state(prepared)
     costs = costs_of(step.module, example)
+    inner = sources_inside(prepared, costs_inside(prepared, example))
     engine = f"engine {config.engine}" if config.engine else ""
     known = {"model": type(model).__name__, "sites": state.sites, "engine": engine}
-    return build_report(_source(Planned(step.fused, state.plan), config, costs, **known))
+    step = Planned(step.fused, state.plan)
+    return build_report(_source(step, config, costs, inner=inner, **known))
 
 
 @dataclass(frozen=True)

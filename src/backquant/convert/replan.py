@@ -19,9 +19,9 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.convert.weights import without_training
 from backquant.errors import ConfigError
-from backquant.graph import set_module, shallow_copy
+from backquant.graph import set_module
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
-from backquant.prepare import ObserverSource, PreparedState, rebuilt, turned_to_float
+from backquant.prepare import ObserverSource, PreparedState, turned_to_float, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals
 
 __all__ = ["all_in_float", "replanned"]
@@ -51,7 +51,7 @@ def replanned(
         backend_config=state.backend_config if backend is None else backend,
     )
     plan = make_plan(
-        _unobserved(prepared, state),
+        _as_planned(prepared, state),
         state.scopes,
         changed.backend_config,
         changed.qconfig_mapping,
@@ -127,16 +127,12 @@ def _same(one: Match, two: Match) -> bool:
     return (one.nodes, one.root, one.kind) == (two.nodes, two.root, two.kind)
 
 
-def _unobserved(prepared: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
+def _as_planned(prepared: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
     """The graph as it was planned: without observers, with the modules that were there then."""
-    twin = rebuilt(prepared, shallow_copy(prepared))
-    nodes = {node.name: node for node in twin.graph.nodes}
-    for site in reversed(state.sites.sites):
-        observer = nodes.pop(site.name)
-        observer.replace_all_uses_with(observer.all_input_nodes[0])
-        twin.graph.erase_node(observer)
+    twin = unobserved(prepared)
     kinds = {match.anchor: match.kind for match in state.plan.matches}
-    for name, node in nodes.items():
+    for node in twin.graph.nodes:
+        name = node.name
         if node.op != "call_module":
             continue
         if kinds.get(name, MatchKind.PATTERN) is not MatchKind.PATTERN:

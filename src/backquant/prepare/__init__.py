@@ -21,6 +21,7 @@ from backquant.prepare.state import (
     turned_to_float,
     with_state,
 )
+from backquant.prepare.unobserved import unobserved
 
 __all__ = [
     "Asked",
@@ -44,5 +45,6 @@ __all__ = [
     "rebuilt",
     "swap_for_training",
     "turned_to_float",
+    "unobserved",
     "with_state",
 ]

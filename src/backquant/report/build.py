@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from backquant.convert import Measured
 from backquant.graph import Provenance, Scope
 from backquant.lower import KernelUse, QuantizedModel
 from backquant.match.names import pattern_text
-from backquant.match.plan import Decision, Plan, Reason, TensorAsk
+from backquant.match.plan import Decision, MatchKind, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
+from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers, dtype_text
 
@@ -28,6 +29,7 @@ class ReportSource:
     """What is known about a model at some step; later steps fill in more.
 
     ``module`` is the fused float graph that ``plan`` speaks about; ``reference`` the converted one.
+    ``inner`` holds what is known of standalone modules, by the node that calls them.
     """
 
     plan: Plan
@@ -46,6 +48,7 @@ class ReportSource:
     unseen: Sequence[str] = ()
     float_bytes: int = 0
     quantized_bytes: int = 0
+    inner: Mapping[str, ReportSource] = field(default_factory=dict)
 
     def lowered(
         self, model: nn.Module, quantized: QuantizedModel, unseen: Sequence[Any]
@@ -56,10 +59,30 @@ class ReportSource:
             engine="" if quantized.engine is None else quantized.engine.describe(),
             kernels=quantized.kernels,
             left_in_float=quantized.left_in_float,
+            inner={
+                node: self._inside(node, quantized.kernels, quantized.left_in_float)
+                for node in self.inner
+            },
             unseen=tuple(f"the observer of {item.value!r} saw no data" for item in unseen),
             float_bytes=_bytes(model),
             quantized_bytes=_bytes(quantized),
         )
+
+    def _inside(
+        self, node: str, kernels: Sequence[KernelUse], left_in_float: Sequence[Reason]
+    ) -> ReportSource:
+        """The source of a standalone module with its part of what the lowering recorded."""
+        path, source = self._path(node), self.inner[node]
+        kernels = kernels_inside(path, kernels)
+        left = reasons_inside(path, left_in_float)
+        inner = {name: source._inside(name, kernels, left) for name in source.inner}
+        return replace(source, kernels=kernels, left_in_float=left, inner=inner)
+
+    def _path(self, node: str) -> str:
+        """The path of the module that a node calls."""
+        converted = self.reference
+        module = converted if isinstance(converted, fx.GraphModule) else self.module
+        return next(str(n.target) for n in module.graph.nodes if n.name == node)
 
 
 def _bytes(module: nn.Module) -> int:
@@ -90,27 +113,40 @@ class _Builder:
 
     def report(self) -> Report:
         source, plan = self._source, self._source.plan
+        inner = {node: build_report(part) for node, part in source.inner.items()}
         return Report(
             backend=source.backend_config.name or "unnamed backend",
             model=source.model,
             engine=source.engine,
-            rows=tuple(self._row(decision) for decision in plan.decisions.values()),
+            rows=tuple(self._rows(inner)),
             unused_rules=tuple(map(str, plan.unused_rules)),
-            notes=(*plan.notes, *source.unseen),
+            notes=(*plan.notes, *_notes_inside(inner), *source.unseen),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
-            unlowered=self._unlowered(),
+            unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
             float_bytes=source.float_bytes,
             quantized_bytes=source.quantized_bytes,
         )
 
+    def _rows(self, inner: Mapping[str, Report]) -> Iterator[Row]:
+        for decision in self._source.plan.decisions.values():
+            row = self._row(decision)
+            if decision.node not in inner:
+                yield row
+                continue
+            nodes = self._source.inner[decision.node].module.graph.nodes
+            inputs = [node.name for node in nodes if node.op == "placeholder"]
+            yield from rows_inside(row, inner[decision.node], inputs)
+
     def _unlowered(self) -> tuple[ReasonRow, ...]:
         """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
         decisions = self._source.plan.decisions
+        paths = tuple(f"{self._source._path(node)}." for node in self._source.inner)
         return tuple(
             _reason_row(reason)
             for reason in self._source.left_in_float
-            if reason.node not in decisions or decisions[reason.node].quantized
+            if not reason.node.startswith(paths)
+            and (reason.node not in decisions or decisions[reason.node].quantized)
         )
 
     def _pattern(self, entry: int) -> str:
@@ -156,9 +192,11 @@ class _Builder:
         return scope.path if scope is not None and _is_call_of(scope.path, name) else name
 
     def _dtype_config(self, decision: Decision) -> str:
-        if decision.match is None or decision.dtype_config is None:
+        match = None if decision.match is None else self._source.plan.matches[decision.match]
+        if match is not None and match.kind is not MatchKind.PATTERN and decision.quantized:
+            return str(match.kind.value).replace("_", " ")
+        if match is None or decision.dtype_config is None:
             return ""
-        match = self._source.plan.matches[decision.match]
         config = self._entries[match.entry].dtype_configs[decision.dtype_config]
         parts = {
             "input": config.input_dtype,
@@ -171,6 +209,16 @@ class _Builder:
         if floats and config.weight_dtype not in (None, torch.float32):
             return f"{text}, weight only"
         return text + (", dynamic" if config.is_dynamic else "")
+
+
+def _notes_inside(inner: Mapping[str, Report]) -> Iterator[str]:
+    for node, report in inner.items():
+        yield from (f"in {node!r}: {note}" for note in report.notes)
+
+
+def _unlowered_inside(inner: Mapping[str, Report]) -> Iterator[ReasonRow]:
+    for node, report in inner.items():
+        yield from (replace(row, node=f"{node}.{row.node}") for row in report.unlowered)
 
 
 def _is_call_of(path: str, name: str) -> bool:

@@ -2,7 +2,8 @@
 
 Invariants
 
-1. One row per operator of the fused graph, in graph order.
+1. One row per operator of the fused graph, in graph order; behind that of a standalone module come
+   those of the operators in it.
 2. A row that stays float has at least one reason.
 3. Totals are sums over the rows; nothing is counted that has no row.
 """

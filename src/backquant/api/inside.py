@@ -1,0 +1,126 @@
+"""What is known of the operators inside of standalone modules, for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.convert import ReferenceModel, reference_state
+from backquant.graph import as_arguments
+from backquant.graph.costs import multiply_adds
+from backquant.prepare import PreparedModule, prepared_state, unobserved
+from backquant.report.build import ReportSource
+
+__all__ = ["Costs", "costs_inside", "sources_inside"]
+
+#: Multiply-adds by node, and those inside of standalone modules by the node that calls them.
+Costs = tuple[dict[str, int], dict[str, Any]]
+
+
+def costs_inside(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Costs]:
+    """Multiply-adds of the operators in each standalone module of ``prepared``, by calling node.
+
+    No observer of ``prepared`` sees the example inputs.
+
+    >>> costs_inside(fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(1))
+    {}
+    """
+    inner = dict(_standalone(prepared))
+    if not inner:
+        return {}
+    args, kwargs = as_arguments(example_inputs)
+    recorder = _Recorder(unobserved(prepared), frozenset(inner))
+    with torch.no_grad():
+        recorder.run(*_in_order(prepared, args, kwargs))
+    return {
+        node: (
+            multiply_adds(unobserved(inner[node]), passed),
+            costs_inside(inner[node], passed),
+        )
+        for node, passed in recorder.passed.items()
+    }
+
+
+def sources_inside(
+    prepared: fx.GraphModule, costs: dict[str, Costs], reference: fx.GraphModule | None = None
+) -> dict[str, ReportSource]:
+    """The report sources of the standalone modules of ``prepared``, by the node that calls them.
+
+    >>> sources_inside(fx.symbolic_trace(torch.nn.ReLU()), {})
+    {}
+    """
+    converted = {} if reference is None else dict(_converted(reference))
+    return {
+        node: _source(inner, converted.get(node), costs.get(node, ({}, {})))
+        for node, inner in _standalone(prepared)
+    }
+
+
+def _source(inner: PreparedModule, reference: ReferenceModel | None, costs: Costs) -> ReportSource:
+    state = prepared_state(inner)
+    known: dict[str, Any] = {"plan": state.plan, "sites": state.sites}
+    if reference is not None:
+        after = reference_state(reference)
+        known = {
+            "plan": after.plan,
+            "sites": after.sites,
+            "qparams": after.qparams,
+            "reference": reference,
+        }
+    return ReportSource(
+        backend_config=state.backend_config,
+        module=unobserved(inner),
+        scopes=state.scopes,
+        provenance=state.provenance,
+        multiply_adds=costs[0],
+        inner=sources_inside(inner, costs[1], reference),
+        **known,
+    )
+
+
+class _Recorder(fx.Interpreter):
+    """Notes what the standalone modules are called with, by argument name."""
+
+    def __init__(self, module: fx.GraphModule, nodes: frozenset[str]) -> None:
+        super().__init__(module)
+        self.nodes = nodes
+        self.passed: dict[str, dict[str, Any]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.name in self.nodes:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            module = self.fetch_attr(str(n.target))
+            names = [str(p.target) for p in module.graph.nodes if p.op == "placeholder"]
+            self.passed[n.name] = {**dict(zip(names, args, strict=False)), **kwargs}
+        return super().run_node(n)
+
+
+def _in_order(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Any]:
+    """The arguments of a call in the order of the graph's inputs, defaults filled in."""
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for position, place in enumerate(places):
+        if position < len(args):
+            yield args[position]
+        elif str(place.target) in kwargs:
+            yield kwargs[str(place.target)]
+        else:
+            yield place.args[0] if place.args else None
+
+
+def _standalone(prepared: fx.GraphModule) -> Iterator[tuple[str, PreparedModule]]:
+    for node in prepared.graph.nodes:
+        module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, PreparedModule):
+            yield node.name, module
+
+
+def _converted(reference: fx.GraphModule) -> Iterator[tuple[str, ReferenceModel]]:
+    for node in reference.graph.nodes:
+        module = reference.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, ReferenceModel):
+            yield node.name, module
