@@ -64,7 +64,7 @@ def test_tails_that_stand_together_are_whole() -> None:
 
 def test_saturated_values_are_bulk() -> None:
     x = (torch.randn(100_000) * 4).clamp(0, 6)
-    exact, bulk, times = split(x)
+    exact, bulk, _times = split(x)
     assert len(exact) == 0
     share = float((bulk == 6).float().mean())
     assert share == pytest.approx(float((x == 6).float().mean()), abs=0.02)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from backquant.observe.histogram_grid import Counted
-from backquant.observe.ranges import all_finite, finite_range
+from backquant.observe.ranges import finite_range
 
 __all__ = ["Sampled", "sample_values"]
 
