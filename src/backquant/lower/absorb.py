@@ -24,15 +24,15 @@ _Kernel = OnednnConv | OnednnLinear
 
 def absorb_clamps(
     graph_module: GraphModule, kernels: Sequence[KernelUse], records: dict[Node, int]
-) -> tuple[KernelUse, ...]:
-    """Absorb what can be; returns the records of ``kernels`` after that.
+) -> list[KernelUse | None]:
+    """Absorb what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
 
     ``records``: the position in ``kernels`` of the record of each kernel node. Each kernel module
     must be called once. The graph is edited in place.
 
     >>> import torch
     >>> absorb_clamps(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
-    ()
+    []
     """
     found: list[KernelUse | None] = list(kernels)
     for node in list(graph_module.graph.nodes):
@@ -48,7 +48,7 @@ def absorb_clamps(
         graph_module.graph.erase_node(node)
         if source in records and node in records:
             _merge_records(found, records[source], records.pop(node), merged.name)
-    return tuple(use for use in found if use is not None)
+    return found
 
 
 def _only_for(graph_module: GraphModule, source: object) -> _Kernel | None:

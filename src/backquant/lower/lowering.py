@@ -20,6 +20,7 @@ from backquant.lower.absorb import absorb_clamps
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
+from backquant.lower.join_adds import join_adds
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
@@ -98,7 +99,9 @@ class _Pass:
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         fold_boundaries(self.gm.graph)
-        kernels = absorb_clamps(self.gm, self.kernels, self.records)
+        absorbed = absorb_clamps(self.gm, self.kernels, self.records)
+        joined = join_adds(self.gm, absorbed, self.records)
+        kernels = tuple(use for use in joined if use is not None)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.

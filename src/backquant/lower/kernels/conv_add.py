@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.views import as_quantized
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 
 __all__ = ["ConvAddConfig", "OnednnConvAdd"]
@@ -16,7 +18,8 @@ __all__ = ["ConvAddConfig", "OnednnConvAdd"]
 @dataclass(frozen=True)
 class ConvAddConfig:
     """All numbers of one convolution with addition. ``other``: the tensor that is added.
-    ``overwrite``: its memory may be used for the result (nothing reads it afterwards)."""
+    ``overwrite``: its memory may be used for the result (nothing reads it afterwards).
+    ``rounds_once``: the reference model rounds the convolution by itself first."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -30,14 +33,15 @@ class ConvAddConfig:
     out_zero_point: int
     relu: bool = False
     overwrite: bool = False
+    rounds_once: bool = False
 
 
 class OnednnConvAdd(PackedKernel):
     """``onednn::qconv2d_pointwise.binary``: 2d convolution, bias, addition, and ReLU or nothing.
 
-    Takes uint8 ``[batch, in, height, width]`` and uint8 of the result's shape (or one that broadcasts
-    to it), and returns uint8, channels last. The kernel accumulates into its second argument, which
-    is copied unless ``overwrite`` is set.
+    Takes uint8 ``[batch, in, height, width]`` and uint8 of the convolution's shape (or one that
+    broadcasts with it), and returns uint8, channels last. The kernel accumulates into its second
+    argument, which is copied unless ``overwrite`` is set.
 
     >>> config = ConvAddConfig((1, 1), (0, 0), (1, 1), 1, 0.5, 10, 1.0, 0, 0.5, 0)
     >>> one = torch.ones(1, 1, 1, 1, dtype=torch.int8)
@@ -63,7 +67,8 @@ class OnednnConvAdd(PackedKernel):
 
     @property
     def name(self) -> str:
-        return f"{self.kernel}({'add, relu' if self.config.relu else 'add'})"
+        fused = "add, relu" if self.config.relu else "add"
+        return f"{self.kernel}({fused}{', rounds once' if self.config.rounds_once else ''})"
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
@@ -78,33 +83,43 @@ class OnednnConvAdd(PackedKernel):
         )
         return weight, bias
 
-    def _accumulator(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """A tensor of the result's shape, channels last, that the kernel may write."""
+    def _shape(self, x: torch.Tensor) -> list[int]:
+        """The shape of the convolution of ``x``."""
         c, kernel = self.config, self.weight.shape[2:]
         sizes = zip(x.shape[2:], c.stride, c.padding, c.dilation, kernel, strict=True)
         spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, s, p, d, k in sizes]
-        shape = [x.shape[0], self.weight.shape[0], *spatial]
+        return [x.shape[0], self.weight.shape[0], *spatial]
+
+    def _accumulator(self, other: torch.Tensor, shape: list[int]) -> torch.Tensor:
+        """A tensor of the result's shape, channels last, that the kernel may write."""
         if list(other.shape) != shape:
             other = other.expand(shape)
         fresh = other.contiguous(memory_format=torch.channels_last)
-        if fresh is not other or c.overwrite:
+        if fresh is not other or self.config.overwrite:
             return fresh
         return other.clone(memory_format=torch.channels_last)
 
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
-        accumulator, padding = self._accumulator(x, other), self._padding
+        shape = self._shape(x)
+        spreads = list(other.shape) != shape and self._spreads(other, shape)
+        padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)
         weight, bias = self.packed_for(x.shape[2:])
-        out: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(
+        inputs = (
             x,
             self.config.x_scale,
             padding.zero_point,
             weight,
             self.weight_scale,
             self.weight_zero_point,
-            accumulator,
+        )
+        if spreads:
+            return self._spread(inputs, bias, other)
+        out: torch.Tensor = torch.ops.onednn.qconv2d_pointwise.binary(
+            *inputs,
+            self._accumulator(other, shape),
             bias,
             *self._geometry,
             *self._out,
@@ -112,3 +127,19 @@ class OnednnConvAdd(PackedKernel):
             *self._unary,
         )
         return out
+
+    @staticmethod
+    def _spreads(other: torch.Tensor, shape: list[int]) -> bool:
+        """Whether the sum is larger than the convolution, which the kernel cannot do."""
+        return list(torch.broadcast_shapes(other.shape, shape)) != shape
+
+    def _spread(
+        self, inputs: tuple[Any, ...], bias: torch.Tensor | None, other: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum of a float convolution and a larger tensor."""
+        c = self.config
+        plain: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+        conv = torch.ops.onednn.qconv_pointwise.default(*inputs, bias, *self._geometry, *plain)
+        added = conv + as_quantized(other, c.other_scale, c.other_zero_point).dequantize()
+        value = added.relu_() if c.relu else added
+        return quantize(value, c.out_scale, c.out_zero_point, 0, 255, torch.uint8)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
-from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.lower.memory import may_overwrite
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import numbers, refuse_float_input
 from backquant.lower.tables.calls import explicit_padding
@@ -23,7 +22,7 @@ from backquant.lower.tables.weights import check_weight, module_weight
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Conv2d
 
-__all__ = ["conv_add_rules", "may_overwrite"]
+__all__ = ["conv_add_rules"]
 
 _ADDS: tuple[Any, ...] = (torch.add, operator.add)
 
@@ -76,31 +75,8 @@ def _build(site: Site) -> Emit | Reason:
         out_scale=site.out.scale,
         out_zero_point=site.out.zero_point,
         relu=len(site.steps) == 3,
-        overwrite=x.node is not other.node and may_overwrite(site, other.node),
+        overwrite=x.node is not other.node
+        and may_overwrite(site.graph_module, other.node, site.node),
     )
     kernel = OnednnConvAdd(config, tensors)
     return Emit(kernel, (x.node, other.node), kernel.name, site.out)
-
-
-def may_overwrite(site: Site, value: Node) -> bool:
-    """Whether nothing reads the memory of the integers ``value`` after the site."""
-    if not _makes_memory(site, value):
-        return False
-    reading = site.node
-    for user in value.users:
-        if is_dequantize(user):
-            if any(reader is not reading for reader in user.users):
-                return False
-        elif not (user < reading and _makes_memory(site, user)):
-            return False
-    return True
-
-
-def _makes_memory(site: Site, node: Node) -> bool:
-    """Whether ``node`` gives integers in memory of their own."""
-    if is_quantize(node):
-        return True
-    if node.op == "call_module":
-        return isinstance(site.graph_module.get_submodule(str(node.target)), KernelModule)
-    home = getattr(node.target, "__module__", "") or ""
-    return node.op == "call_function" and home.startswith("backquant.lower.kernels.")
