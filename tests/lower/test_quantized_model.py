@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from backquant.backend_config import get_backend_config
-from backquant.lower import QuantizedModel, engine_info
+from backquant.lower import QParams, QuantizedModel, engine_info
+from backquant.lower.quantized_model import as_integers
 from backquant.match.plan import Plan
 from backquant.nn.quantized import reference as nnqr
 
@@ -68,3 +69,57 @@ def test_the_graph_module_pickles(model):
     x = torch.randn(5, 4)
     again = pickle.loads(pickle.dumps(model.graph_module))
     assert torch.equal(again(x), model(x))
+
+
+class TestQuantizedInterface:
+    @pytest.fixture
+    def taking_integers(self, tools):
+        reference = tools.trace(lambda self, x, y: torch.relu(x.float() + y))
+        model = QuantizedModel(
+            reference, plan=Plan("x86"), backend_config=get_backend_config("x86")
+        )
+        model.input_qparams = {0: QParams(0.5, 10, 0, 255, torch.uint8)}
+        return model
+
+    def test_quantized_tensors_become_integers(self, taking_integers):
+        tensor = torch.quantize_per_tensor(torch.tensor([0.5, 2.0]), 0.5, 10, torch.quint8)
+        for result in (
+            taking_integers(tensor, 0),
+            taking_integers(tensor.int_repr(), 0),
+            taking_integers(x=tensor, y=0),
+        ):
+            assert result.tolist() == [11, 14]
+
+    @pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.qint32])
+    def test_other_qparams_are_brought_to_the_models(self, dtype):
+        tensor = torch.quantize_per_tensor(torch.tensor([1.0, -3.0]), 0.25, 20, dtype)
+        asked = QParams(0.5, 10, 0, 127, torch.uint8)
+        assert as_integers(tensor, asked).tolist() == [12, 4]
+
+    def test_a_narrow_range_is_kept(self):
+        tensor = torch.quantize_per_tensor(torch.tensor([100.0]), 0.5, 10, torch.quint8)
+        assert as_integers(tensor, QParams(0.5, 10, 0, 127, torch.uint8)).tolist() == [127]
+
+    def test_per_channel_tensors(self):
+        tensor = torch.quantize_per_channel(
+            torch.tensor([[1.0], [2.0]]),
+            torch.tensor([0.5, 1.0]),
+            torch.tensor([0, 0]),
+            0,
+            torch.quint8,
+        )
+        asked = QParams(0.5, 0, 0, 255, torch.uint8)
+        assert as_integers(tensor, asked).tolist() == [[2], [4]]
+
+    def test_what_is_no_quantized_tensor_passes(self):
+        x = torch.ones(2)
+        asked = QParams(0.5, 0, 0, 255, torch.uint8)
+        assert as_integers(x, asked) is x and as_integers(3, asked) == 3
+
+
+def test_preserved_attributes(tools):
+    reference = tools.trace(lambda self, x: x)
+    reference.meta["_user_preserved_attributes"] = {"tag": "v1", "plan": "mine"}
+    model = QuantizedModel(reference, plan=Plan("x86"), backend_config=get_backend_config("x86"))
+    assert model.tag == "v1"
+    assert model.plan == Plan("x86")  # its own names stand

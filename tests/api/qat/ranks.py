@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ def run(rank: int, folder: str) -> None:
     """Train, synchronize, convert; everything that the test looks at goes into a file per rank."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(minutes=2)
+    )
     found: dict[str, Any] = {}
     for observer in ("", "MinMaxObserver", "HistogramObserver"):
         model = prepared(observer)
