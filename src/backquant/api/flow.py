@@ -18,7 +18,7 @@ from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
-from backquant.api.skipped import warn_of_skipped
+from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
@@ -121,7 +121,7 @@ def prepare_fx(  # size: PyTorch's signature
     checked_example(given_model(model), example_inputs)
     step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
-    warn_of_skipped(prepared_state(prepared).plan)
+    warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared))
     return prepared
 
 

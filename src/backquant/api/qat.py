@@ -10,7 +10,7 @@ from torch import fx, nn
 from backquant.api.arguments import given_backend, given_custom, given_mapping
 from backquant.api.examples import checked_example
 from backquant.api.prepared import observed, with_standalone_modules
-from backquant.api.skipped import warn_of_skipped
+from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import FusedGraph, Planned, captured_with, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
@@ -86,7 +86,8 @@ def prepare_qat_fx(
     graph = _fused(model, backend, custom)
     prepared = observe_quantized_inputs(_prepared(graph, asked))
     notes = (graph.difference, _unrounded(prepared, backend.name))
-    warn_of_skipped(prepared_state(prepared).plan, *filter(None, notes))
+    inside = skipped_inside(prepared)
+    warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared
 
 
