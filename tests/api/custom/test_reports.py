@@ -78,7 +78,7 @@ def test_requirements_reach_inside() -> None:
     model, x = Model(), torch.randn(5, 2, 4)
     options: Any = {"calibration": [x], "prepare_custom_config": custom()}
     bq.quantize(model, require=["outer.block.one", "lstm"], **options)
-    with pytest.raises(CoverageError, match="outer.block.act"):
+    with pytest.raises(CoverageError, match=r"outer\.block\.act"):
         bq.quantize(model, require=["outer.block.act"], **options)
     with pytest.raises(UsageError, match="no operator"):
         bq.quantize(model, require=["outer.block.three"], **options)
