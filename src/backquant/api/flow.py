@@ -68,6 +68,7 @@ def fuse_fx(
     else:
         fused = fused_graph(model, backend).fused.module
     preserve(fused, model, custom.preserved_attributes, "FuseCustomConfig")
+    fused.recompile()
     return fused
 
 
@@ -151,7 +152,9 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     torch.int8
     """
     asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
-    return convert_to_reference(graph_module, dialect=dialect, asked=asked)
+    reference = convert_to_reference(graph_module, dialect=dialect, asked=asked)
+    reference.recompile()
+    return reference
 
 
 def convert_fx(  # size: PyTorch's signature

@@ -14,7 +14,7 @@ from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import FusedGraph, Planned, captured_with, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
-from backquant.graph import capture_for_training, own_tensors
+from backquant.graph import DeferredGraphModule, capture_for_training, own_tensors, rebuilt
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.prepare import (
@@ -22,7 +22,6 @@ from backquant.prepare import (
     PreparedModule,
     observe_quantized_inputs,
     prepared_state,
-    rebuilt,
     swap_for_training,
 )
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -130,7 +129,7 @@ def fuse_for_training(
     graph = _fused(model, backend, custom)
     module = graph.fused.fused.module
     put_back(module, graph.made_plain)
-    return rebuilt(module, own_tensors(module))
+    return rebuilt(DeferredGraphModule, module, own_tensors(module))
 
 
 class _FusedForTraining(NamedTuple):
