@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.graph.example_spec import ExampleSpec
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import quantize
@@ -47,6 +48,7 @@ class QuantizedModel(nn.Module):
     ``graph_module``: what runs. ``plan``: the decision per operator. ``backend_config``: what was
     quantized for. ``engine``: what it runs on; ``None`` for a reference model. ``kernels`` and
     ``left_in_float``: what the lowering did. ``report``: set by ``backquant.quantize``.
+    ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
     ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
 
     ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
@@ -87,6 +89,7 @@ class QuantizedModel(nn.Module):
         self.kernels = tuple(kernels)
         self.left_in_float = tuple(left_in_float)
         self.report: Any = None
+        self.example: ExampleSpec | None = None
         self.input_qparams: dict[int, QParams] = {}
         self.output_qparams: dict[int | str, QParams] = {}
         self.eval()
