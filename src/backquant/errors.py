@@ -12,7 +12,6 @@ __all__ = [
     "ConfigError",
     "CoverageError",
     "EngineError",
-    "ExportError",
     "InputError",
     "MissingExtraError",
     "PassError",
@@ -91,10 +90,6 @@ class CoverageError(BackquantError):
 
 class EngineError(BackquantError, RuntimeError):
     """The engine, its instruction set, or one of its dtypes is not in this build or CPU."""
-
-
-class ExportError(BackquantError, RuntimeError):
-    """A deployment target cannot take the model, or left operators in float; names them."""
 
 
 class ArtifactError(BackquantError):

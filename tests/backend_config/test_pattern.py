@@ -191,7 +191,7 @@ def test_to_forward_refuses_a_tree() -> None:
 
 def test_a_shared_node_has_no_nested_tuple() -> None:
     nodes = (PatternNode(nn.ReLU, None, "module"), PatternNode(torch.add, (0, 0), "function"))
-    with pytest.raises(SpecError, match="uses one operator twice"):
+    with pytest.raises(SpecError, match="uses one value twice"):
         to_reversed(NormalPattern(nodes))
 
 

@@ -34,6 +34,7 @@ from backquant.backend_config.fusers import (
     is_for_inference_only,
     reverse_sequential_wrapper2,
 )
+from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
 from backquant.backend_config.naming import operator_name, short_name
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import (
@@ -47,7 +48,7 @@ from backquant.backend_config.pattern import (
     to_reversed,
 )
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
+from backquant.backend_config.ports import Port
 from backquant.backend_config.readable import entry_to_pretty_str, pattern_to_human_readable
 from backquant.backend_config.registry import (
     get_backend_config,
@@ -79,9 +80,12 @@ __all__ = [
     "BackendDefaults",
     "DefaultOverride",
     "QuantDefault",
-    # deployment targets
-    "QDQRules",
     # patterns
+    "AnyOrder",
+    "GraphNode",
+    "GraphPattern",
+    "Port",
+    "Value",
     "NormalPattern",
     "Pattern",
     "PatternNode",

@@ -1,6 +1,7 @@
 """Mappings derived from a description, with the keys and the order of PyTorch's.
 
-Keys are patterns as reversed nested tuples. Values are those of the entries, not copies.
+Keys are patterns as reversed nested tuples, or ``GraphPattern``s. Values are those of the entries, not
+copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.fusers import Fuser, in_reversed_order
-from backquant.backend_config.pattern import Pattern
+from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.pattern import NormalPattern, Pattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.errors import SpecError
 
@@ -110,7 +112,7 @@ def get_fuser_method_mapping(backend_config: BackendConfig) -> dict[Pattern, Fus
     for pattern, config in backend_config._pattern_complex_format_to_config.items():
         if config.fuser_method is None:
             continue
-        if config.pattern is None:
+        if config.pattern is None or isinstance(config.pattern, (GraphPattern, NormalPattern)):
             mapping[pattern] = config.fuser_method
         elif isinstance(config.pattern, tuple):
             mapping[pattern] = in_reversed_order(config.fuser_method)

@@ -9,14 +9,18 @@ import torch
 
 from backquant.backend_config.defaults import QuantDefault
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import number_text
 from backquant.backend_config.pattern import NormalPattern
+from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.pattern_text import calls_text
 
 __all__ = [
     "describe_default",
     "describe_dtype",
     "describe_dtype_config",
+    "describe_entry",
     "describe_pattern",
     "mode_of",
     "operator_label",
@@ -53,19 +57,23 @@ def describe_pattern(pattern: NormalPattern) -> str:
     >>> describe_pattern(from_reversed((torch.add, MatchAllNode, torch.nn.Conv2d)))
     'torch.add(*, nn.Conv2d)'
     """
-    if pattern.is_sequential:
+    if pattern.is_sequential and pattern.nodes[0].kind != "any":
         return " → ".join(operator_label(node.op) for node in pattern.nodes)
-    return _call(pattern, len(pattern.nodes) - 1)
+    return calls_text(pattern, operator_label)
 
 
-def _call(pattern: NormalPattern, index: int) -> str:
-    node = pattern.nodes[index]
-    if node.kind == "literal":
-        return repr(node.op)
-    label = "*" if node.kind == "any" else operator_label(node.op)
-    if node.inputs is None:
-        return label
-    return f"{label.removesuffix('()')}({', '.join(_call(pattern, i) for i in node.inputs)})"
+def describe_entry(entry: BackendPatternConfig) -> str:
+    """The pattern of an entry, behind its name if it has one.
+
+    >>> import torch
+    >>> from backquant.backend_config import GraphPattern
+    >>> twice = GraphPattern(["x"], {"sum": (torch.add, "x", "x")}, name="twice")
+    >>> describe_entry(BackendPatternConfig(twice))
+    'twice = torch.add(a, a)'
+    """
+    text = describe_pattern(entry.normal_pattern)
+    named = isinstance(entry.pattern, GraphPattern) and entry.pattern.name
+    return f"{named} = {text}" if named else text
 
 
 def describe_dtype(given: DTypeWithConstraints) -> str:

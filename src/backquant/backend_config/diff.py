@@ -15,16 +15,17 @@ from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.describe import (
     describe_default,
     describe_dtype_config,
+    describe_entry,
     describe_pattern,
     operator_label,
 )
 from backquant.backend_config.dtypes import DTypeConfig
-from backquant.backend_config.naming import operator_name
+from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.numbers import number_text
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
+from backquant.backend_config.ports import NamedNode, NamedNodes, Port
 
 __all__ = ["BackendDiff", "EntryChange", "FieldChange", "diff"]
 
@@ -44,6 +45,7 @@ _FIELDS = {
     "extra_inputs_getter": "_extra_inputs_getter",
     "num_tensor_args_to_observation_type": "_num_tensor_args_to_observation_type",
     "input_type_to_index": "_input_type_to_index",
+    "ports": "ports",
     "input_output_observed": "_input_output_observed",
     "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
     "overwrite_output_observer": "_overwrite_output_observer",
@@ -83,7 +85,7 @@ class EntryChange:
 class BackendDiff:
     """What differs between two backends. False when nothing does.
 
-    ``fields``: name, engine, defaults, qdq, and ``order`` when entries of both stand in another order
+    ``fields``: name, engine, defaults, and ``order`` when entries of both stand in another order
     (which decides between patterns of one size). ``entries``: changed and removed entries in the order
     of the first backend, then added ones in the order of the second.
     """
@@ -154,14 +156,12 @@ def diff(first: BackendConfig, second: BackendConfig) -> BackendDiff:
     entries: list[EntryChange] = []
     for pattern, entry in mine.items():
         if pattern not in theirs:
-            entries.append(
-                EntryChange(describe_pattern(pattern), "removed", _all_fields(entry, -1))
-            )
+            entries.append(EntryChange(describe_entry(entry), "removed", _all_fields(entry, -1)))
         elif changes := tuple(_entry_changes(entry, theirs[pattern])):
-            entries.append(EntryChange(describe_pattern(pattern), "changed", changes))
+            entries.append(EntryChange(describe_entry(entry), "changed", changes))
     for pattern, entry in theirs.items():
         if pattern not in mine:
-            entries.append(EntryChange(describe_pattern(pattern), "added", _all_fields(entry, 1)))
+            entries.append(EntryChange(describe_entry(entry), "added", _all_fields(entry, 1)))
     fields = (*_head_changes(first, second), *_order_changes(mine, theirs))
     return BackendDiff(first.name, second.name, fields, tuple(entries))
 
@@ -212,8 +212,6 @@ def _head_changes(first: BackendConfig, second: BackendConfig) -> Iterator[Field
         yield FieldChange("engine", _engine(first), _engine(second))
     if first.defaults != second.defaults:
         yield from _default_changes(first.defaults, second.defaults)
-    if first.qdq != second.qdq:
-        yield from _qdq_changes(first.qdq, second.qdq)
 
 
 def _default_changes(
@@ -225,22 +223,6 @@ def _default_changes(
         yield FieldChange(f"defaults.{name}", before.get(name, ""), after.get(name, ""))
     if not changed:
         yield FieldChange("defaults.overrides order", ", ".join(before), ", ".join(after))
-
-
-def _qdq_changes(first: QDQRules | None, second: QDQRules | None) -> Iterator[FieldChange]:
-    before, after = first or QDQRules(), second or QDQRules()
-    if before == after:
-        yield FieldChange("qdq", "" if first is None else "set", "" if second is None else "set")
-    for field in fields(QDQRules):
-        one, two = getattr(before, field.name), getattr(after, field.name)
-        if one != two:
-            yield FieldChange(f"qdq.{field.name}", _rule(one), _rule(two))
-
-
-def _rule(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(operator_name, value))
-    return str(value)
 
 
 def _engine(config: BackendConfig) -> str:
@@ -290,7 +272,7 @@ def _entry_changes(
 ) -> Iterator[FieldChange]:
     if before == after:
         return
-    if (before.pattern is None) != (after.pattern is None):
+    if _spelling(before) != _spelling(after):
         yield FieldChange("pattern", _spelling(before), _spelling(after))
     yield from _dtype_changes(before.dtype_configs, after.dtype_configs)
     for field, attribute in _FIELDS.items():
@@ -300,6 +282,8 @@ def _entry_changes(
 
 
 def _spelling(entry: BackendPatternConfig) -> str:
+    if isinstance(entry.pattern, GraphPattern):
+        return repr(entry.pattern)
     return "reversed form" if entry.pattern is None else "forward form"
 
 
@@ -323,6 +307,8 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, ObservationType):
         return value.name
+    if isinstance(value, (Port, NamedNode, NamedNodes)):
+        return str(value)
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_text(item) or item}" for key, item in value.items())
     if isinstance(value, (bool, int)):

@@ -1,23 +1,26 @@
-"""Patterns and their one normal form: a tree of operators in dataflow order.
+"""Patterns and their one normal form: a graph of operators in dataflow order.
 
-Three spellings are read:
+Four spellings are read:
 
 1. a single operator: ``torch.nn.Linear``;
 2. a sequence in forward order: ``(torch.nn.Conv2d, torch.nn.ReLU)``, of two or more operators;
 3. the reversed nested tuple: ``(op, argument, argument, ...)``, where an argument is a pattern of
-   the same form, ``MatchAllNode``, or a literal value that the call must carry.
+   the same form, ``MatchAllNode``, or a literal value that the call must carry;
+4. a ``GraphPattern`` (in its own module), for what no tuple can say.
 
 (2) and (3) cannot be told apart by looking, so each has its own function.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from backquant.backend_config.naming import operator_name
+from backquant.backend_config.pattern_text import calls_text
 from backquant.errors import SpecError
 
 __all__ = [
@@ -25,6 +28,9 @@ __all__ = [
     "NormalPattern",
     "Pattern",
     "PatternNode",
+    "Spelling",
+    "beyond_tuples",
+    "classify",
     "from_reversed",
     "normal_form",
     "to_forward",
@@ -52,15 +58,19 @@ class PatternNode:
     ``op``: a subclass of ``nn.Module``, a callable, a method's name, ``MatchAllNode``, or a
     literal. ``inputs``: positions of earlier nodes in argument order; then the call has exactly
     these arguments. ``None``: the arguments are not constrained.
+    ``any_order``: the call may have its two arguments in either order.
     A ``"method"`` in argument position also stands for an equal string argument, as in PyTorch.
     """
 
     op: Any
     inputs: tuple[int, ...] | None
     kind: Kind
+    any_order: bool = False
 
     def __repr__(self) -> str:
-        return f"PatternNode({operator_name(self.op)}, inputs={self.inputs}, kind={self.kind!r})"
+        order = ", any_order=True" if self.any_order else ""
+        name = operator_name(self.op)
+        return f"PatternNode({name}, inputs={self.inputs}, kind={self.kind!r}{order})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +106,7 @@ class NormalPattern:
             raise SpecError(
                 "the nodes of a normal pattern stand in depth-first order from the anchor",
                 where="pattern",
-                fix="build it with normal_form(...) or from_reversed(...)",
+                fix="build it with normal_form(...), from_reversed(...) or GraphPattern(...)",
             )
 
     @property
@@ -126,19 +136,19 @@ class NormalPattern:
         )
 
     def __str__(self) -> str:
-        return self._text(len(self.nodes) - 1)
+        return calls_text(self, operator_name)
 
     def __repr__(self) -> str:
         return f"NormalPattern({self})"
 
-    def _text(self, index: int) -> str:
-        node = self.nodes[index]
-        name = "*" if node.kind == "any" else operator_name(node.op)
-        if node.kind == "literal":
-            name = repr(node.op)
-        if node.inputs is None:
-            return name
-        return f"{name.removesuffix('()')}({', '.join(self._text(i) for i in node.inputs)})"
+
+class Spelling(ABC):
+    """A pattern with a spelling of its own that knows its normal form."""
+
+    @property
+    @abstractmethod
+    def normal(self) -> NormalPattern:
+        """The normal form."""
 
 
 def normal_form(pattern: Pattern) -> NormalPattern:
@@ -151,6 +161,8 @@ def normal_form(pattern: Pattern) -> NormalPattern:
     """
     if isinstance(pattern, NormalPattern):
         return pattern
+    if isinstance(pattern, Spelling):
+        return pattern.normal
     if not isinstance(pattern, tuple):
         return from_reversed(pattern)
     if len(pattern) < 2:
@@ -185,6 +197,8 @@ def from_reversed(pattern: Pattern) -> NormalPattern:
     """
     if isinstance(pattern, NormalPattern):
         return pattern
+    if isinstance(pattern, Spelling):
+        return pattern.normal
     nodes: list[PatternNode] = []
     _append(pattern, nodes)
     return NormalPattern(tuple(nodes))
@@ -193,18 +207,17 @@ def from_reversed(pattern: Pattern) -> NormalPattern:
 def to_reversed(pattern: NormalPattern) -> Pattern:
     """The reversed nested tuple of a normal pattern, PyTorch's key for it.
 
-    Raises ``SpecError`` when a node feeds more than one other: nested tuples cannot say that.
+    Raises ``SpecError`` for what nested tuples cannot say: a node that feeds more than one other,
+    arguments in any order.
 
     >>> forward = (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)
     >>> last, before = to_reversed(normal_form(forward))
     >>> last.__name__, [op.__name__ for op in before]
     ('ReLU', ['BatchNorm2d', 'Conv2d'])
     """
-    uses = [i for node in pattern.nodes for i in node.inputs or ()]
-    if len(uses) != len(set(uses)):
-        raise SpecError(
-            f"{pattern} uses one operator twice; nested tuples cannot say that", where="pattern"
-        )
+    beyond = beyond_tuples(pattern)
+    if beyond:
+        raise SpecError(f"{pattern} {beyond}; nested tuples cannot say that", where="pattern")
     built: list[Pattern] = []
     for node in pattern.nodes:
         if node.inputs is None:
@@ -234,16 +247,28 @@ def to_forward(pattern: NormalPattern) -> Pattern:
     return operators if len(operators) > 1 else operators[0]
 
 
+def beyond_tuples(pattern: NormalPattern) -> str:
+    """What of a pattern nested tuples cannot say; empty for those that they can.
+
+    >>> beyond_tuples(normal_form(torch.add))
+    ''
+    """
+    uses = [i for node in pattern.nodes for i in node.inputs or ()]
+    if len(uses) != len(set(uses)):
+        return "uses one value twice"
+    return "takes arguments in any order" if any(n.any_order for n in pattern.nodes) else ""
+
+
 def _append(pattern: Pattern, nodes: list[PatternNode]) -> int:
     """Append the nodes of a reversed pattern, arguments first; the position of its operator."""
     if not isinstance(pattern, tuple):
-        op, kind = _classify(pattern)
+        op, kind = classify(pattern)
         nodes.append(PatternNode(op, None, kind))
         return len(nodes) - 1
     if not pattern:
         raise SpecError("an empty tuple is no pattern", where="pattern")
     head, *arguments = pattern
-    op, kind = _classify(head)
+    op, kind = classify(head)
     if arguments and kind in ("any", "literal"):
         raise SpecError(
             f"{operator_name(op)} stands for an argument and takes none itself: {pattern!r}",
@@ -276,8 +301,14 @@ def _is_attribute_access(nodes: tuple[PatternNode, ...], node: PatternNode) -> b
     return node.op is getattr and node.inputs is not None and nodes[node.inputs[0]].kind == "any"
 
 
-def _classify(op: Any) -> tuple[Any, Kind]:
-    """``op`` with its kind. PyTorch's ``MatchAllNode`` (known by name) becomes ours."""
+def classify(op: Any) -> tuple[Any, Kind]:
+    """``op`` with its kind. PyTorch's ``MatchAllNode`` (known by name) becomes ours.
+
+    Raises ``SpecError`` for what cannot stand in a pattern.
+
+    >>> classify(torch.add)[1], classify("view")[1], classify(0)[1]
+    ('function', 'method', 'literal')
+    """
     if isinstance(op, type) and any(base.__name__ == "MatchAllNode" for base in op.__mro__):
         return MatchAllNode, "any"
     if isinstance(op, type) and issubclass(op, torch.nn.Module):

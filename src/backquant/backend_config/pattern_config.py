@@ -9,16 +9,15 @@ import torch
 
 from backquant.backend_config import legacy
 from backquant.backend_config.checks import (
-    check_bool,
     check_callable,
-    check_choice,
-    check_count,
     check_keys,
     check_module_class,
     renamed,
     within,
 )
 from backquant.backend_config.dtypes import DTypeConfig, as_dtype_config
+from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.internal_setters import InternalSetters
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.observation import ObservationType, check_observation_type
 from backquant.backend_config.pattern import (
@@ -29,6 +28,7 @@ from backquant.backend_config.pattern import (
     to_forward,
     to_reversed,
 )
+from backquant.backend_config.ports import Port, checked_ports
 from backquant.errors import SpecError
 
 __all__ = ["BackendPatternConfig"]
@@ -49,12 +49,13 @@ _OPTIONAL_FIELDS = {
     "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
     "overwrite_output_observer": "_overwrite_output_observer",
     "pattern_complex_format": "_pattern_complex_format",
+    "ports": "ports",
 }
 _KEYS = ("observation_type", "dtype_configs", *_OPTIONAL_FIELDS)
 _PATTERN_KEYS = ("pattern", "pattern_complex_format")
 
 
-class BackendPatternConfig:
+class BackendPatternConfig(InternalSetters):
     """How one pattern is quantized: dtypes, observation, fusion, QAT and reference modules.
 
     Invariants
@@ -64,7 +65,8 @@ class BackendPatternConfig:
        (a field of PyTorch 1.13) is False.
 
     Two are equal when their patterns have one normal form and all fields are equal; with a fuser,
-    the patterns must also be spelled in the same form, since it orders the fuser's arguments.
+    the patterns must also be spelled in the same form, since it orders the fuser's arguments; the
+    names of a ``GraphPattern`` count.
 
     >>> dtypes = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
     >>> linear = BackendPatternConfig(torch.nn.Linear).add_dtype_config(dtypes)
@@ -77,7 +79,7 @@ root_module=torch.nn.Linear)
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __init__(self, pattern: Pattern | None = None) -> None:
-        self.pattern: Pattern | None = None
+        super().__init__()
         self._observation_type = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
         self.dtype_configs: list[DTypeConfig] = []
         self.root_module: type[torch.nn.Module] | None = None
@@ -85,25 +87,18 @@ root_module=torch.nn.Linear)
         self.reference_quantized_module: type[torch.nn.Module] | None = None
         self.fused_module: type[torch.nn.Module] | None = None
         self.fuser_method: Callable[..., Any] | None = None
-
-        self._root_node_getter: Callable[..., Any] | None = None
-        self._extra_inputs_getter: Callable[..., Any] | None = None
-        self._num_tensor_args_to_observation_type: dict[int, ObservationType] = {}
-        self._input_type_to_index: dict[str, int] = {}
+        self.ports: dict[str, Port] = {}
         self._pattern_complex_format: Pattern | None = None
-        # Fields of PyTorch 1.13.
-        self._input_output_observed: bool | None = None
-        self._overwrite_output_fake_quantize: Callable[..., Any] | None = None
-        self._overwrite_output_observer: Callable[..., Any] | None = None
         if pattern is not None:
             self.set_pattern(pattern)
 
     # -- the pattern -----------------------------------------------------------------------------
 
     def set_pattern(self, pattern: Pattern) -> BackendPatternConfig:
-        """Set the pattern: one operator, or a tuple of two or more in forward order.
+        """Set the pattern: one operator, a tuple of two or more in forward order, or a graph.
 
-        An operator is a subclass of ``nn.Module``, a function, or a method's name.
+        An operator is a subclass of ``nn.Module``, a function, or a method's name. What no tuple can
+        express is a ``GraphPattern``.
         Raises ``SpecError`` (a ``ValueError``) when the other format is set, or it is malformed.
 
         >>> BackendPatternConfig().set_pattern((torch.nn.Conv2d, torch.nn.ReLU)).normal_pattern
@@ -113,8 +108,12 @@ root_module=torch.nn.Linear)
             if self._pattern_complex_format is not None:
                 raise _both_forms()
             normal = normal_form(pattern)
-            pattern = to_forward(normal) if pattern is normal else pattern
+            if pattern is normal and normal.is_sequential:
+                pattern = to_forward(normal)
+            self.ports = checked_ports(pattern, self.ports) if self.ports else {}
         self.pattern = pattern
+        if pattern is not None:
+            self._check_names()
         return self
 
     def _set_pattern_complex_format(self, pattern: Pattern) -> BackendPatternConfig:
@@ -122,6 +121,12 @@ root_module=torch.nn.Linear)
         if pattern is not None:
             if self.pattern is not None:
                 raise _both_forms()
+            if isinstance(pattern, GraphPattern):
+                raise SpecError(
+                    "a GraphPattern is no nested tuple",
+                    where="pattern_complex_format",
+                    fix="BackendPatternConfig(GraphPattern(...))",
+                )
             normal = from_reversed(pattern)
             pattern = to_reversed(normal) if pattern is normal else pattern
         self._pattern_complex_format = pattern
@@ -166,6 +171,20 @@ root_module=torch.nn.Linear)
         ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
         """
         self.observation_type = observation_type
+        return self
+
+    def set_ports(self, ports: Mapping[str, Port | str]) -> BackendPatternConfig:
+        """Set how the inputs and the output of a ``GraphPattern`` are observed, by name.
+
+        A role, ``"activation"`` (the default), ``"weight"``, ``"bias"`` or ``"float"``, or a ``Port``,
+        which may share its observer with another. Raises ``SpecError`` for a port that is not there.
+
+        >>> from backquant.backend_config import GraphPattern
+        >>> scaled = GraphPattern(["x", "by"], {"out": (torch.mul, "x", "by")})
+        >>> BackendPatternConfig(scaled).set_ports({"by": "float"}).ports
+        {'by': Port('float')}
+        """
+        self.ports = checked_ports(self.pattern, ports) if ports else {}
         return self
 
     def add_dtype_config(self, dtype_config: DTypeConfig) -> BackendPatternConfig:
@@ -244,71 +263,6 @@ root_module=torch.nn.Linear)
         self.fuser_method = check_callable(fuser_method, "fuser_method")
         return self
 
-    # -- setters that the seeds mark as internal -------------------------------------------------
-
-    def _set_root_node_getter(
-        self, root_node_getter: Callable[..., Any] | None
-    ) -> BackendPatternConfig:
-        """``f(node pattern) -> node``: the node that carries the fused module."""
-        self._root_node_getter = check_callable(root_node_getter, "root_node_getter")
-        return self
-
-    def _set_extra_inputs_getter(
-        self, extra_inputs_getter: Callable[..., Any] | None
-    ) -> BackendPatternConfig:
-        """``f(node pattern) -> list of nodes``: inputs of the fused module beyond the root's."""
-        self._extra_inputs_getter = check_callable(extra_inputs_getter, "extra_inputs_getter")
-        return self
-
-    def _set_num_tensor_args_to_observation_type(
-        self, num_tensor_args_to_observation_type: Mapping[int, ObservationType]
-    ) -> BackendPatternConfig:
-        """The observation type by number of tensor arguments; it overrides the entry's own."""
-        mapping = dict(num_tensor_args_to_observation_type)
-        for count, observation_type in mapping.items():
-            place = f"num_tensor_args_to_observation_type[{count!r}]"
-            check_count(count, place)
-            check_observation_type(observation_type, place)
-        self._num_tensor_args_to_observation_type = mapping
-        return self
-
-    def _set_input_type_to_index(
-        self, input_type_to_index: Mapping[str, int]
-    ) -> BackendPatternConfig:
-        """Positions of ``"weight"``, ``"bias"`` or ``"input"`` among the call's arguments."""
-        mapping = dict(input_type_to_index)
-        for kind, index in mapping.items():
-            check_choice(kind, "input_type_to_index", ("input", "weight", "bias"))
-            check_count(index, f"input_type_to_index[{kind!r}]")
-        self._input_type_to_index = mapping
-        return self
-
-    def _set_input_output_observed(
-        self, input_output_observed: bool | None
-    ) -> BackendPatternConfig:
-        """PyTorch 1.13; False makes ``observation_type`` ``INPUT_OUTPUT_NOT_OBSERVED``."""
-        check_bool(input_output_observed, "input_output_observed")
-        self._input_output_observed = input_output_observed
-        return self
-
-    def _set_overwrite_output_fake_quantize(
-        self, overwrite_output_fake_quantize: Callable[..., Any] | None
-    ) -> BackendPatternConfig:
-        """PyTorch 1.13; a factory whose product observes the output during training."""
-        self._overwrite_output_fake_quantize = check_callable(
-            overwrite_output_fake_quantize, "overwrite_output_fake_quantize"
-        )
-        return self
-
-    def _set_overwrite_output_observer(
-        self, overwrite_output_observer: Callable[..., Any] | None
-    ) -> BackendPatternConfig:
-        """PyTorch 1.13; a factory whose product observes the output instead of the QConfig's."""
-        self._overwrite_output_observer = check_callable(
-            overwrite_output_observer, "overwrite_output_observer"
-        )
-        return self
-
     # -- dicts -----------------------------------------------------------------------------------
 
     @classmethod
@@ -369,6 +323,7 @@ root_module=torch.nn.Linear)
         reversed_arguments = self.fuser_method is not None and self.pattern is None
         return (
             self.normal_pattern if has_pattern else None,
+            self.pattern if isinstance(self.pattern, GraphPattern) else None,
             reversed_arguments,
             self.observation_type,
             self.dtype_configs,

@@ -39,8 +39,6 @@ _BUILT_IN = (
     "tensorrt",
     "executorch",
     "qnnpack_pt2e",
-    "onnxruntime",
-    "openvino",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

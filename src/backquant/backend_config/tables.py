@@ -26,7 +26,7 @@ from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.describe import (
     describe_default,
     describe_dtype_config,
-    describe_pattern,
+    describe_entry,
     mode_of,
     operator_label,
 )
@@ -37,7 +37,6 @@ __all__ = [
     "COLUMNS",
     "SupportRow",
     "default_lines",
-    "qdq_lines",
     "support_rows",
     "to_html",
     "to_markdown",
@@ -147,7 +146,7 @@ def _cells(row: SupportRow, legend: dict[str, str]) -> Iterator[tuple[str, ...]]
 def _row(entry: BackendPatternConfig) -> SupportRow:
     configs = entry.dtype_configs
     return SupportRow(
-        operators=(describe_pattern(entry.normal_pattern),),
+        operators=(describe_entry(entry),),
         modes=tuple(dict.fromkeys(map(mode_of, configs))),
         dtypes=tuple(f"{mode_of(config)}: {describe_dtype_config(config)}" for config in configs),
         per_channel=_per_channel(entry),
@@ -208,20 +207,6 @@ def default_lines(config: BackendConfig) -> list[str]:
         ]
         lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
     return lines
-
-
-def qdq_lines(config: BackendConfig) -> list[str]:
-    """The backend's rules for quantize and dequantize nodes that are not the default; one line each.
-
-    >>> from backquant.backend_config import QDQRules
-    >>> qdq_lines(BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)))
-    ['quantize_constants: False']
-    """
-    rules = {} if config.qdq is None else config.qdq.to_dict()
-    return [
-        f"{name}: {', '.join(map(operator_label, value)) if isinstance(value, list) else value}"
-        for name, value in rules.items()
-    ]
 
 
 def to_text(config: BackendConfig) -> Group:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backquant.lower import QuantizedModel
     from backquant.report.model import Report
 
-__all__ = ["explain", "inspect", "parse_requirement", "quantize"]
+__all__ = ["explain", "inspect", "quantize"]
 
 Model = Annotated[
     str, typer.Argument(help="module:factory; it gives model or (model, example_inputs).")
@@ -88,10 +88,6 @@ def quantize(  # size: one parameter per option of the command
             help="Least share of multiply-adds in integers (0.9), or a module that must be.",
         ),
     ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="Also export for a target, into a file named like OUTPUT."),
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace OUTPUT if it exists.")
     ] = False,
@@ -103,13 +99,11 @@ def quantize(  # size: one parameter per option of the command
     import backquant
     from backquant.cli.backends import load_backend
     from backquant.cli.data import load_data
-    from backquant.cli.export_command import beside, checked_target
     from backquant.cli.models import load_model, parse_inputs
 
     with guarded(as_json=as_json):
         _check_output(output, force)
-        exported_to = checked_target(to, beside(output, to), force) if to else None
-        required = parse_requirement(require)
+        required = _requirement(require)
         config = load_backend(backend, allow)
         module, example = load_model(model)
         batches = load_data(data, module, batch_size)
@@ -122,13 +116,8 @@ def quantize(  # size: one parameter per option of the command
             progress=not as_json,
         )
         backquant.save(quantized, output, allow=tuple(allow or ()))
-        exported = (
-            backquant.export(quantized, exported_to, to=to, overwrite=force)
-            if exported_to is not None
-            else None
-        )
         _save_page(quantized.report, html)
-    if quantized.engine is None and exported is None:
+    if quantized.engine is None:
         note(
             f"{config.name} names no engine: {output} holds the reference model, which computes in float"
         )
@@ -138,11 +127,7 @@ def quantize(  # size: one parameter per option of the command
         "artifact_bytes": output.stat().st_size,
         **report.to_dict(),
     }
-    shown = _summary(quantized, output)
-    if exported is not None:
-        data_out["exported"] = exported.to_dict()
-        shown = Group(shown, Text(""), exported.renderable())
-    emit(as_json=as_json, data=data_out, shown=shown)
+    emit(as_json=as_json, data=data_out, shown=_summary(quantized, output))
 
 
 def _check_output(output: Path, force: bool) -> None:
@@ -159,7 +144,7 @@ def _check_output(output: Path, force: bool) -> None:
         )
 
 
-def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
+def _requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
     """A share when one number is given, else module names."""
     if not texts:
         return None

@@ -10,10 +10,12 @@ A batch norm that was planned for as plain and trained as ``nn.SyncBatchNorm`` b
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from backquant.backend_config import BackendPatternConfig, is_for_inference_only
+from backquant.backend_config import BackendPatternConfig, GraphPattern, is_for_inference_only
 from backquant.convert.state import Conversion
 from backquant.fuse import as_plain
 from backquant.graph import get_module, set_module, shallow_copy
@@ -33,9 +35,10 @@ def fold_after_training(work: Conversion) -> None:
         if match.kind is not MatchKind.PATTERN or not work.quantized(match.root):
             continue
         nodes = [work.nodes[name] for name in match.nodes]
+        entry = entries[match.entry]
         if len(nodes) == 1:
-            _make_plain(work, nodes[0], entries[match.entry])
-        elif _waits(entries[match.entry], nodes):
+            _make_plain(work, nodes[0], entry)
+        elif _waits(entry, nodes) and nodes[0].name == match.root:
             _fold(work, match, nodes, shared=calls[str(nodes[0].target)] > 1)
 
 
@@ -53,20 +56,26 @@ def _is_batch_norm(kind: object) -> bool:
 
 
 def _waits(entry: BackendPatternConfig, nodes: list[fx.Node]) -> bool:
+    operators = [n for n in entry.normal_pattern.nodes if n.kind not in ("any", "literal")]
     return (
         is_for_inference_only(entry.fuser_method)
         and entry._pattern_complex_format is None
-        and len(entry.normal_pattern.nodes) == len(nodes)
+        and len(operators) == len(nodes)
         and all(node.op == "call_module" for node in nodes)
+        and all(node.all_input_nodes == [above] for above, node in pairwise(nodes))
     )
 
 
 def _fold(work: Conversion, match: Match, nodes: list[fx.Node], *, shared: bool) -> None:
     root, *rest = nodes
     parts = [shallow_copy(get_module(work.module, str(node.target))).eval() for node in nodes]
-    fuser = work.prepared.backend_config.configs[match.entry].fuser_method
-    assert fuser is not None
-    folded: nn.Module = fuser(False, *parts)
+    entry = work.prepared.backend_config.configs[match.entry]
+    assert entry.fuser_method is not None
+    folded: nn.Module
+    if isinstance(entry.pattern, GraphPattern):  # a chain has one order
+        folded = entry.fuser_method(False, **dict(zip(entry.pattern.operators, parts, strict=True)))
+    else:
+        folded = entry.fuser_method(False, *parts)
     if shared:
         root.target = work.editor.names.take(f"{root.target}_folded_")
     set_module(work.module, str(root.target), folded)

@@ -14,7 +14,7 @@ from torch import fx, nn
 from backquant.convert.constants import Constants
 from backquant.convert.state import ReferenceModel, reference_state
 from backquant.convert.weights import without_training
-from backquant.match.plan import MatchKind
+from backquant.match.plan import Match, MatchKind
 from backquant.prepare import PreparedModule, Role, prepared_state
 
 __all__ = ["original_weights"]
@@ -49,13 +49,13 @@ def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Wei
         for reader in site.readers
     }
     found: Weights = {}
-    for match in plan.matches:
-        root = nodes[match.root]
-        if not plan.decisions[match.anchor].quantized:
-            continue
+    quantized = (m for m in plan.matches if plan.decisions[m.anchor].quantized)
+    for match, root in ((m, nodes[name]) for m in quantized for name in _weighted(m)):
         if match.kind is MatchKind.STANDALONE:
             found |= _inside(prepared, reference, root)
         elif match.kind is MatchKind.PATTERN and root.op == "call_module":
+            if root.name not in match.carriers:
+                continue
             pair = _of_module(prepared.get_submodule(str(root.target)))
             if pair[0] is not None:
                 found[str(root.target)] = pair
@@ -64,6 +64,11 @@ def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Wei
             key = _free_key(found, state.scopes[root.name].path)
             found[key] = [_copy(weight), _bias_of(root, constants)]
     return found
+
+
+def _weighted(match: Match) -> tuple[str, ...]:
+    """The operators of a match that may have a weight, as a module's or as an argument."""
+    return tuple(dict.fromkeys((*match.carriers, *match.readers)))
 
 
 def _inside(prepared: fx.GraphModule, reference: fx.GraphModule, node: fx.Node) -> Weights:

@@ -20,7 +20,8 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     found: dict[tuple[str, str], list[float]] = {}
     anchors_by_root: dict[str, list[str]] = {}
     for match in matches:
-        anchors_by_root.setdefault(match.root, []).append(match.anchor)
+        for reader in match.readers:
+            anchors_by_root.setdefault(reader, []).append(match.anchor)
         found[match.anchor, "weight"] = _module_weight(work, match, of_weight)
     for site in work.prepared.sites.sites:
         scales = _scales(work.qparams[site.group])

@@ -90,7 +90,7 @@ class Conversion:
     for a model that stands by itself.
     """
 
-    module: ReferenceModel
+    module: fx.GraphModule
     editor: GraphEditor
     prepared: PreparedState
     plan: Plan

@@ -77,10 +77,15 @@ def convert_weighted_modules(work: Conversion) -> None:
 
 def weight_scales(work: Conversion, match: Match) -> list[float]:
     """The scales that the weight of a match's module would get; none if it has no module."""
-    root = work.nodes[match.root]
     spec = _weight_spec(work, match)
-    if root.op != "call_module" or not _asks_for_weight(work, spec):
+    roots = [work.nodes[name] for name in match.carriers]
+    called = [root for root in roots if root.op == "call_module"]
+    if not _asks_for_weight(work, spec):
         return []
+    return [scale for root in called for scale in _module_scales(work, root, spec)]
+
+
+def _module_scales(work: Conversion, root: fx.Node, spec: ObserverSpec) -> list[float]:
     trained = get_module(work.module, str(root.target))
     plain = without_training(trained)
     part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
@@ -94,9 +99,10 @@ def weight_scales(work: Conversion, match: Match) -> list[float]:
 
 def _quantized_calls(work: Conversion) -> dict[str, Match]:
     return {
-        match.root: match
+        name: match
         for match in work.plan.matches
         if match.kind is MatchKind.PATTERN and work.quantized(match.anchor)
+        for name in match.carriers
     }
 
 

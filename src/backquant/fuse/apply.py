@@ -10,15 +10,8 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
-from backquant.fuse.modules import fuser_arguments
-from backquant.graph import (
-    DeferredGraphModule,
-    GraphIndex,
-    Provenance,
-    Scope,
-    assemble,
-    verify,
-)
+from backquant.fuse.modules import run_fuser
+from backquant.graph import GraphIndex, Provenance, Scope, verify
 from backquant.match.plan import Fusion
 
 __all__ = ["Fused", "apply_fusion"]
@@ -102,9 +95,8 @@ def _run_fuser(
     where = f"{backend.name}, entry {fusion.entry} ({fusion.pattern}), node {fusion.root!r}"
     if root is None or config.fuser_method is None:
         raise ConfigError("this fusion was planned for another graph or backend", where=where)
-    arguments = fuser_arguments(config, bound, graph.modules, root)
     try:
-        fused = config.fuser_method(is_qat, *arguments)
+        fused = run_fuser(config, is_qat, bound, graph.modules, root)
     except BackquantError as error:
         raise type(error)(error.what, where=where, fix=error.fix) from error
     except Exception as error:
@@ -208,11 +200,21 @@ def _graph_module(
     original: fx.GraphModule, values: dict[str, Any], graph: fx.Graph
 ) -> fx.GraphModule:
     """A graph module over modules and tensors, with flags and preserved attributes as before."""
-    result = assemble(DeferredGraphModule, graph, original, values)
+    result = fx.GraphModule(values, graph)
+    for path, submodule in result.named_modules():
+        if path not in values:
+            submodule.training = _flag(original, path)
     result.meta.update(original.meta)
     for name, value in original.meta.get(_PRESERVED, {}).items():
         setattr(result, name, value)
     return result
+
+
+def _flag(original: nn.Module, path: str) -> bool:
+    try:
+        return original.get_submodule(path).training
+    except AttributeError:
+        return original.training
 
 
 _PRESERVED = "_user_preserved_attributes"

@@ -1,4 +1,4 @@
-"""Which modules a fuser gets for the nodes of a pattern, and in which shape.
+"""Which modules a fuser gets for the nodes of a pattern, and in which shape or by which names.
 
 The rules are PyTorch's: a called module is passed as it is; ``F.relu`` becomes an ``nn.ReLU`` in the
 mode of the root; another function or method is passed as it stands; an argument that is no
@@ -14,11 +14,48 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from backquant.backend_config import BackendPatternConfig, MatchAllNode, SequentialFuser
+from backquant.backend_config import (
+    BackendPatternConfig,
+    GraphPattern,
+    MatchAllNode,
+    SequentialFuser,
+)
 from backquant.backend_config.pattern import NormalPattern
 from backquant.operators import module_for_call
 
-__all__ = ["fuser_arguments"]
+__all__ = ["fuser_arguments", "run_fuser"]
+
+
+def run_fuser(
+    config: BackendPatternConfig,
+    is_qat: bool,
+    bound: tuple[fx.Node | None, ...],
+    modules: Mapping[str, nn.Module],
+    root: nn.Module,
+) -> Any:
+    """What ``config.fuser_method`` gives for the nodes that are bound to the pattern.
+
+    The fuser of a graph pattern gets its operators by name, ``f(is_qat, conv=…, sum=…)``; a
+    ``SequentialFuser`` gets the modules among them in the order of writing.
+
+    >>> entry = BackendPatternConfig((nn.Linear, nn.ReLU)).set_fuser_method(
+    ...     lambda is_qat, linear, relu: nn.Sequential(linear, relu))
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    >>> nodes = tuple(node for node in gm.graph.nodes if node.op == "call_module")
+    >>> len(run_fuser(entry, False, nodes, dict(gm.named_modules()), gm.get_submodule("0")))
+    2
+    """
+    fuser = config.fuser_method
+    assert fuser is not None
+    arguments = fuser_arguments(config, bound, modules, root)
+    pattern = config.pattern
+    if not isinstance(pattern, GraphPattern):
+        return fuser(is_qat, *arguments)
+    by_name = pattern.named(arguments)
+    if isinstance(fuser, SequentialFuser):
+        parts = (by_name[name] for name in pattern.operators)
+        return fuser(is_qat, *(part for part in parts if isinstance(part, nn.Module)))
+    return fuser(is_qat, **{name: by_name[name] for name in pattern.operators})
 
 
 def fuser_arguments(
@@ -27,7 +64,7 @@ def fuser_arguments(
     modules: Mapping[str, nn.Module],
     root: nn.Module,
 ) -> list[Any]:
-    """The arguments of ``config.fuser_method`` after ``is_qat``.
+    """The arguments of ``config.fuser_method`` after ``is_qat``, for each node of a graph pattern.
 
     For a forward pattern ``(conv, bn, relu)``: three modules in that order. For a reversed pattern
     ``(relu, (bn, conv))``: a module and a tuple.

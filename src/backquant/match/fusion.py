@@ -30,9 +30,9 @@ from backquant.errors import ConfigError
 from backquant.graph import GraphIndex
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.names import pattern_text
+from backquant.match.names import entry_text
 from backquant.match.plan import Fusion
-from backquant.match.structure import extra_inputs_of, nested, root_of
+from backquant.match.structure import extra_inputs_of, nested, other_inputs, root_of
 
 __all__ = ["plan_fusion"]
 
@@ -99,17 +99,25 @@ def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
         )
     extra = extra_inputs_of(found, backend)
     members = sorted(found.members, key=graph.position.__getitem__)
+    where = f"{backend.name}, entry {candidate.entry} ({candidate.pattern})"
     for node in extra:
         if node in members:
             raise ConfigError(
                 f"the extra input {node.name!r} of a fusion lies inside of it",
-                where=f"{backend.name}, entry {candidate.entry} ({candidate.pattern})",
+                where=where,
                 fix="_set_extra_inputs_getter(...) with a getter of nodes outside of the pattern",
+            )
+    for node in root.all_input_nodes:
+        if node in members:
+            raise ConfigError(
+                f"the root {root.name!r} of a fusion reads {node.name!r}, which lies inside of it",
+                where=where,
+                fix="_set_root_node_getter(...) with a getter of an operator that reads inputs only",
             )
     fused = candidate.config.fused_module
     return Fusion(
         entry=candidate.entry,
-        pattern=pattern_text(candidate.pattern),
+        pattern=entry_text(candidate.config),
         nodes=tuple(node.name for node in members),
         root=root.name,
         fused_module="" if fused is None else f"{fused.__module__}.{fused.__qualname__}",
@@ -122,6 +130,8 @@ def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
     pattern = found.candidate.pattern
     inside = set(found.members)
     has_extra = found.candidate.config._extra_inputs_getter is not None
+    if not all(isinstance(value, fx.Node) for value in other_inputs(found)):
+        return False
     if not all(_fits_below(node, inside, graph) for node in inside):
         return False
     for part, value in zip(pattern.nodes, found.bound, strict=True):

@@ -8,22 +8,29 @@ Rules (PyTorch's)
 3. A pattern that lists arguments lists all of them. Positional arguments are compared as they
    stand; arguments given by keyword take their places first, ``inplace`` and defaults do not count.
 4. Nodes that ``MatchAllNode`` stands for are inputs of the match and no part of it.
+
+Beyond PyTorch: a node that stands several times in a pattern is one node, and operators marked
+``any_order`` are tried with their arguments as they stand, then the other way round. An input of a
+graph pattern is no node of the match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from torch import fx
 
+from backquant.backend_config import GraphPattern
 from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.graph import GraphIndex
 from backquant.graph.arguments import ordered_arguments
 from backquant.match.index import Candidate, PatternIndex, key_of
 
-__all__ = ["Found", "Matcher"]
+__all__ = ["Found", "Matcher", "Miss"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,20 @@ class Found:
         pairs = zip(self.candidate.pattern.nodes, self.bound, strict=True)
         inside = (value for part, value in pairs if part.kind not in ("any", "literal"))
         return list(dict.fromkeys(value for value in inside if isinstance(value, fx.Node)))
+
+
+class Miss(NamedTuple):
+    """Why a candidate does not fit at its anchor.
+
+    ``why``: "another operator", "another value" (than where the node first stands), "other arguments",
+    "used outside" or "reads itself"; ``value`` is what does not fit, at a position of the pattern.
+    ``bound`` holds what fits so far, by position.
+    """
+
+    why: str
+    position: int
+    value: Any
+    bound: dict[int, Any]
 
 
 class Matcher:
@@ -89,36 +110,52 @@ class Matcher:
         if key is None:
             return None
         for candidate in self._patterns.candidates(key):
-            self.attempts += 1
-            bound = self._bind(candidate.pattern, node)
-            if bound is None:
-                continue
-            found = Found(candidate, bound)
-            if taken.isdisjoint(found.members) and self._accepts(found):
-                return found
+            for swapped in _orders(candidate.pattern):
+                self.attempts += 1
+                found = self._trial(candidate, node, swapped)
+                if isinstance(found, Miss) or not taken.isdisjoint(found.members):
+                    continue
+                if self._accepts(found):
+                    return found
         return None
 
-    def _bind(self, pattern: NormalPattern, anchor: fx.Node) -> tuple[Any, ...] | None:
-        """The value for each node of the pattern, or ``None`` when it does not fit."""
+    def misses_at(self, node: fx.Node, candidate: Candidate) -> Iterator[Miss]:
+        """Why a candidate does not fit at its anchor, for each order of arguments that is tried."""
+        for swapped in _orders(candidate.pattern):
+            found = self._trial(candidate, node, swapped)
+            if isinstance(found, Miss):
+                yield found
+
+    def _trial(
+        self, candidate: Candidate, anchor: fx.Node, swapped: frozenset[int]
+    ) -> Found | Miss:
+        """The operators at ``swapped`` positions have their two arguments the other way round."""
+        pattern = candidate.pattern
         bound: dict[int, Any] = {}
         pending: list[tuple[int, Any]] = [(len(pattern.nodes) - 1, anchor)]
         while pending:
             position, value = pending.pop()
             if position in bound:
                 if bound[position] is not value:
-                    return None
+                    return Miss("another value", position, value, bound)
                 continue
             part = pattern.nodes[position]
             if not self._fits(part, value):
-                return None
+                return Miss("another operator", position, value, bound)
             bound[position] = value
             if part.inputs is not None:
                 arguments = self._arguments(value, len(part.inputs))
                 if arguments is None:
-                    return None
+                    return Miss("other arguments", position, value, bound)
+                if position in swapped:
+                    arguments = arguments[::-1]
                 pending.extend(zip(part.inputs, arguments, strict=True))
-        values = tuple(bound[position] for position in range(len(pattern.nodes)))
-        return values if _is_closed(pattern, values) else None
+        found = Found(candidate, tuple(bound[i] for i in range(len(pattern.nodes))))
+        used = _used_outside(found)
+        if used is not None:
+            return Miss("used outside", -1, used, bound)
+        itself = _reads_itself(found)
+        return found if itself is None else Miss("reads itself", -1, itself, bound)
 
     def _fits(self, part: PatternNode, value: Any) -> bool:
         if part.kind == "any":
@@ -134,16 +171,33 @@ class Matcher:
         return ordered if ordered is not None and len(ordered) == count else None
 
 
+@lru_cache(maxsize=4096)
+def _orders(pattern: NormalPattern) -> tuple[frozenset[int], ...]:
+    """Sets of operators to swap the arguments of; none first. At most 64: see ``GraphPattern``."""
+    free = [position for position, node in enumerate(pattern.nodes) if node.any_order]
+    sizes = range(len(free) + 1)
+    return tuple(frozenset(chosen) for size in sizes for chosen in combinations(free, size))
+
+
+def _reads_itself(found: Found) -> fx.Node | None:
+    """An operator of a graph pattern that one of its inputs is bound to."""
+    if not isinstance(found.candidate.config.pattern, GraphPattern):
+        return None
+    members = found.members
+    pairs = zip(found.candidate.pattern.nodes, found.bound, strict=True)
+    return next((value for part, value in pairs if part.kind == "any" and value in members), None)
+
+
 def _same_literal(value: Any, literal: Any) -> bool:
     return type(value) in (type(literal), bool, int, float) and bool(value == literal)
 
 
-def _is_closed(pattern: NormalPattern, values: tuple[Any, ...]) -> bool:
-    """Whether no node inside the pattern is used outside of it (rule 2)."""
-    inside = {
-        value
-        for part, value in zip(pattern.nodes, values, strict=True)
-        if part.kind not in ("any", "literal") and isinstance(value, fx.Node)
-    }
-    inner = inside - {values[-1]}
-    return all(len(node.users) <= 1 or set(node.users) <= inside for node in inner)
+def _used_outside(found: Found) -> fx.Node | None:
+    """A node inside the pattern that is used outside of it (rule 2)."""
+    members = found.members
+    for node in members:
+        if node is found.anchor or len(node.users) == 1:
+            continue
+        if len(node.users) > len(members) or any(user not in members for user in node.users):
+            return node
+    return None

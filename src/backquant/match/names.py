@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from backquant.backend_config import BackendPatternConfig, GraphPattern
 from backquant.backend_config.naming import short_name
 from backquant.backend_config.pattern import NormalPattern
+from backquant.backend_config.pattern_text import calls_text
 
-__all__ = ["did_you_mean", "dtype_name", "number", "op_name", "pattern_text"]
+__all__ = ["did_you_mean", "dtype_name", "entry_text", "number", "op_name", "pattern_text"]
 
 
 def op_name(op: Any) -> str:
@@ -42,19 +44,20 @@ def pattern_text(pattern: NormalPattern) -> str:
     >>> pattern_text(from_reversed((torch.add, MatchAllNode, nn.Conv2d)))
     'torch.add(*, Conv2d)'
     """
-    if pattern.is_sequential:
+    if pattern.is_sequential and pattern.nodes[0].kind != "any":
         return ", ".join(op_name(node.op) for node in pattern.nodes)
+    return calls_text(pattern, op_name)
 
-    def build(position: int) -> str:
-        node = pattern.nodes[position]
-        if node.kind == "any":
-            return "*"
-        name = repr(node.op) if node.kind == "literal" else op_name(node.op)
-        if node.inputs is None:
-            return name
-        return f"{name.removesuffix('()')}({', '.join(map(build, node.inputs))})"
 
-    return build(len(pattern.nodes) - 1)
+def entry_text(config: BackendPatternConfig) -> str:
+    """What reports call an entry: the name of its graph pattern, or its pattern.
+
+    >>> twice = GraphPattern(["x"], {"sum": (torch.add, "x", "x")}, name="twice")
+    >>> entry_text(BackendPatternConfig(twice)), entry_text(BackendPatternConfig(torch.add))
+    ('twice', 'torch.add')
+    """
+    named = isinstance(config.pattern, GraphPattern) and config.pattern.name
+    return named or pattern_text(config.normal_pattern)
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

@@ -11,8 +11,9 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig, Observ
 from backquant.graph import GraphIndex, known_types, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.names import op_name, pattern_text
+from backquant.match.names import entry_text, op_name
 from backquant.match.plan import Match, MatchKind
+from backquant.match.ports import open_readers, port_uses, weighted
 from backquant.match.structure import flattened, root_of
 
 __all__ = ["Occurrence", "find_occurrences", "valueless_nodes"]
@@ -86,8 +87,16 @@ def _occurrence(found: Found, graph: GraphIndex, backend: BackendConfig) -> Occu
     root = root_of(found, backend, flattened)
     members = tuple(sorted(found.members, key=graph.position.__getitem__))
     names = tuple(node.name for node in members)
-    match = Match(candidate.entry, pattern_text(candidate.pattern), names, root.name)
-    tensors = _tensor_arguments(root, graph)
+    match = Match(
+        candidate.entry,
+        entry_text(candidate.config),
+        names,
+        root.name,
+        ports=port_uses(found),
+        open_readers=open_readers(found),
+        weighted=weighted(found, root, graph),
+    )
+    tensors = _tensors_in(match, graph) if match.ports else _tensor_arguments(root, graph)
     by_count = candidate.config._num_tensor_args_to_observation_type
     observation = by_count.get(tensors) if by_count else candidate.config.observation_type
     return Occurrence(match, members, root, candidate.config, observation, tensors)
@@ -99,6 +108,12 @@ def _tensor_arguments(root: fx.Node, graph: GraphIndex) -> int:
         isinstance(value, fx.Node) and not graph.has_no_tensors(value)
         for value in node_arguments(root)
     )
+
+
+def _tensors_in(match: Match, graph: GraphIndex) -> int:
+    """How many inputs of a graph pattern may be tensors."""
+    values = (graph.nodes[name] for port in match.ports if port.readers for name in port.values)
+    return sum(not graph.has_no_tensors(value) for value in values)
 
 
 def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> frozenset[str]:

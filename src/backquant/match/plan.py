@@ -24,6 +24,7 @@ __all__ = [
     "MatchKind",
     "Outcome",
     "Plan",
+    "PortUse",
     "Predicate",
     "Reason",
     "RuleKind",
@@ -174,14 +175,51 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class PortUse:
+    """An input or the output of a graph pattern in one occurrence.
+
+    ``values``: the nodes that are bound to it (several when it is a list). ``readers``: the operators
+    of the match that read an input; none for the output. ``role`` and ``shares_with`` are those of
+    the entry's ``Port``.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    readers: tuple[str, ...]
+    role: str
+    shares_with: str = ""
+
+
+@dataclass(frozen=True)
 class Match:
-    """One occurrence of an entry's pattern."""
+    """One occurrence of an entry's pattern.
+
+    ``ports`` are those of a graph pattern; ``open_readers`` its operators whose arguments it does not
+    list, which are observed as those of the root of any other pattern are. ``weighted``: its operators
+    whose modules become reference modules.
+    """
 
     entry: int  # index into BackendConfig.configs; -1 for standalone and custom modules
     pattern: str  # human readable
     nodes: tuple[str, ...]  # dataflow order; the last is the anchor
     root: str  # whose inputs are observed and whose module becomes a reference module
     kind: MatchKind = MatchKind.PATTERN
+    ports: tuple[PortUse, ...] = ()
+    open_readers: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The operators whose inputs are observed."""
+        if not self.ports:
+            return (self.root,)
+        named = (name for port in self.ports for name in port.readers)
+        return tuple(dict.fromkeys((*self.open_readers, *named)))
+
+    @property
+    def carriers(self) -> tuple[str, ...]:
+        """The operators whose weights are those of the match."""
+        return self.weighted if self.ports else (self.root,)
 
     @property
     def anchor(self) -> str:

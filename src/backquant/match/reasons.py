@@ -14,7 +14,8 @@ from backquant.match.constraints import Refusal, demand_text
 from backquant.match.custom import kind_asked
 from backquant.match.fixes import mapping_call, qconfig_code
 from backquant.match.index import PatternIndex
-from backquant.match.names import op_name, pattern_text
+from backquant.match.misses import Misses
+from backquant.match.names import entry_text, op_name
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
 from backquant.match.rules import Hit
@@ -62,13 +63,14 @@ class ReasonWriter:
         self._graph = graph
         self._patterns = patterns
         self._scopes = scopes
+        self._misses = Misses(graph, patterns)
         self._operators: list[str] | None = None
 
     def place(self, entry: int, dtype_config: int) -> str:
         """``x86, entry "Conv2d", dtype config 1 of 1``."""
         config = self._entries[entry]
         count = len(config.dtype_configs)
-        name = pattern_text(config.normal_pattern)
+        name = entry_text(config)
         return f'{self._name}, entry "{name}", dtype config {dtype_config + 1} of {count}'
 
     def no_entry(self, node: fx.Node) -> Reason:
@@ -78,9 +80,11 @@ class ReasonWriter:
         name = op_name(key.op)
         longer = self._patterns.containing(key)
         if longer:
-            texts = [f'"{pattern_text(c.pattern)}"' for c in longer[:_NEAREST]]
+            texts = [f'"{entry_text(c.config)}"' for c in longer[:_NEAREST]]
             more = f" and {len(longer) - _NEAREST} more" if len(longer) > _NEAREST else ""
             admitted = f"{self._name} has {name} only within {', '.join(texts)}{more}"
+            miss = self._misses.text(node)
+            admitted += f"; {miss}" if miss else ""
             return Reason(node.name, "no-entry", f"{name}, quantized", admitted)
         admitted = f"{self._name} has no entry for {name}"
         near = self._nearest(name)

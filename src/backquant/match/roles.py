@@ -15,6 +15,7 @@ from backquant.match.verdict import Roles
 __all__ = ["argument_positions", "roles_of"]
 
 _NAMED = ("bias", "weight")
+_ROLES = {"activation": "input", "weight": "weight", "bias": "bias", "float": ""}
 
 
 def roles_of(
@@ -23,10 +24,10 @@ def roles_of(
     patterns: PatternIndex,
     valueless: frozenset[str],
 ) -> Roles:
-    """Inputs, weight and bias that the root of an occurrence takes.
+    """Inputs, weight and bias that an occurrence takes.
 
     Weight and bias of functions are found by the entry's ``input_type_to_index`` or by keyword;
-    a module has both if its entry names a root module.
+    a module has both if its entry names a root module. Ports of a graph pattern say it themselves.
 
     >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
     >>> from backquant.match.occurrences import find_occurrences
@@ -39,14 +40,20 @@ def roles_of(
     >>> roles_of(found, graph, patterns, frozenset()).weight
     True
     """
-    root = occurrence.root
-    found = _found_roles(root, argument_positions(root, graph, patterns))
-    if root.op == "call_module" and occurrence.config is not None:
-        found |= set(_NAMED) if occurrence.config.root_module is not None else set()
+    root, match = occurrence.root, occurrence.match
+    found = {_ROLES[port.role] for port in match.ports if port.readers and port.values}
+    output = match.ports[-1].role if match.ports else "activation"
+    for name in match.open_readers if match.ports else (root.name,):
+        reader = graph.nodes[name]
+        found |= _found_roles(reader, argument_positions(reader, graph, patterns))
+    has_root = occurrence.config is not None and occurrence.config.root_module is not None
+    if has_root and any(graph.nodes[name].op == "call_module" for name in match.carriers):
+        found |= set(_NAMED)
     return Roles(
         activation="input" in found,
         weight="weight" in found,
         bias="bias" in found,
+        output=output != "float",
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
     )

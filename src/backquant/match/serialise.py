@@ -16,6 +16,7 @@ from backquant.match.plan import (
     MatchKind,
     Outcome,
     Plan,
+    PortUse,
     Predicate,
     Reason,
     RuleKind,
@@ -85,7 +86,8 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _match(values: dict[str, Any]) -> Match:
-    return Match(**{**_tuples(values), "kind": MatchKind(values["kind"])})
+    ports = tuple(PortUse(**_tuples(port)) for port in values["ports"])
+    return Match(**{**_tuples(values), "kind": MatchKind(values["kind"]), "ports": ports})
 
 
 def _rule(values: dict[str, Any] | None) -> Any:

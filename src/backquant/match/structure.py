@@ -2,7 +2,8 @@
 
 Such functions unpack nested tuples. During fusion the shape is that of the reversed pattern,
 ``[relu, (bn, conv)]``. During quantization PyTorch flattens the arguments of an operator that has
-several: ``(add, x, (relu, conv))`` arrives as ``[add, x, relu, conv]``.
+several: ``(add, x, (relu, conv))`` arrives as ``[add, x, relu, conv]``. The getters of a graph pattern
+receive ``{name: node}``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, GraphPattern
 from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import ConfigError
 from backquant.match.matcher import Found
 
-__all__ = ["extra_inputs_of", "flattened", "nested", "root_of"]
+__all__ = ["extra_inputs_of", "flattened", "nested", "other_inputs", "root_of"]
 
 
 def nested(pattern: NormalPattern, values: tuple[Any, ...]) -> list[Any]:
@@ -68,7 +69,8 @@ def root_of(
 ) -> fx.Node:
     """The node whose inputs are observed: the entry's own choice, or the first operator.
 
-    The first operator is found from the anchor along the last argument that is an operator.
+    The first operator is found from the anchor along the last argument that is an operator. Of a graph
+    pattern it is the first module that is written, or else the first operator.
 
     Raises:
         ConfigError: the entry's root getter fails or returns no node of the match.
@@ -76,6 +78,8 @@ def root_of(
     candidate = found.candidate
     getter = candidate.config._root_node_getter
     if getter is None:
+        if isinstance(candidate.config.pattern, GraphPattern):
+            return _named_root(candidate.config.pattern, found)
         return _default_root(candidate.pattern, found.bound)
     where = (
         f"root_node_getter of {backend.name}, entry {candidate.entry} ({candidate.pattern}), "
@@ -83,7 +87,7 @@ def root_of(
     )
     fix = "return one of the nodes that the pattern binds"
     try:
-        root = getter(shape(candidate.pattern, found.bound))
+        root = getter(_named(found) or shape(candidate.pattern, found.bound))
     except Exception as error:
         raise ConfigError(
             f"the root getter raised {type(error).__name__}: {error}", where=where, fix=fix
@@ -100,19 +104,21 @@ def root_of(
 def extra_inputs_of(found: Found, backend: BackendConfig) -> tuple[fx.Node, ...]:
     """Inputs that a fused module takes beyond those of its root, in order.
 
+    Without a getter there are none, but for a graph pattern: those that its root does not read.
+
     Raises:
         ConfigError: the getter fails or returns something that is no node.
     """
     candidate = found.candidate
     getter = candidate.config._extra_inputs_getter
     if getter is None:
-        return ()
+        return other_inputs(found)
     where = (
         f"extra_inputs_getter of {backend.name}, entry {candidate.entry} ({candidate.pattern}), "
         f"at node {found.anchor.name!r}"
     )
     try:
-        extra = list(getter(nested(candidate.pattern, found.bound)))
+        extra = list(getter(_named(found) or nested(candidate.pattern, found.bound)))
     except Exception as error:
         raise ConfigError(
             f"the getter raised {type(error).__name__}: {error}", where=where
@@ -121,6 +127,34 @@ def extra_inputs_of(found: Found, backend: BackendConfig) -> tuple[fx.Node, ...]
         if not isinstance(value, fx.Node):
             raise ConfigError(f"the getter returned {value!r}, which is no node", where=where)
     return tuple(extra)
+
+
+def _named(found: Found) -> dict[str, Any] | None:
+    pattern = found.candidate.config.pattern
+    return pattern.named(found.bound) if isinstance(pattern, GraphPattern) else None
+
+
+def other_inputs(found: Found) -> tuple[Any, ...]:
+    """What is bound to the inputs of a graph pattern that its root does not read, in order.
+
+    None when the entry has a getter for them, or another kind of pattern.
+    """
+    config = found.candidate.config
+    pattern = config.pattern
+    if not isinstance(pattern, GraphPattern) or config._extra_inputs_getter is not None:
+        return ()
+    bound = pattern.named(found.bound)
+    getter = config._root_node_getter
+    root = _named_root(pattern, found) if getter is None else getter(bound)
+    read = next((node.arguments for node in pattern.nodes if bound[node.name] is root), None) or ()
+    return tuple(bound[name] for name in pattern.inputs if name not in read)
+
+
+def _named_root(pattern: GraphPattern, found: Found) -> fx.Node:
+    kinds = dict(zip(pattern.names, pattern.normal.nodes, strict=True))
+    modules = [name for name in pattern.operators if kinds[name].kind == "module"]
+    root: fx.Node = pattern.named(found.bound)[(modules or pattern.operators)[0]]
+    return root
 
 
 def _default_root(pattern: NormalPattern, values: tuple[Any, ...]) -> fx.Node:

@@ -61,6 +61,7 @@ class Roles:
     bias: bool
     input_known: bool = True
     output_known: bool = True
+    output: bool = True  # False: the entry leaves it in float
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[s
     if roles.bias and config.bias_dtype not in (None, asks.bias_dtype):
         asked = dtype_name(asks.bias_dtype)
         yield "bias", Refusal("dtype", asked, dtype_name(config.bias_dtype))
-    if config.output_dtype is not None:
+    if roles.output and config.output_dtype is not None:
         yield from _output_refusals(config, asks, roles)
 
 
@@ -177,7 +178,7 @@ def _predicates(
     tensors = (
         ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
         ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
-        ("output", True, asks.activation, config.output_dtype_with_constraints),
+        ("output", roles.output, asks.activation, config.output_dtype_with_constraints),
     )
     for role, present, ask, demand in tensors:
         if present and ask is not None:

@@ -43,7 +43,7 @@ class _Check:
         self._table, self._plan, self._source = table, plan, source
         self._name = backend.name or "the backend"
         self._entries = backend.configs
-        self._roots = {match.root: match.anchor for match in plan.matches}
+        self._roots = {name: match.anchor for match in plan.matches for name in match.readers}
 
     def run(self) -> None:
         for head, members in self._table.groups().items():

@@ -12,8 +12,9 @@ from backquant.backend_config import BackendConfig
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.prepare.apart import interfaces
 from backquant.prepare.groups import Groups
+from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import OBSERVED_DTYPES, ObserverSource, ObserverSpec, Probe
-from backquant.prepare.roles import Role, argument_nodes, argument_role, input_positions
+from backquant.prepare.roles import Role, argument_nodes, input_positions
 from backquant.prepare.sites import PREFIX, Site, SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -70,13 +71,14 @@ class Placement:
 
     def run(self) -> SiteTable:
         """Every site, in the order in which they are to be inserted."""
-        roots: dict[str, list[Match]] = {}
+        readers: dict[str, list[Match]] = {}
         anchors: dict[str, Match] = {}
         for match in self._matches:
-            roots.setdefault(match.root, []).append(match)
+            for name in match.readers:
+                readers.setdefault(name, []).append(match)
             anchors[match.anchor] = match
         for node in self._module.graph.nodes:
-            for match in roots.get(node.name, ()):
+            for match in readers.get(node.name, ()):
                 self._place_inputs(node, match)
             if node.name in anchors:
                 self._place_output(node, anchors[node.name])
@@ -124,24 +126,22 @@ class Placement:
 
     # -- inputs (rules 2 to 4) ---------------------------------------------------------------------
 
-    def _place_inputs(self, root: fx.Node, match: Match) -> None:
+    def _place_inputs(self, reader: fx.Node, match: Match) -> None:
         if match.anchor in self._apart:
             for argument in self._apart[match.anchor].inputs:
-                self._place_input(root, argument, Role.INPUT, match)
+                self._place_input(reader, argument, Role.INPUT, match)
             return
         observation = self._plan.decisions[match.anchor].observation
-        if observation == _NOT_OBSERVED or self._is_no_float_tensor(root):
+        if observation == _NOT_OBSERVED or self._is_no_float_tensor(reader):
             return
-        for argument in argument_nodes(root):
-            role = argument_role(root, argument, self._positions)
-            if role is not Role.NONE:
-                self._place_input(root, argument, role, match)
+        for argument, role in observed_arguments(reader, match, self._positions):
+            self._place_input(reader, argument, role, match)
 
     def _place_input(self, reader: fx.Node, argument: fx.Node, role: Role, match: Match) -> None:
         value = self._current.get(argument.name, argument.name)
         spec = self._input_spec(role, match)
         probe = self._source.probe(spec)
-        zeroth = bool(reader.args) and reader.args[0] is argument
+        zeroth = bool(match.ports) or (bool(reader.args) and reader.args[0] is argument)
         if not self._needs(value, probe, zeroth):
             if value in self._drafts:
                 self._reads(reader, argument, self._drafts[value])
@@ -192,12 +192,19 @@ class Placement:
         decision = self._plan.decisions[anchor.name]
         if self._is_no_float_tensor(anchor) or decision.observation == _NOT_OBSERVED:
             return
+        if match.ports and not (self._share_inputs(match) and match.ports[-1].role != "float"):
+            return
         spec = self._output_spec(match)
         probe = self._source.probe(spec)
         if not probe.observable or probe.is_dynamic:
             return
-        alone = decision.observation != _SHARES or self._reads_quantized_input(anchor, probe)
-        if alone and not probe.reuses_input:
+        shares = decision.observation == _SHARES
+        if match.ports:
+            alone = not shared_port(match, shares=shares or probe.reuses_input)
+        else:
+            alone = not shares or self._reads_quantized_input(anchor, probe)
+            alone = alone and not probe.reuses_input
+        if alone:
             self._observe_output(anchor, spec)
         else:
             self._share_output(anchor, match, spec)
@@ -224,12 +231,15 @@ class Placement:
         return draft
 
     def _share_output(self, anchor: fx.Node, match: Match, spec: ObserverSpec) -> None:
-        partners = self._partners(anchor, match)
+        if match.ports:
+            partners = self._port_sites(match, shared_port(match, shares=True)) or None
+        else:
+            partners = self._partners(anchor, match)
         if partners is None:
             next(self._names)  # PyTorch numbers the observer that it drops
             self._refuse(match)
             return
-        partners = self._apart_from_fixed(anchor, match, partners)
+        partners = self._apart_from_fixed(anchor.name, match, partners)
         output = self._observe_output(anchor, spec)
         if self._probe_of(partners[0]).fixed and self._is_arithmetic(match):
             return
@@ -266,7 +276,28 @@ class Placement:
                 draft.readers.append(match.root)
         return site
 
-    def _apart_from_fixed(self, anchor: fx.Node, match: Match, partners: list[str]) -> list[str]:
+    def _share_inputs(self, match: Match) -> bool:
+        """Unite the sites of inputs that share; False, refused: one of two has no observer."""
+        for port in match.ports[:-1]:
+            mine = self._port_sites(match, port.name)
+            others = self._port_sites(match, port.shares_with) if port.shares_with else []
+            if not port.shares_with or not (mine or others):
+                continue
+            if not (mine and others):
+                self._refuse(match)
+                return False
+            head, *rest = self._apart_from_fixed(match.anchor, match, [*others, *mine])
+            for other in rest:
+                self._groups.unite(head, other)
+        return True
+
+    def _port_sites(self, match: Match, name: str) -> list[str]:
+        """The sites that an input of a graph pattern is read through."""
+        [port] = [port for port in match.ports if port.name == name]
+        pairs = ((reader, value) for reader in port.readers for value in port.values)
+        return list(dict.fromkeys(self._read[pair] for pair in pairs if pair in self._read))
+
+    def _apart_from_fixed(self, anchor: str, match: Match, partners: list[str]) -> list[str]:
         heads = {self._groups.find(name) for name in partners}
         fixed = {head for head in heads if self._source.probe(self._drafts[head].spec).fixed}
         if not fixed or len(heads) == 1:
@@ -277,9 +308,16 @@ class Placement:
             if self._groups.find(name) in fixed and name not in apart:
                 draft = self._existing(name, self._source.probe(again))
                 draft = draft or self._draft(name, Role.INPUT, again)
-                draft.readers.append(anchor.name)
+                draft.readers += self._move_reads(match, name, draft.name) or [anchor]
                 apart[name] = draft.name
         return [apart.get(name, name) for name in partners]
+
+    def _move_reads(self, match: Match, old: str, new: str) -> list[str]:
+        """The operators of a graph pattern that read site ``old``; from now on they read ``new``."""
+        pairs = [(r, v) for port in match.ports for r in port.readers for v in port.values]
+        moved = [pair for pair in pairs if self._read.get(pair) == old]
+        self._read.update(dict.fromkeys(moved, new))
+        return list(dict.fromkeys(reader for reader, _ in moved))
 
     def _is_arithmetic(self, match: Match) -> bool:
         """An operator whose observation depends on how many of its arguments are tensors."""

@@ -7,9 +7,10 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import BackendConfig, get_module_to_qat_module
 from backquant.errors import ConfigError
-from backquant.graph import DeferredGraphModule, own_tensors, rebuilt, set_module
+from backquant.graph import own_tensors, set_module
 from backquant.match.plan import MatchKind, Plan
 from backquant.prepare.requests import ObserverSource
+from backquant.prepare.state import rebuilt
 from backquant.qconfig import QConfigMapping
 
 __all__ = ["swap_for_training"]
@@ -21,7 +22,7 @@ def swap_for_training(
     backend_config: BackendConfig,
     qconfig_mapping: QConfigMapping,
 ) -> fx.GraphModule:
-    """A copy of ``module`` in which the roots of quantized matches are the backend's QAT modules.
+    """A copy of ``module`` in which the weighted modules of quantized matches are the backend's QAT modules.
 
     All parameters and buffers of the copy are its own (tied ones stay tied), so that training does
     not reach the model that was captured. Each module is made by ``from_float`` and carries the
@@ -35,17 +36,16 @@ def swap_for_training(
     >>> type(swapped.get_submodule("0")).__name__
     'Linear'
     """
-    trained = rebuilt(DeferredGraphModule, module, own_tensors(module))
+    trained = rebuilt(module, own_tensors(module))
     source = ObserverSource(backend_config, qconfig_mapping)
     classes = get_module_to_qat_module(backend_config)
     nodes = {node.name: node for node in trained.graph.nodes}
     swapped: set[str] = set()
-    for match in plan.matches:
-        root = nodes[match.root]
+    for match, root in ((m, nodes[name]) for m in plan.matches for name in m.carriers):
         path = str(root.target)
         if match.kind is not MatchKind.PATTERN or root.op != "call_module" or path in swapped:
             continue
-        decision = plan.decisions[match.root]
+        decision = plan.decisions[root.name]
         float_module = trained.get_submodule(path)
         qat_class = classes.get(type_before_parametrizations(float_module))
         qconfig = source.qconfig(decision.rule)

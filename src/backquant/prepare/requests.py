@@ -15,7 +15,7 @@ from torch import nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.match.names import pattern_text
+from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.observe.protocol import (
@@ -147,8 +147,7 @@ class ObserverSource:
     def _place(self, spec: ObserverSpec) -> str:
         if spec.entry < 0:
             return f"QConfigMapping: {spec.rule}"
-        pattern = self._entries[spec.entry].normal_pattern
-        return f"backend, entry {spec.entry} ({pattern_text(pattern)})"
+        return f"backend, entry {spec.entry} ({entry_text(self._entries[spec.entry])})"
 
     def _factory(self, spec: ObserverSpec) -> Callable[[], Any] | None:
         qconfig = self.qconfig(spec.rule)

@@ -14,7 +14,7 @@ from backquant.backend_config import BackendConfig
 from backquant.convert import Measured
 from backquant.graph import Provenance, Scope
 from backquant.lower import KernelUse, QuantizedModel
-from backquant.match.names import pattern_text
+from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
 from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
@@ -150,7 +150,7 @@ class _Builder:
         )
 
     def _pattern(self, entry: int) -> str:
-        return pattern_text(self._entries[entry].normal_pattern)
+        return entry_text(self._entries[entry])
 
     def _row(self, decision: Decision) -> Row:
         plan = self._source.plan

@@ -44,7 +44,7 @@ HEAD = "schema_version: 1\nname: x\n"
         (
             HEAD + "entries:\n- pattern: 3",
             "x.yaml:4: entries[0].pattern: expected an operator, a list of operators in forward "
-            "order, {reversed: […]} or {nodes: […]}, got 3",
+            "order, {reversed: […]}, {inputs: […], nodes: […]} or {nodes: […]}, got 3",
         ),
         (
             HEAD + "entries:\n- pattern: {reversd: [torch.add]}",

@@ -2,8 +2,8 @@
 
 An entry whose pattern the extended backend has overrides it field by field: fields that are not
 written stay, ``null`` resets a field to its default, ``add_dtype_configs`` appends. The entry keeps
-its place and, unless it sets ``fuser_method``, the spelling of its pattern, which orders the fuser's
-arguments. Other entries are appended in file order.
+its place and, unless it sets a field that refers to it, the spelling of its pattern, which orders the
+fuser's arguments and names the ports. Other entries are appended in file order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from backquant.backend_config.files.spelling import callable_from, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
 from backquant.errors import SpecError
 
 __all__ = ["Base", "build"]
@@ -39,6 +38,8 @@ _CALLABLES = {
     "overwrite_output_fake_quantize": "_set_overwrite_output_fake_quantize",
     "overwrite_output_observer": "_set_overwrite_output_observer",
 }
+# Fields that refer to the spelling of the pattern: its order, its form, its names.
+_RESPELL = frozenset({"fuser_method", "ports", "root_node_getter", "extra_inputs_getter"})
 _MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
 
 
@@ -107,10 +108,6 @@ class _Builder:
             config.set_defaults(
                 None if data is None else self.attempt(("defaults",), self.defaults, data)
             )
-        config.set_qdq(inherited.qdq)
-        if "qdq" in self.data:
-            data = self.data["qdq"]
-            config.set_qdq(None if data is None else self.attempt(("qdq",), self.qdq, data))
         return config
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
@@ -169,15 +166,6 @@ class _Builder:
             elif value is not None:
                 values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
         return values
-
-    def qdq(self, data: dict[str, Any]) -> QDQRules:
-        values = {name: value for name, value in data.items() if value is not None}
-        operators = values.pop("only_between_quantized", [])
-        found = [
-            _at(("only_between_quantized", index), pattern_from, item, self.resolver)[0]
-            for index, item in enumerate(operators)
-        ]
-        return QDQRules(**values, only_between_quantized=tuple(found))
 
     # -- patterns --------------------------------------------------------------------------------
 
@@ -238,7 +226,8 @@ class _Builder:
         seen[normal] = line
         inherited = self.entries.get(normal)
         config = inherited if inherited is not None else BackendPatternConfig()
-        if inherited is None or "fuser_method" in data:
+        if inherited is None or not _RESPELL.isdisjoint(data):
+            config.set_ports({})
             config.set_pattern(None)._set_pattern_complex_format(None)
             set_pattern = (
                 config._set_pattern_complex_format if reversed_form else config.set_pattern
@@ -287,6 +276,8 @@ def _set_data_field(config: BackendPatternConfig, field: str, value: Any) -> Non
         config._set_num_tensor_args_to_observation_type(counts)
     elif field == "input_type_to_index":
         config._set_input_type_to_index(value or {})
+    elif field == "ports":
+        config.set_ports(value or {})
     else:
         config._set_input_output_observed(value)
 
@@ -297,6 +288,7 @@ def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
     new.dtype_configs = copy.deepcopy(entry.dtype_configs)
     new._num_tensor_args_to_observation_type = dict(entry._num_tensor_args_to_observation_type)
     new._input_type_to_index = dict(entry._input_type_to_index)
+    new.ports = dict(entry.ports)
     return new
 
 

@@ -5,7 +5,8 @@ A pattern is written as one of
 1. an operator: ``torch.nn.Conv2d``, ``operator.add``, ``torch.ops.aten.add.Tensor``, ``.view``;
 2. a list of operators in forward order: ``[torch.nn.Conv2d, torch.nn.ReLU]``;
 3. ``{reversed: [torch.add, MatchAllNode, torch.nn.Conv2d]}``, the nested form, last operator first;
-4. ``{nodes: [{op: torch.relu}, {op: torch.add, inputs: [0, 0]}]}``, a graph in dataflow order.
+4. ``{nodes: [{op: torch.relu}, {op: torch.add, inputs: [0, 0]}]}``, a graph in dataflow order;
+5. ``{inputs: [x], nodes: [{name: out, op: torch.relu, arguments: [x]}]}``, a graph with names.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from backquant.backend_config.files.graph_spelling import (
+    graph_data,
+    graph_from,
+    operator_from,
+    operator_text,
+)
 from backquant.backend_config.files.names import Resolver, SpellingError, path_of
-from backquant.backend_config.files.scalars import number_data
 from backquant.backend_config.fusers import ForwardFuser, ReversedFuser, SequentialFuser
-from backquant.backend_config.pattern import MatchAllNode, NormalPattern, PatternNode
+from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.backend_config.pattern import from_reversed as normal_from_reversed
+from backquant.backend_config.ports import NamedNode, NamedNodes
 
 __all__ = [
     "callable_data",
@@ -28,53 +36,19 @@ __all__ = [
     "pattern_from",
 ]
 
-_ANY = "MatchAllNode"
-
-
-def operator_text(op: Any) -> Any:
-    """One operator or literal of a pattern. Raises SpellingError when it has no spelling.
-
-    >>> import torch
-    >>> operator_text("view"), operator_text(torch.add), operator_text(MatchAllNode), operator_text(0)
-    ('.view', 'torch.add', 'MatchAllNode', 0)
-    """
-    if isinstance(op, str):
-        return f".{op}"
-    if isinstance(op, type) and op.__name__ == _ANY:
-        return _ANY
-    if op is None or isinstance(op, (bool, int, float)):
-        return op if not isinstance(op, float) else _literal_float(op)
-    return path_of(op)
-
-
-def _literal_float(value: float) -> float:
-    number_data(value)  # refuses what JSON cannot carry
-    return value
-
-
-def operator_from(text: Any, resolver: Resolver) -> Any:
-    """What ``operator_text`` wrote. Raises SpellingError.
-
-    >>> import torch
-    >>> operator_from(".view", Resolver()), operator_from("torch.add", Resolver()) is torch.add
-    ('view', True)
-    """
-    if not isinstance(text, str):
-        return text
-    if text == _ANY:
-        return MatchAllNode
-    return text[1:] if text.startswith(".") else resolver.resolve(text)
-
 
 def pattern_data(pattern: Any, reversed_form: bool = False) -> Any:
     """A pattern as strings, lists and dicts. Raises SpellingError.
 
     >>> import torch
+    >>> from backquant.backend_config.pattern import MatchAllNode
     >>> pattern_data((torch.nn.Linear, torch.nn.ReLU))
     ['torch.nn.Linear', 'torch.nn.ReLU']
     >>> pattern_data((torch.add, MatchAllNode, "relu"), reversed_form=True)
     {'reversed': ['torch.add', 'MatchAllNode', '.relu']}
     """
+    if isinstance(pattern, GraphPattern):
+        return graph_data(pattern)
     if isinstance(pattern, NormalPattern):
         return {"nodes": [_node_data(node) for node in pattern.nodes]}
     if reversed_form:
@@ -97,7 +71,7 @@ def _node_data(node: PatternNode) -> dict[str, Any]:
     data: dict[str, Any] = {"op": operator_text(node.op)}
     if node.inputs is not None:
         data["inputs"] = list(node.inputs)
-    return data
+    return {**data, "any_order": True} if node.any_order else data
 
 
 def pattern_from(data: Any, resolver: Resolver) -> tuple[Any, bool]:
@@ -106,6 +80,8 @@ def pattern_from(data: Any, resolver: Resolver) -> tuple[Any, bool]:
     >>> pattern_from({"reversed": ["torch.add", "MatchAllNode", 0]}, Resolver())[1]
     True
     """
+    if isinstance(data, dict) and "inputs" in data:
+        return graph_from(data, resolver), False
     if isinstance(data, dict) and "nodes" in data:
         nodes = [_node_from(node, resolver) for node in data["nodes"]]
         return NormalPattern(tuple(nodes)), False
@@ -127,7 +103,8 @@ def _node_from(data: dict[str, Any], resolver: Resolver) -> PatternNode:
         return PatternNode(resolver.resolve(data["constant"]), None, "literal")
     inputs = data.get("inputs")
     [leaf] = normal_from_reversed(operator_from(data["op"], resolver)).nodes
-    return PatternNode(leaf.op, None if inputs is None else tuple(inputs), leaf.kind)
+    positions = None if inputs is None else tuple(inputs)
+    return PatternNode(leaf.op, positions, leaf.kind, bool(data.get("any_order")))
 
 
 def callable_data(function: Any) -> Any:
@@ -139,6 +116,10 @@ def callable_data(function: Any) -> Any:
     >>> callable_data(torch.nn.functional.relu)
     'torch.nn.functional.relu'
     """
+    if isinstance(function, NamedNode):
+        return function.name
+    if isinstance(function, NamedNodes):
+        return list(function.names)
     if isinstance(function, SequentialFuser):
         data: dict[str, Any] = {"sequential": path_of(function.module_class)}
         return data if function.arity == 2 else {**data, "arity": function.arity}
@@ -175,6 +156,8 @@ def callable_from(data: Any, resolver: Resolver) -> Any:
     >>> callable_from({"sequential": "torch.nn.Sequential", "arity": 3}, Resolver()).arity
     3
     """
+    if isinstance(data, list) or (isinstance(data, str) and "." not in data):
+        return data  # names of the nodes of a graph pattern
     if not isinstance(data, dict):
         return resolver.resolve(data)
     if "sequential" in data:

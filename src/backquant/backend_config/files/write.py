@@ -22,7 +22,7 @@ from backquant.backend_config.files.scalars import dtype_text, number_data
 from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
+from backquant.backend_config.ports import Port
 from backquant.backend_config.ranges import integer_range
 from backquant.errors import SpecError
 
@@ -60,8 +60,6 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
         data["engine"] = config.engine
     if config.defaults is not None:
         data["defaults"] = _named(lambda: _defaults(config.defaults), "defaults")
-    if config.qdq is not None:
-        data["qdq"] = _named(lambda: _qdq(config.qdq), "qdq")
     if names.by_name:
         data["dtype_configs"] = names.by_name
     data["entries"] = _grouped(entries)
@@ -145,16 +143,6 @@ def _defaults(defaults: BackendDefaults | None) -> Any:
     return _defaults_data(defaults.to_dict())
 
 
-def _qdq(rules: QDQRules | None) -> Any:
-    assert rules is not None  # the caller asked
-    data = rules.to_dict()
-    if "only_between_quantized" in data:
-        data["only_between_quantized"] = [
-            pattern_data(operator) for operator in rules.only_between_quantized
-        ]
-    return data
-
-
 def _defaults_data(value: Any) -> Any:
     if not isinstance(value, dict):
         return _scalar(value)
@@ -191,8 +179,14 @@ def _entry(entry: BackendPatternConfig, names: _Names, place: str) -> dict[str, 
         ]
     if entry._input_type_to_index:
         data["input_type_to_index"] = dict(entry._input_type_to_index)
+    if entry.ports:
+        data["ports"] = {name: _port(port) for name, port in entry.ports.items()}
     _add_names(data, entry, place)
     return data
+
+
+def _port(port: Port) -> Any:
+    return port.role if port.shares_with is None else {"shares_with": port.shares_with}
 
 
 def _add_names(data: dict[str, Any], entry: BackendPatternConfig, place: str) -> None:

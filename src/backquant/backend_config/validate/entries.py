@@ -164,17 +164,22 @@ def generalizes(wide: NormalPattern, narrow: NormalPattern) -> bool:
     >>> generalizes(any_add, from_reversed((torch.add, torch.nn.ReLU, torch.nn.Conv2d)))
     True
     """
-    return _covers(wide, len(wide.nodes) - 1, narrow, len(narrow.nodes) - 1)
-
-
-def _covers(wide: NormalPattern, at: int, narrow: NormalPattern, there: int) -> bool:
-    mine, other = wide.nodes[at], narrow.nodes[there]
-    if mine.kind == "any":
-        return True
-    if mine.op != other.op or mine.kind != other.kind:
-        return False
-    if mine.inputs is None:
-        return True
-    if other.inputs is None or len(mine.inputs) != len(other.inputs):
-        return False
-    return all(_covers(wide, a, narrow, b) for a, b in zip(mine.inputs, other.inputs, strict=True))
+    stands_for: dict[int, int] = {}  # a node of ``wide`` that is read twice stands for one value
+    pending = [(len(wide.nodes) - 1, len(narrow.nodes) - 1)]
+    while pending:
+        at, there = pending.pop()
+        if stands_for.setdefault(at, there) != there:
+            return False
+        mine, other = wide.nodes[at], narrow.nodes[there]
+        if mine.kind == "any":
+            continue
+        if (mine.op, mine.kind) != (other.op, other.kind):
+            return False
+        if mine.inputs is None:
+            continue
+        if other.inputs is None or len(mine.inputs) != len(other.inputs):
+            return False
+        if other.any_order and not mine.any_order:
+            return False
+        pending.extend(zip(mine.inputs, other.inputs, strict=True))
+    return True

@@ -11,7 +11,6 @@ from torch import nn
 
 from backquant.nn.quantized.reference.module import (
     ReferenceModule,
-    bare,
     float_bias,
     float_weight,
     take_bias,
@@ -66,7 +65,7 @@ class Linear(ReferenceModule, nn.Linear):
         """
         weight, bias = float_weight(float_linear), float_bias(float_linear)
         out_features, in_features = weight.shape
-        reference = bare(cls, {"in_features": in_features, "out_features": out_features})
+        reference = cls(in_features, out_features, bias is not None, device="meta")
         reference._store_weight(weight, weight_qparams)
         take_bias(reference, bias)
         reference.train(float_linear.training)
