@@ -21,6 +21,7 @@ from backquant.backend_config import get_backend_config, list_backends  # noqa: 
 from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.backend_config.tables import (  # noqa: E402
     default_lines,
+    qdq_lines,
     support_rows,
     to_markdown,
 )
@@ -79,6 +80,11 @@ def section(name: str) -> str:
     if defaults:
         parts += ["Observed by default with:", ""]
         parts += [f"- {line.replace('_', chr(92) + '_')}" for line in defaults]
+        parts.append("")
+    rules = qdq_lines(config)
+    if rules:
+        parts += ["Quantize and dequantize nodes of exported models:", ""]
+        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in rules]
         parts.append("")
     return "\n".join([*parts, to_markdown(config)])
 

@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "CoverageError",
     "EngineError",
+    "ExportError",
     "InputError",
     "MissingExtraError",
     "PassError",
@@ -90,6 +91,10 @@ class CoverageError(BackquantError):
 
 class EngineError(BackquantError, RuntimeError):
     """The engine, its instruction set, or one of its dtypes is not in this build or CPU."""
+
+
+class ExportError(BackquantError, RuntimeError):
+    """A deployment target cannot take the model, or left operators in float; names them."""
 
 
 class ArtifactError(BackquantError):

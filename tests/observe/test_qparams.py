@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from backquant.observe import (
     resolve_range,
     storage_dtype,
 )
+from backquant.observe.qparams import array_qparams
 
 DTYPES = [
     torch.qint8,
@@ -182,3 +184,22 @@ def test_qparam_dict_equals_the_oracle(name: str, oracle: Callable[..., Any]) ->
             assert torch.equal(value, other[key])
         else:
             assert value == other[key], key
+
+
+@pytest.mark.parametrize("qscheme", [torch.per_tensor_affine, torch.per_tensor_symmetric])
+@given(data=st.data())
+def test_qparams_of_arrays_are_those_of_tensors(qscheme: torch.qscheme, data: Any) -> None:
+    number = st.floats(-(2.0**90), 2.0**90, width=32)
+    ends = data.draw(st.lists(st.tuples(number, number).map(sorted), min_size=1, max_size=8))
+    dtype, bounds = data.draw(
+        st.sampled_from(
+            [(torch.quint8, (0, 255)), (torch.qint8, (-128, 127)), (torch.uint8, (0, 127))]
+        )
+    )
+    target = QuantRange(dtype, qscheme, *bounds, customized=data.draw(st.booleans()))
+    low, high = torch.tensor(ends).unbind(1)
+    scale, zero_point = affine_qparams(low, high, target, torch.tensor([1e-7]))
+    found = array_qparams(low.numpy(), high.numpy(), target, torch.tensor(1e-7).item())
+    assert found[0].dtype == np.float32
+    assert found[0].tolist() == scale.tolist()
+    assert found[1].tolist() == zero_point.tolist()

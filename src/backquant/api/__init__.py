@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.api.exporting import export
 from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
 from backquant.api.one_call import explain, quantize
 from backquant.api.qat import prepare_qat_fx
@@ -11,6 +12,7 @@ __all__ = [
     "convert_fx",
     "convert_to_reference_fx",
     "explain",
+    "export",
     "fuse_fx",
     "prepare_fx",
     "prepare_qat_fx",

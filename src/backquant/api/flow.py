@@ -18,7 +18,7 @@ from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
-from backquant.api.skipped import warn_of_skipped
+from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
@@ -68,6 +68,7 @@ def fuse_fx(
     else:
         fused = fused_graph(model, backend).fused.module
     preserve(fused, model, custom.preserved_attributes, "FuseCustomConfig")
+    fused.recompile()
     return fused
 
 
@@ -121,7 +122,7 @@ def prepare_fx(  # size: PyTorch's signature
     checked_example(given_model(model), example_inputs)
     step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
-    warn_of_skipped(prepared_state(prepared).plan)
+    warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared))
     return prepared
 
 
@@ -151,7 +152,9 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     torch.int8
     """
     asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
-    return convert_to_reference(graph_module, dialect=dialect, asked=asked)
+    reference = convert_to_reference(graph_module, dialect=dialect, asked=asked)
+    reference.recompile()
+    return reference
 
 
 def convert_fx(  # size: PyTorch's signature

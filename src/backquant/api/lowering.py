@@ -17,14 +17,21 @@ from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.owned import own_shared_tensors
 from backquant.backends.tables import lowering_rules
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
-from backquant.graph import preserve, set_module, shallow_copy
+from backquant.graph import (
+    DeferredGraphModule,
+    preserve,
+    rebuilt,
+    set_module,
+    shallow_copy,
+    without_collector,
+)
 from backquant.lower import EngineInfo, Lowered, QParams, QuantizedModel, engine_info, lower
 from backquant.match import MatchKind
-from backquant.prepare import rebuilt
 
 __all__ = ["quantized_model"]
 
 
+@without_collector
 def quantized_model(
     reference: fx.GraphModule, engine: EngineInfo | None, source: nn.Module
 ) -> QuantizedModel:
@@ -54,7 +61,10 @@ def quantized_model(
 def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
     inner = _standalone(reference)
     if engine is None:
-        module = rebuilt(reference, shallow_copy(reference)) if inner else reference
+        module = (
+            rebuilt(DeferredGraphModule, reference, shallow_copy(reference)) if inner else reference
+        )
+        module.recompile()
         result = Lowered(module, (), ())
     else:
         state = reference_state(reference)

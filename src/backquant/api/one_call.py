@@ -22,6 +22,7 @@ from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, reference_state
 from backquant.errors import EngineError
+from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, QuantizedModel, engine_info
 from backquant.match.plan import RuleKind, RuleRef
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
@@ -127,6 +128,7 @@ def quantize(
     )
     check_requirement(build_report(source), required)
     quantized = quantized_model(reference, engine, model)
+    quantized.example = ExampleSpec.of(example)
     quantized.report = build_report(source.lowered(model, quantized, calibrated.unseen))
     return quantized
 

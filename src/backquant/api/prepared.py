@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from backquant.api.steps import Planned, planned
+from backquant.graph import without_collector
 from backquant.prepare import (
     Asked,
     Origin,
@@ -39,6 +40,7 @@ def with_standalone_modules(
     return Planned(step.fused._replace(module=module), step.plan)
 
 
+@without_collector
 def observed(step: Planned, asked: Asked) -> PreparedModule:
     """``step`` with observers."""
     return insert_observers(

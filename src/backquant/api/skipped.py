@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import warnings
 
-from backquant.match import Plan
+from torch import fx
 
-__all__ = ["warn_of_skipped"]
+from backquant.calibrate import prepared_parts
+from backquant.match import Plan
+from backquant.prepare import prepared_state
+
+__all__ = ["skipped_inside", "warn_of_skipped"]
 
 _SHOWN = 10
 
@@ -18,6 +22,25 @@ def warn_of_skipped(plan: Plan, *others: str) -> None:
 
     >>> warn_of_skipped(Plan("x86"))
     """
+    lines = [*_skipped(plan), *others]
+    if lines:
+        warnings.warn("\n".join(lines), stacklevel=3)
+
+
+def skipped_inside(prepared: fx.GraphModule) -> list[str]:
+    """The same of the standalone modules of ``prepared``, for ``others``.
+
+    Raises ``UsageError`` when the model is not prepared.
+    """
+    lines: list[str] = []
+    for prefix, part in prepared_parts(prepared):
+        found = _skipped(prepared_state(part).plan) if prefix else []
+        if found:
+            lines += [f"in standalone module {prefix.rstrip('.')!r}: {found[0]}", *found[1:]]
+    return lines
+
+
+def _skipped(plan: Plan) -> list[str]:
     refused = [
         decision
         for decision in plan.decisions.values()
@@ -32,6 +55,4 @@ def warn_of_skipped(plan: Plan, *others: str) -> None:
         lines.insert(0, f"{len(refused)} operators stay float on {plan.backend}:")
     if len(refused) > _SHOWN:
         lines.append(f"… and {len(refused) - _SHOWN} more")
-    lines += others
-    if lines:
-        warnings.warn("\n".join(lines), stacklevel=3)
+    return lines

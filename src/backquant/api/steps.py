@@ -10,7 +10,7 @@ from torch import fx, nn
 from backquant.api.arguments import given_model
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
-from backquant.graph import Captured, capture, shallow_copy
+from backquant.graph import Captured, capture, shallow_copy, without_collector
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -56,6 +56,7 @@ def captured_with(custom: PrepareCustomConfig | None, model: nn.Module) -> Captu
     )
 
 
+@without_collector
 def fused_graph(
     model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None = None
 ) -> FusedGraph:
@@ -67,6 +68,7 @@ def fused_graph(
     return FusedGraph(fused, fusions)
 
 
+@without_collector
 def planned(
     model: nn.Module,
     backend: BackendConfig,

@@ -34,6 +34,7 @@ import torch.nn.functional
 from torch.overrides import get_overridable_functions
 
 from backquant.errors import ArtifactError
+from backquant.graph import register_quantized_decomposed
 
 __all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
 
@@ -189,6 +190,8 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
             fix=f"operators of {', '.join(OP_NAMESPACES)}; of other packages with "
             f'allow=("{parts[0] if parts else ""}",)',
         )
+    if parts[0] == "quantized_decomposed":
+        register_quantized_decomposed()
     target: Any = torch.ops
     for part in parts:
         target = getattr(target, part, None)

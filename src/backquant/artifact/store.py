@@ -18,6 +18,7 @@ from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
 from backquant.errors import ArtifactError, UsageError
+from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_info
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
@@ -67,6 +68,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "left_in_float": [asdict(reason) for reason in model.left_in_float],
         "inputs": [[index, *_literals(q)] for index, q in model.input_qparams.items()],
         "outputs": [[label, *_literals(q)] for label, q in model.output_qparams.items()],
+        "example": None if model.example is None else model.example.to_dict(),
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
         "report": None if model.report is None else model.report.to_dict(),
@@ -126,6 +128,8 @@ def _model(
     )
     model.input_qparams = dict(map(_qparams, document.get("inputs", ())))
     model.output_qparams = dict(map(_qparams, document.get("outputs", ())))
+    example = document.get("example")
+    model.example = None if example is None else ExampleSpec(**example)
     model.report = None if document["report"] is None else Report.from_dict(document["report"])
     return model
 

@@ -49,6 +49,7 @@ from backquant.backend_config.pattern import (
 )
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import Port
+from backquant.backend_config.qdq import QDQRules
 from backquant.backend_config.readable import entry_to_pretty_str, pattern_to_human_readable
 from backquant.backend_config.registry import (
     get_backend_config,
@@ -80,6 +81,8 @@ __all__ = [
     "BackendDefaults",
     "DefaultOverride",
     "QuantDefault",
+    # deployment targets
+    "QDQRules",
     # patterns
     "AnyOrder",
     "GraphNode",

@@ -11,6 +11,7 @@ from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.qdq import QDQRules
 from backquant.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendConfig"]
 
-_KEYS = ("name", "configs", "engine", "defaults")
+_KEYS = ("name", "configs", "engine", "defaults", "qdq")
 
 
 class BackendConfig:
@@ -31,8 +32,9 @@ class BackendConfig:
        overrides the entry and keeps its place.
     2. ``engine`` is the name of the engine that runs the lowered model; None: there is only the
        reference model.
+    3. ``qdq`` are the rules of a deployment target for that reference model; None: the default rules.
 
-    Two are equal when name, engine, defaults, and the entries in their order are equal.
+    Two are equal when name, engine, defaults, qdq, and the entries in their order are equal.
 
     >>> import torch
     >>> from backquant.backend_config import DTypeConfig
@@ -49,6 +51,7 @@ class BackendConfig:
         self.name = ""
         self.engine: str | None = None
         self.defaults: BackendDefaults | None = None
+        self.qdq: QDQRules | None = None
         self._entries: dict[NormalPattern, BackendPatternConfig] = {}
         self.set_name(name)
 
@@ -79,6 +82,17 @@ class BackendConfig:
         if defaults is not None and not isinstance(defaults, BackendDefaults):
             raise SpecError(f"defaults must be BackendDefaults, got {defaults!r}", where="defaults")
         self.defaults = defaults
+        return self
+
+    def set_qdq(self, qdq: QDQRules | None) -> BackendConfig:
+        """Set the rules of a deployment target for its reference models; None: the default rules.
+
+        >>> BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)).qdq
+        QDQRules(quantize_constants=False)
+        """
+        if qdq is not None and not isinstance(qdq, QDQRules):
+            raise SpecError(f"qdq must be QDQRules, got {qdq!r}", where="qdq")
+        self.qdq = qdq
         return self
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
@@ -139,11 +153,11 @@ class BackendConfig:
     def from_dict(
         cls, backend_config_dict: Mapping[str, Any], version: str | None = None
     ) -> BackendConfig:
-        """Build from a dict with the keys ``name``, ``configs``, ``engine``, ``defaults``.
+        """Build from a dict with the keys ``name``, ``configs``, ``engine``, ``defaults``, ``qdq``.
 
         ``configs`` is a list of ``BackendPatternConfig`` or of their dicts; ``defaults`` a
-        ``BackendDefaults`` or its dict. ``version="1.13"`` reads the older form (then also of
-        entries that are objects): reversed patterns, fusers in reversed order.
+        ``BackendDefaults`` or its dict, ``qdq`` ``QDQRules`` or theirs. ``version="1.13"`` reads the
+        older form (then also of entries that are objects): reversed patterns, fusers in reversed order.
         Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
 
         >>> import torch
@@ -160,13 +174,18 @@ class BackendConfig:
             with within("defaults"):
                 defaults = BackendDefaults.from_dict(defaults)
         backend.set_defaults(defaults)
+        qdq = backend_config_dict.get("qdq")
+        if isinstance(qdq, Mapping):
+            with within("qdq"):
+                qdq = QDQRules.from_dict(qdq)
+        backend.set_qdq(qdq)
         for index, item in enumerate(backend_config_dict.get("configs") or ()):
             with within(f"configs[{index}]"):
                 backend.set_backend_pattern_config(_entry(item, version))
         return backend
 
     def to_dict(self) -> dict[str, Any]:
-        """``name``, ``configs`` (as dicts), and ``engine`` and ``defaults`` when they are set.
+        """``name``, ``configs`` (as dicts), and ``engine``, ``defaults`` and ``qdq`` when they are set.
 
         >>> BackendConfig("mine").to_dict()
         {'name': 'mine', 'configs': []}
@@ -179,6 +198,8 @@ class BackendConfig:
             values["engine"] = self.engine
         if self.defaults is not None:
             values["defaults"] = self.defaults.to_dict()
+        if self.qdq is not None:
+            values["qdq"] = self.qdq.to_dict()
         return values
 
     # -- files, validation, diff: in modules of their own ----------------------------------------
@@ -230,14 +251,11 @@ class BackendConfig:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BackendConfig):
             return NotImplemented
-        mine = (self.name, self.engine, self.defaults, list(self._entries), self.configs)
-        return mine == (
-            other.name,
-            other.engine,
-            other.defaults,
-            list(other._entries),
-            other.configs,
-        )
+        return self._comparable() == other._comparable()
+
+    def _comparable(self) -> tuple[Any, ...]:
+        entries = (list(self._entries), self.configs)
+        return (self.name, self.engine, self.defaults, self.qdq, *entries)
 
     def __repr__(self) -> str:
         parts = [repr(self.name)]
@@ -245,6 +263,8 @@ class BackendConfig:
             parts.append(f"engine={self.engine!r}")
         if self.defaults is not None:
             parts.append(f"defaults={self.defaults!r}")
+        if self.qdq is not None:
+            parts.append(f"qdq={self.qdq!r}")
         lines = "".join(f"\n    {config!r}," for config in self.configs)
         parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
         return f"BackendConfig({', '.join(parts)})"

@@ -21,11 +21,13 @@ from backquant.backend_config.describe import (
 )
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import number_text
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import NamedNode, NamedNodes, Port
+from backquant.backend_config.qdq import QDQRules
 
 __all__ = ["BackendDiff", "EntryChange", "FieldChange", "diff"]
 
@@ -85,7 +87,7 @@ class EntryChange:
 class BackendDiff:
     """What differs between two backends. False when nothing does.
 
-    ``fields``: name, engine, defaults, and ``order`` when entries of both stand in another order
+    ``fields``: name, engine, defaults, qdq, and ``order`` when entries of both stand in another order
     (which decides between patterns of one size). ``entries``: changed and removed entries in the order
     of the first backend, then added ones in the order of the second.
     """
@@ -212,6 +214,8 @@ def _head_changes(first: BackendConfig, second: BackendConfig) -> Iterator[Field
         yield FieldChange("engine", _engine(first), _engine(second))
     if first.defaults != second.defaults:
         yield from _default_changes(first.defaults, second.defaults)
+    if first.qdq != second.qdq:
+        yield from _qdq_changes(first.qdq, second.qdq)
 
 
 def _default_changes(
@@ -223,6 +227,22 @@ def _default_changes(
         yield FieldChange(f"defaults.{name}", before.get(name, ""), after.get(name, ""))
     if not changed:
         yield FieldChange("defaults.overrides order", ", ".join(before), ", ".join(after))
+
+
+def _qdq_changes(first: QDQRules | None, second: QDQRules | None) -> Iterator[FieldChange]:
+    before, after = first or QDQRules(), second or QDQRules()
+    if before == after:
+        yield FieldChange("qdq", "" if first is None else "set", "" if second is None else "set")
+    for field in fields(QDQRules):
+        one, two = getattr(before, field.name), getattr(after, field.name)
+        if one != two:
+            yield FieldChange(f"qdq.{field.name}", _rule(one), _rule(two))
+
+
+def _rule(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(operator_name, value))
+    return str(value)
 
 
 def _engine(config: BackendConfig) -> str:

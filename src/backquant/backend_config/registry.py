@@ -39,6 +39,8 @@ _BUILT_IN = (
     "tensorrt",
     "executorch",
     "qnnpack_pt2e",
+    "onnxruntime",
+    "openvino",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -37,6 +37,7 @@ __all__ = [
     "COLUMNS",
     "SupportRow",
     "default_lines",
+    "qdq_lines",
     "support_rows",
     "to_html",
     "to_markdown",
@@ -207,6 +208,20 @@ def default_lines(config: BackendConfig) -> list[str]:
         ]
         lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
     return lines
+
+
+def qdq_lines(config: BackendConfig) -> list[str]:
+    """The backend's rules for quantize and dequantize nodes that are not the default; one line each.
+
+    >>> from backquant.backend_config import QDQRules
+    >>> qdq_lines(BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)))
+    ['quantize_constants: False']
+    """
+    rules = {} if config.qdq is None else config.qdq.to_dict()
+    return [
+        f"{name}: {', '.join(map(operator_label, value)) if isinstance(value, list) else value}"
+        for name, value in rules.items()
+    ]
 
 
 def to_text(config: BackendConfig) -> Group:

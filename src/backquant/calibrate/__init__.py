@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backquant.calibrate.feed import CalibrationReport, UnseenObserver, calibrate
 from backquant.calibrate.needs import waiting_for_data
-from backquant.calibrate.observers import saw_data, site_observers
+from backquant.calibrate.observers import prepared_parts, saw_data, site_observers
 from backquant.calibrate.progress import Progress, ProgressBar
 from backquant.calibrate.ranks import synchronize_observers
 from backquant.calibrate.resume import calibration_state, load_calibration_state, merge_state
@@ -18,6 +18,7 @@ __all__ = [
     "calibration_state",
     "load_calibration_state",
     "merge_state",
+    "prepared_parts",
     "saw_data",
     "site_observers",
     "synchronize_observers",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import backquant
-from backquant.cli import model_commands, spec_commands
+from backquant.cli import export_command, model_commands, spec_commands
 from backquant.cli.demo.command import demo
 from backquant.cli.migrate_command import migrate
 
@@ -51,6 +51,7 @@ for _command in (
     model_commands.explain,
     model_commands.quantize,
     model_commands.inspect,
+    export_command.export,
     migrate,
     demo,
 ):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backquant.lower import QuantizedModel
     from backquant.report.model import Report
 
-__all__ = ["explain", "inspect", "quantize"]
+__all__ = ["explain", "inspect", "parse_requirement", "quantize"]
 
 Model = Annotated[
     str, typer.Argument(help="module:factory; it gives model or (model, example_inputs).")
@@ -88,6 +88,10 @@ def quantize(  # size: one parameter per option of the command
             help="Least share of multiply-adds in integers (0.9), or a module that must be.",
         ),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="Also export for a target, into a file named like OUTPUT."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace OUTPUT if it exists.")
     ] = False,
@@ -99,11 +103,13 @@ def quantize(  # size: one parameter per option of the command
     import backquant
     from backquant.cli.backends import load_backend
     from backquant.cli.data import load_data
+    from backquant.cli.export_command import beside, checked_target
     from backquant.cli.models import load_model, parse_inputs
 
     with guarded(as_json=as_json):
         _check_output(output, force)
-        required = _requirement(require)
+        exported_to = checked_target(to, beside(output, to), force) if to else None
+        required = parse_requirement(require)
         config = load_backend(backend, allow)
         module, example = load_model(model)
         batches = load_data(data, module, batch_size)
@@ -116,8 +122,13 @@ def quantize(  # size: one parameter per option of the command
             progress=not as_json,
         )
         backquant.save(quantized, output, allow=tuple(allow or ()))
+        exported = (
+            backquant.export(quantized, exported_to, to=to, overwrite=force)
+            if exported_to is not None
+            else None
+        )
         _save_page(quantized.report, html)
-    if quantized.engine is None:
+    if quantized.engine is None and exported is None:
         note(
             f"{config.name} names no engine: {output} holds the reference model, which computes in float"
         )
@@ -127,7 +138,11 @@ def quantize(  # size: one parameter per option of the command
         "artifact_bytes": output.stat().st_size,
         **report.to_dict(),
     }
-    emit(as_json=as_json, data=data_out, shown=_summary(quantized, output))
+    shown = _summary(quantized, output)
+    if exported is not None:
+        data_out["exported"] = exported.to_dict()
+        shown = Group(shown, Text(""), exported.renderable())
+    emit(as_json=as_json, data=data_out, shown=shown)
 
 
 def _check_output(output: Path, force: bool) -> None:
@@ -144,7 +159,7 @@ def _check_output(output: Path, force: bool) -> None:
         )
 
 
-def _requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
+def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
     """A share when one number is given, else module names."""
     if not texts:
         return None

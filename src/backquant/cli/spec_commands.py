@@ -72,7 +72,11 @@ def show(
         config = load_backend(backend, allow)
         shown: RenderableType
         if form is Format.text:
-            shown = Group(tables.to_text(config), *_defaults(tables.default_lines(config)))
+            shown = Group(
+                tables.to_text(config),
+                *_listed("defaults", tables.default_lines(config)),
+                *_listed("quantize and dequantize nodes", tables.qdq_lines(config)),
+            )
         else:
             render = tables.to_markdown if form is Format.markdown else tables.to_html
             shown = Text(render(config).rstrip())
@@ -83,13 +87,14 @@ def show(
         "runs_here": engine_here(config),
         "rows": rows,
         "defaults": tables.default_lines(config),
+        "qdq": tables.qdq_lines(config),
     }
     emit(as_json=as_json, data=data, shown=shown)
 
 
-def _defaults(lines: list[str]) -> Iterator[Text]:
+def _listed(heading: str, lines: list[str]) -> Iterator[Text]:
     if lines:
-        yield Text("\ndefaults")
+        yield Text(f"\n{heading}")
         yield from (Text(f"  {line}") for line in lines)
 
 

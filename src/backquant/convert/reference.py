@@ -33,10 +33,12 @@ from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
     preserve,
+    rebuilt,
     remove_unused_modules,
     settle_mode_values,
     shallow_copy,
     verify,
+    without_collector,
 )
 from backquant.match.recheck import recheck
 from backquant.prepare import (
@@ -44,7 +46,6 @@ from backquant.prepare import (
     PreparedModule,
     PreparedState,
     prepared_state,
-    rebuilt,
     with_state,
 )
 from backquant.qconfig import ConvertCustomConfig
@@ -52,6 +53,7 @@ from backquant.qconfig import ConvertCustomConfig
 __all__ = ["convert_to_reference"]
 
 
+@without_collector
 def convert_to_reference(
     prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertAsked | None = None
 ) -> ReferenceModel:
@@ -59,7 +61,8 @@ def convert_to_reference(
 
     It computes in float what integer kernels would compute: values pass through quantize and
     dequantize nodes, weights are stored as integers. ``prepared`` is not changed and can be
-    calibrated further. State: ``reference_state(result)``. Standalone modules become reference
+    calibrated further. State: ``reference_state(result)``. Its code is generated when it is first
+    used: most often it is lowered and never run. Standalone modules become reference
     models inside of it.
 
     Args:
@@ -144,7 +147,7 @@ def _for_inner(custom: ConvertCustomConfig) -> ConvertCustomConfig:
 def _working_copy(
     prepared: fx.GraphModule, before: PreparedState, state: PreparedState, dialect: str
 ) -> Conversion:
-    module = rebuilt(prepared, shallow_copy(prepared), ReferenceModel)
+    module = rebuilt(ReferenceModel, prepared, shallow_copy(prepared))
     settle_mode_values(module)
     return Conversion(
         module=module,
@@ -179,8 +182,7 @@ def _finished(work: Conversion, needed: set[str], asked: ConvertAsked) -> Refere
     for site in work.prepared.sites.sites:
         del work.module._modules[site.name]  # one by one: shared observers have several names
     remove_unused_modules(work.module)
-    result = work.editor.finish()
-    assert isinstance(result, ReferenceModel)
+    result = work.module
     verify(result, after="pass 'convert to reference'")
     sites = work.prepared.sites.sites
     result.meta["backquant"] = ReferenceState(

@@ -145,7 +145,6 @@ def _as_planned(prepared: fx.GraphModule, state: PreparedState) -> fx.GraphModul
             set_module(twin, str(node.target), _stand_in(planned))
         else:
             set_module(twin, str(node.target), without_training(module))
-    twin.recompile()
     return twin
 
 

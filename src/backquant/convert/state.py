@@ -90,7 +90,7 @@ class Conversion:
     for a model that stands by itself.
     """
 
-    module: fx.GraphModule
+    module: ReferenceModel
     editor: GraphEditor
     prepared: PreparedState
     plan: Plan

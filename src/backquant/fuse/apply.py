@@ -11,7 +11,14 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
 from backquant.fuse.modules import run_fuser
-from backquant.graph import GraphIndex, Provenance, Scope, verify
+from backquant.graph import (
+    DeferredGraphModule,
+    GraphIndex,
+    Provenance,
+    Scope,
+    assemble,
+    verify,
+)
 from backquant.match.plan import Fusion
 
 __all__ = ["Fused", "apply_fusion"]
@@ -200,21 +207,11 @@ def _graph_module(
     original: fx.GraphModule, values: dict[str, Any], graph: fx.Graph
 ) -> fx.GraphModule:
     """A graph module over modules and tensors, with flags and preserved attributes as before."""
-    result = fx.GraphModule(values, graph)
-    for path, submodule in result.named_modules():
-        if path not in values:
-            submodule.training = _flag(original, path)
+    result = assemble(DeferredGraphModule, graph, original, values)
     result.meta.update(original.meta)
     for name, value in original.meta.get(_PRESERVED, {}).items():
         setattr(result, name, value)
     return result
-
-
-def _flag(original: nn.Module, path: str) -> bool:
-    try:
-        return original.get_submodule(path).training
-    except AttributeError:
-        return original.training
 
 
 _PRESERVED = "_user_preserved_attributes"

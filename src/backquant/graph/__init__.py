@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from backquant.graph.assemble import DeferredGraphModule, assemble, copied_graph, rebuilt
 from backquant.graph.capture import Captured, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
+from backquant.graph.collector import without_collector
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
@@ -35,6 +37,7 @@ from backquant.graph.verify import complaints, verify
 __all__ = [
     "Captured",
     "CapturedForTraining",
+    "DeferredGraphModule",
     "GraphEditor",
     "GraphIndex",
     "GraphPass",
@@ -44,10 +47,12 @@ __all__ = [
     "Provenance",
     "Scope",
     "as_arguments",
+    "assemble",
     "capture",
     "capture_for_training",
     "check_inputs",
     "complaints",
+    "copied_graph",
     "free_path",
     "get_module",
     "known_types",
@@ -56,6 +61,7 @@ __all__ = [
     "own_buffers",
     "own_tensors",
     "preserve",
+    "rebuilt",
     "register_quantized_decomposed",
     "remove_unused_modules",
     "run_passes",
@@ -63,4 +69,5 @@ __all__ = [
     "settle_mode_values",
     "shallow_copy",
     "verify",
+    "without_collector",
 ]

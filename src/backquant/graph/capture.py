@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.errors import CaptureError, ConfigError
+from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
@@ -62,8 +63,7 @@ def capture(
         graph = tracer.trace(copied)
     except Exception as error:
         raise _explained(error, model, tracer) from error
-    module = fx.GraphModule(copied, graph)
-    _keep_training_flags(module, copied)
+    module = assemble(DeferredGraphModule, graph, copied)
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
     return Captured(module, scopes)
@@ -90,12 +90,6 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
     near = get_close_matches(name, known, n=3)
     return "did you mean " + " or ".join(map(repr, near)) + "?" if near else ""
-
-
-def _keep_training_flags(module: fx.GraphModule, original: nn.Module) -> None:
-    """Containers between the root and the traced operators are new; give them their flags."""
-    for path, submodule in module.named_modules():
-        submodule.training = original.get_submodule(path).training
 
 
 def preserve(module: fx.GraphModule, source: nn.Module, names: Sequence[str], config: str) -> None:

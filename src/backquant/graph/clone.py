@@ -16,8 +16,12 @@ from torch import nn
 __all__ = ["own_buffers", "own_tensors", "shallow_copy"]
 
 # Containers in which a module may keep references to its submodules.
-_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _DEPTH = 3
+# What holds no module.
+_ATOMS = frozenset(
+    {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.qscheme}
+)
 
 
 def shallow_copy(model: nn.Module) -> nn.Module:
@@ -43,8 +47,7 @@ def shallow_copy(model: nn.Module) -> nn.Module:
     for module in modules:
         copied = copies[id(module)]
         if copied is not module:
-            state = {name: _rebound(v, copies, _DEPTH) for name, v in vars(module).items()}
-            copied.__dict__.update(state)
+            copied.__dict__.update(_state(vars(module), copies))
     return copies[id(model)]
 
 
@@ -104,15 +107,34 @@ def _blank(module: nn.Module) -> nn.Module:
     return blank
 
 
+def _state(state: dict[str, Any], copies: dict[int, nn.Module]) -> dict[str, Any]:
+    """The attributes of a module for its copy. Most are atoms and empty tables of hooks."""
+    found = {}
+    for name, value in state.items():
+        kind = type(value)
+        if kind in _ATOMS:
+            found[name] = value
+        elif kind in _CONTAINERS and not value:
+            found[name] = kind()
+        else:
+            found[name] = _rebound(value, copies, _DEPTH)
+    return found
+
+
 def _rebound(value: Any, copies: dict[int, nn.Module], depth: int) -> Any:
     """``value`` with every reference to a copied module replaced by its copy."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind in _CONTAINERS:
+        if depth == 0:
+            return value
+        if kind is dict or kind is OrderedDict:
+            pairs = ((key, _rebound(item, copies, depth - 1)) for key, item in value.items())
+            return kind(pairs)
+        return kind([_rebound(item, copies, depth - 1) for item in value])
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
     if isinstance(value, types.MethodType) and id(value.__self__) in copies:
         return types.MethodType(value.__func__, copies[id(value.__self__)])
-    if depth == 0 or type(value) not in _CONTAINERS:
-        return value
-    if isinstance(value, dict):
-        pairs = [(key, _rebound(item, copies, depth - 1)) for key, item in value.items()]
-        return type(value)(pairs)
-    return type(value)(_rebound(item, copies, depth - 1) for item in value)
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -177,4 +177,26 @@ def remove_unused_modules(module: fx.GraphModule) -> None:
     >>> [name for name, _ in gm.named_children()]
     ['0']
     """
-    module.delete_all_unused_submodules()
+    targets = [str(n.target) for n in module.graph.nodes if n.op in ("call_module", "get_attr")]
+    called = {str(n.target) for n in module.graph.nodes if n.op == "call_module"}
+    _keep_only(module, _tree(targets), called, "")
+
+
+def _tree(paths: Iterable[str]) -> dict[str, Any]:
+    """Dotted paths as nested dictionaries."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        branch = tree
+        for name in path.split("."):
+            branch = branch.setdefault(name, {})
+    return tree
+
+
+def _keep_only(module: nn.Module, tree: dict[str, Any], called: set[str], path: str) -> None:
+    """Drop the children of ``module`` that are not in ``tree``; what is called stays whole."""
+    for name in list(module._modules):
+        child, place = module._modules[name], f"{path}.{name}" if path else name
+        if name not in tree:
+            del module._modules[name]
+        elif child is not None and place not in called:
+            _keep_only(child, tree[name], called, place)

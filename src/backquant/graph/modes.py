@@ -88,7 +88,6 @@ def capture_for_training(
         for position, (first, second) in enumerate(zip(_leaves(one), _leaves(two), strict=True)):
             if not _equal(first, second):
                 writer.insert(node, position, ModeValue(first, second))
-    own.module.recompile()
     return CapturedForTraining(own, "")
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from backquant.errors import PassError
+from backquant.graph import DeferredGraphModule, assemble, copied_graph
 from backquant.lower.absorb import absorb_clamps
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
@@ -68,14 +69,7 @@ def lower(
     >>> [(reason.node, reason.rule) for reason in lowered.left_in_float]
     [('relu', 'float-in-reference')]
     """
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    result_value = graph.graph_copy(reference.graph, copies)
-    graph.output(result_value)
-    if any(old.name != new.name for old, new in copies.items()):
-        raise PassError("the copy of the reference graph has other node names", where="lower")
-    result = GraphModule(reference, graph)
-    result.training = reference.training  # of this module only: the others are shared
+    result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
 
 
@@ -105,8 +99,8 @@ class _Pass:
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
-        result = KeptGraphModule(self.gm, self.gm.graph)
-        result.training = self.gm.training
+        result = assemble(KeptGraphModule, self.gm.graph, self.gm)
+        result.recompile()
         return Lowered(result, kernels, left)
 
     def _visit(self, node: Node) -> None:

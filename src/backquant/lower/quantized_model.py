@@ -10,10 +10,12 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.graph.example_spec import ExampleSpec
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.qdq import QParams
+from backquant.lower.replay import Replays
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 
@@ -47,12 +49,16 @@ class QuantizedModel(nn.Module):
     ``graph_module``: what runs. ``plan``: the decision per operator. ``backend_config``: what was
     quantized for. ``engine``: what it runs on; ``None`` for a reference model. ``kernels`` and
     ``left_in_float``: what the lowering did. ``report``: set by ``backquant.quantize``.
+    ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
     ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
 
     ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
     position, where ``PrepareCustomConfig`` has them quantized. Such an input is a plain integer
     tensor, or one of PyTorch's quantized tensors, which is brought to these qparams; such an output
     is a plain integer tensor.
+
+    ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
+    Python between the operators; ``model.replays = None`` switches that off.
 
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
@@ -87,19 +93,42 @@ class QuantizedModel(nn.Module):
         self.kernels = tuple(kernels)
         self.left_in_float = tuple(left_in_float)
         self.report: Any = None
+        self.example: ExampleSpec | None = None
         self.input_qparams: dict[int, QParams] = {}
         self.output_qparams: dict[int | str, QParams] = {}
+        self.replays: Replays | None = None
         self.eval()
         for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
             if not hasattr(self, name):
                 setattr(self, name, value)
+        self._begin_replays()
+
+    def _begin_replays(self) -> None:
+        """Without an engine the model is there to be read, not to be fast."""
+        self.replays = None if self.engine is None else Replays(self.graph_module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "replays": self.replays is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wanted = state.get("replays", True)
+        super().__setstate__({**state, "replays": None})
+        if wanted:
+            self._begin_replays()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self.replays is not None:
+            self._begin_replays()
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result."""
         if self.input_qparams:
             args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
-            return self.graph_module(*args, **kwargs)
+            run = self.graph_module if self.replays is None else self.replays
+            return run(*args, **kwargs)
 
     def _as_integers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,12 +10,15 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Bins", "Counted", "Spread", "add_to_bins", "merge_bins"]
+__all__ = ["Array", "Bins", "Counted", "Spread", "add_to_bins", "merge_bins"]
+
+Array = np.ndarray[Any, Any]
 
 _MANTISSA = 23
 _INFINITE = 255  # the exponent field of infinities and NaN
@@ -34,9 +37,9 @@ class Spread(NamedTuple):
     """What bins say about values: in ascending order, a number of them (float64 ``[k]``) spread
     evenly from lower to upper (float64 ``[k]``), which may be equal."""
 
-    lower: Tensor
-    upper: Tensor
-    number: Tensor
+    lower: Array
+    upper: Array
+    number: Array
 
 
 class Bins(NamedTuple):
@@ -59,27 +62,29 @@ class Bins(NamedTuple):
         Mean and variance are those of the values in each bin; a bin of equal values has no width.
 
         >>> bins = add_to_bins(None, [Counted(torch.tensor([-1.0, 2.0, 2.0]), 1)], mantissa_bits=2)
-        >>> bins.spread(2, torch.tensor(-1.0), torch.tensor(2.0)).lower
-        tensor([-1.,  2.], dtype=torch.float64)
+        >>> bins.spread(2, torch.tensor(-1.0), torch.tensor(2.0)).lower.tolist()
+        [-1.0, 2.0]
         """
+        key, counted, first, second = (part.cpu().numpy() for part in self)
         width = _MANTISSA - mantissa_bits
         steps = 1 << min(width, _POSITION)
-        number = self.number.to(torch.float64)
-        mean = self.first / number
-        equal = self.second * self.number == self.first**2
-        variance = (self.second / number - mean**2).clamp_(min=0)
-        reach = torch.where(equal, 0.0, variance.mul_(3).sqrt_() + 0.5)
-        mean = torch.where(equal, mean, mean + 0.5)
-        sign = self.key >> 31
-        magnitude = self.key ^ sign
-        near = (magnitude << width).view(torch.float32).to(torch.float64)
-        exponent = (magnitude >> mantissa_bits).clamp_(min=1) - (127 + mantissa_bits)
-        unit = torch.exp2(exponent.to(torch.float64)) / steps
-        inner = near + (mean - reach).clamp_(min=0) * unit
-        outer = near + (mean + reach).clamp_(max=steps) * unit
-        lower = torch.where(sign < 0, -outer, inner).clamp_(low.item(), high.item())
-        upper = torch.where(sign < 0, -inner, outer).clamp_(low.item(), high.item())
-        lower[0], upper[-1] = low, high
+        number = counted.astype(np.float64)
+        mean = first / number
+        equal = second * counted == first * first
+        reach = np.sqrt(np.maximum(second / number - mean * mean, 0) * 3) + 0.5
+        reach[equal] = 0.0
+        mean += 0.5 * ~equal
+        sign = key >> 31
+        magnitude = key ^ sign
+        near = (magnitude << width).view(np.float32).astype(np.float64)
+        exponent = np.maximum(magnitude >> mantissa_bits, 1) - (127 + mantissa_bits)
+        unit = np.ldexp(1.0 / steps, exponent)
+        inner = near + np.maximum(mean - reach, 0) * unit
+        outer = near + np.minimum(mean + reach, steps) * unit
+        negative, ends = sign < 0, (low.item(), high.item())
+        lower = np.where(negative, -outer, inner).clip(*ends)
+        upper = np.where(negative, -inner, outer).clip(*ends)
+        lower[0], upper[-1] = ends
         return Spread(lower, upper, number)
 
 

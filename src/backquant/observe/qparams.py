@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from backquant.observe.protocol import is_placeholder
 __all__ = [
     "QuantRange",
     "affine_qparams",
+    "array_qparams",
     "is_per_channel",
     "is_per_tensor",
     "is_symmetric",
@@ -204,6 +206,26 @@ def affine_qparams(
         zero_point = target.quant_min - torch.round(low / scale).to(torch.int32)
         zero_point = torch.clamp(zero_point, target.quant_min, target.quant_max)
     return torch.atleast_1d(scale), torch.atleast_1d(zero_point)
+
+
+def array_qparams(
+    min_val: np.ndarray[Any, Any], max_val: np.ndarray[Any, Any], target: QuantRange, eps: float
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """``affine_qparams`` on arrays (float32 ``[n]``), for the schemes per tensor; the same bits.
+
+    >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
+    >>> low, high = np.array([-1.0], np.float32), np.array([1.55], np.float32)
+    >>> [part.tolist() for part in array_qparams(low, high, target, 1e-7)]
+    [[0.009999999776482582], [100.0]]
+    """
+    span = np.float32(target.quant_max - target.quant_min)
+    low, high = np.minimum(min_val, np.float32(0)), np.maximum(max_val, np.float32(0))
+    if is_symmetric(target.qscheme):
+        scale = np.maximum(np.maximum(-low, high) / (span / np.float32(2)), np.float32(eps))
+        return scale, np.full(low.shape, _symmetric_zero_point(target))
+    scale = np.maximum((high - low) / span, np.float32(eps))
+    zero_point = target.quant_min - np.rint(low / scale)
+    return scale, np.minimum(np.maximum(zero_point, target.quant_min), target.quant_max)
 
 
 def _symmetric_zero_point(target: QuantRange) -> int:

@@ -17,7 +17,6 @@ from backquant.prepare.state import (
     PreparedState,
     buffers_of_histograms,
     prepared_state,
-    rebuilt,
     turned_to_float,
     with_state,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "observe_quantized_inputs",
     "prepare_standalone_modules",
     "prepared_state",
-    "rebuilt",
     "swap_for_training",
     "turned_to_float",
     "unobserved",

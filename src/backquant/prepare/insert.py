@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.graph import GraphEditor, own_buffers, set_module, verify
+from backquant.graph import GraphEditor, own_buffers, rebuilt, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.apart import Interface, interfaces
 from backquant.prepare.conflicts import check_groups
@@ -20,7 +20,6 @@ from backquant.prepare.state import (
     Origin,
     PreparedModule,
     PreparedState,
-    rebuilt,
     turned_to_float,
     with_state,
 )
@@ -57,8 +56,7 @@ def insert_observers(
     table = observation_sites(module, plan, backend_config, qconfig_mapping, custom)
     source = ObserverSource(backend_config, qconfig_mapping)
     check_groups(table, plan, backend_config, source)
-    prepared = rebuilt(module, own_buffers(module), PreparedModule)
-    assert isinstance(prepared, PreparedModule)
+    prepared = rebuilt(PreparedModule, module, own_buffers(module))
     editor = GraphEditor(prepared, origin.provenance.copy())
     _install(prepared, table, source)
     _connect(editor, table)

@@ -7,10 +7,9 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import BackendConfig, get_module_to_qat_module
 from backquant.errors import ConfigError
-from backquant.graph import own_tensors, set_module
+from backquant.graph import DeferredGraphModule, own_tensors, rebuilt, set_module
 from backquant.match.plan import MatchKind, Plan
 from backquant.prepare.requests import ObserverSource
-from backquant.prepare.state import rebuilt
 from backquant.qconfig import QConfigMapping
 
 __all__ = ["swap_for_training"]
@@ -36,7 +35,7 @@ def swap_for_training(
     >>> type(swapped.get_submodule("0")).__name__
     'Linear'
     """
-    trained = rebuilt(module, own_tensors(module))
+    trained = rebuilt(DeferredGraphModule, module, own_tensors(module))
     source = ObserverSource(backend_config, qconfig_mapping)
     classes = get_module_to_qat_module(backend_config)
     nodes = {node.name: node for node in trained.graph.nodes}

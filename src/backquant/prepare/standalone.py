@@ -10,10 +10,17 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
-from backquant.graph import check_inputs, free_path, set_module, shallow_copy
+from backquant.graph import (
+    DeferredGraphModule,
+    check_inputs,
+    free_path,
+    rebuilt,
+    set_module,
+    shallow_copy,
+)
 from backquant.match.plan import MatchKind, Plan
 from backquant.prepare.requests import ObserverSource
-from backquant.prepare.state import PreparedModule, prepared_state, rebuilt
+from backquant.prepare.state import PreparedModule, prepared_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, StandaloneModuleConfigEntry
 
 __all__ = ["Asked", "prepare_standalone_modules", "quantized_inputs", "quantized_output"]
@@ -63,7 +70,7 @@ def prepare_standalone_modules(
     ]
     if not found:
         return module
-    result = rebuilt(module, shallow_copy(module))
+    result = rebuilt(DeferredGraphModule, module, shallow_copy(module))
     source = ObserverSource(asked.backend_config, asked.qconfig_mapping)
     nodes = {node.name: node for node in result.graph.nodes}
     made: dict[tuple[str, Any], str] = {}
@@ -79,7 +86,6 @@ def prepare_standalone_modules(
             made[key] = free_path(result, path) if path in made.values() else path
             set_module(result, made[key], prepared)
         node.target = made[key]
-    result.recompile()
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError
-from backquant.graph import Provenance, Scope
+from backquant.graph import DeferredGraphModule, Provenance, Scope
 from backquant.match.plan import Decision, Outcome, Plan, Reason
 from backquant.observe import HistogramObserver
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
@@ -26,7 +25,6 @@ __all__ = [
     "PreparedState",
     "buffers_of_histograms",
     "prepared_state",
-    "rebuilt",
     "turned_to_float",
 ]
 
@@ -60,7 +58,7 @@ class PreparedState:
     custom: PrepareCustomConfig | None = None
 
 
-class KeptGraphModule(fx.GraphModule):
+class KeptGraphModule(DeferredGraphModule):
     """A graph module whose ``meta`` and node names survive ``pickle`` (and ``copy.deepcopy``).
 
     A plain ``GraphModule`` loses ``meta`` when pickled, and gives nodes new names when loaded.
@@ -109,34 +107,11 @@ def _restore(kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes) -
     root.__dict__.update(body)
     restored = kind(root, graph_from_rows(rows))
     restored.meta.update(meta)
-    _carry(root, restored)
+    for name, value in restored.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
+        setattr(restored, name, value)
+    for path, module in restored.named_modules(remove_duplicate=False):
+        module.training = root.get_submodule(path).training
     return restored
-
-
-def rebuilt(
-    module: fx.GraphModule, root: nn.Module, kind: type[fx.GraphModule] = fx.GraphModule
-) -> fx.GraphModule:
-    """A graph module of its own graph (same names) over the modules of ``root``, a copy of ``module``.
-
-    Meta data, preserved attributes and training flags are kept.
-
-    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
-    >>> again = rebuilt(gm, gm)
-    >>> again.graph is gm.graph, again.code == gm.code
-    (False, True)
-    """
-    made = kind(root, copy.deepcopy(module.graph))
-    made.meta.update(module.meta)
-    _carry(module, made)
-    return made
-
-
-def _carry(source: nn.Module, target: fx.GraphModule) -> None:
-    for name, value in target.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
-        setattr(target, name, value)
-    flags = {path: module.training for path, module in source.named_modules(remove_duplicate=False)}
-    for path, module in target.named_modules(remove_duplicate=False):
-        module.training = flags.get(path, source.training)
 
 
 def prepared_state(module: nn.Module) -> PreparedState:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from backquant.graph import own_buffers
-from backquant.prepare.state import prepared_state, rebuilt
+from backquant.graph import DeferredGraphModule, own_buffers, rebuilt
+from backquant.prepare.state import prepared_state
 
 __all__ = ["unobserved"]
 
@@ -25,11 +25,10 @@ def unobserved(prepared: fx.GraphModule) -> fx.GraphModule:
     >>> unobserved(prepared).code == module.code
     True
     """
-    twin = rebuilt(prepared, own_buffers(prepared))
+    twin = rebuilt(DeferredGraphModule, prepared, own_buffers(prepared))
     nodes = {node.name: node for node in twin.graph.nodes}
     for site in reversed(prepared_state(prepared).sites.sites):
         observer = nodes[site.name]
         observer.replace_all_uses_with(observer.all_input_nodes[0])
         twin.graph.erase_node(observer)
-    twin.recompile()
     return twin

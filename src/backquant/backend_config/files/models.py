@@ -189,6 +189,27 @@ class Defaults(Model):
     overrides: list[DefaultOverride] = Field(default_factory=list)
 
 
+class QDQ(Model):
+    """How a deployment target wants the reference model written."""
+
+    dequantize_per_user: bool | None = Field(
+        None, description="Every reader of a quantized value dequantizes it by itself."
+    )
+    quantize_constants: bool | None = Field(
+        None, description="Values that depend on no input are quantized, too."
+    )
+    quantized_outputs: Literal["always", "where_read"] | None = Field(
+        None, description="Where the outputs of quantized operators are quantized."
+    )
+    weights: Literal["integer", "quantized_float"] | None = Field(
+        None, description="How the weights of an exported model are stored."
+    )
+    only_between_quantized: list[Pattern] = Field(
+        default_factory=list,
+        description="Operators that are quantized only between quantized operators.",
+    )
+
+
 class FileModel(Model):
     """A backend description for backquant."""
 
@@ -204,6 +225,9 @@ class FileModel(Model):
         default_factory=list, description="Patterns of the extended backend to leave out."
     )
     defaults: Defaults | None = None
+    qdq: QDQ | None = Field(
+        None, description="Rules of a deployment target for the reference model."
+    )
     dtype_configs: dict[str, DTypeConfig] = Field(
         default_factory=dict, description="Dtype configs by name, for the entries to refer to."
     )

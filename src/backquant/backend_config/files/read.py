@@ -24,6 +24,7 @@ from backquant.backend_config.files.spelling import callable_from, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.backend_config.qdq import QDQRules
 from backquant.errors import SpecError
 
 __all__ = ["Base", "build"]
@@ -108,6 +109,10 @@ class _Builder:
             config.set_defaults(
                 None if data is None else self.attempt(("defaults",), self.defaults, data)
             )
+        config.set_qdq(inherited.qdq)
+        if "qdq" in self.data:
+            data = self.data["qdq"]
+            config.set_qdq(None if data is None else self.attempt(("qdq",), self.qdq, data))
         return config
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
@@ -166,6 +171,15 @@ class _Builder:
             elif value is not None:
                 values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
         return values
+
+    def qdq(self, data: dict[str, Any]) -> QDQRules:
+        values = {name: value for name, value in data.items() if value is not None}
+        operators = values.pop("only_between_quantized", [])
+        found = [
+            _at(("only_between_quantized", index), pattern_from, item, self.resolver)[0]
+            for index, item in enumerate(operators)
+        ]
+        return QDQRules(**values, only_between_quantized=tuple(found))
 
     # -- patterns --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import Port
+from backquant.backend_config.qdq import QDQRules
 from backquant.backend_config.ranges import integer_range
 from backquant.errors import SpecError
 
@@ -60,6 +61,8 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
         data["engine"] = config.engine
     if config.defaults is not None:
         data["defaults"] = _named(lambda: _defaults(config.defaults), "defaults")
+    if config.qdq is not None:
+        data["qdq"] = _named(lambda: _qdq(config.qdq), "qdq")
     if names.by_name:
         data["dtype_configs"] = names.by_name
     data["entries"] = _grouped(entries)
@@ -141,6 +144,16 @@ def _scalar(value: Any) -> Any:
 def _defaults(defaults: BackendDefaults | None) -> Any:
     assert defaults is not None  # the caller asked
     return _defaults_data(defaults.to_dict())
+
+
+def _qdq(rules: QDQRules | None) -> Any:
+    assert rules is not None  # the caller asked
+    data = rules.to_dict()
+    if "only_between_quantized" in data:
+        data["only_between_quantized"] = [
+            pattern_data(operator) for operator in rules.only_between_quantized
+        ]
+    return data
 
 
 def _defaults_data(value: Any) -> Any:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-__all__ = ["KernelModule", "decode_config", "encode_config"]
+__all__ = ["KernelModule", "decode_config", "encode_config", "packings"]
+
+_packings = [0]
+
+
+def packings() -> int:
+    """A number that changes whenever a kernel drops what it derived from its buffers."""
+    return _packings[0]
 
 
 def encode_config(config: Any) -> dict[str, Any]:
@@ -56,6 +63,15 @@ class KernelModule(nn.Module):
     def artifact_config(self) -> dict[str, Any]:
         """The configuration as JSON-able data; ``from_artifact`` takes it back, with the buffers."""
         return encode_config(self.config)
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        """The tensors, beside parameters and buffers, that the kernel reads."""
+        return ()
+
+    @staticmethod
+    def note_dropped() -> None:
+        """What was derived from the buffers is void: recordings of models, too."""
+        _packings[0] += 1
 
     def extra_repr(self) -> str:
         fields = ", ".join(f"{key}={value}" for key, value in asdict(self.config).items())

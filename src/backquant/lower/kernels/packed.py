@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -118,8 +118,14 @@ class PackedKernel(KernelModule):
         memo[id(self)] = copy
         return copy
 
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        for packed in self._packed.values():
+            parts = packed if isinstance(packed, tuple) else (packed,)
+            yield from (part for part in parts if isinstance(part, torch.Tensor))
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._packed = {}
+        self.note_dropped()
         super()._apply(fn, recurse)
         # .half() or .bfloat16() must not touch what the kernel reads as float32.
         self.weight_scale = self.weight_scale.float()
@@ -130,3 +136,4 @@ class PackedKernel(KernelModule):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._packed = {}
+        self.note_dropped()

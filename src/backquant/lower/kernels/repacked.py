@@ -120,8 +120,10 @@ class RepackedKernel(KernelModule):
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
         self._packed = None
+        self.note_dropped()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._packed = None
+        self.note_dropped()

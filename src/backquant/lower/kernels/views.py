@@ -8,23 +8,18 @@ users of a lowered model do not see it.
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
 
 import torch
-from torch.storage import TypedStorage
 
 __all__ = ["as_quantized", "integer_view", "quantized_view"]
 
 _TOKEN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
 _STORAGE = {token: storage for storage, token in _TOKEN.items()}
 
+_set = torch.ops.aten.set_.source_Tensor_storage_offset
+
 # Below this many elements a copy takes less time than making a view.
 _COPY_BELOW = 1 << 17
-
-
-@lru_cache(maxsize=4096)
-def _empty(scale: float, zero_point: int, token: torch.dtype) -> torch.Tensor:
-    return torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=token)
 
 
 def as_quantized(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -47,10 +42,10 @@ def quantized_view(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tens
     >>> q.dequantize(), q.data_ptr() == x.data_ptr()
     (tensor([0., 1.]), True)
     """
-    token = _TOKEN[x.dtype]
-    view = torch.empty_quantized((0,), _empty(scale, zero_point, token))
-    storage = TypedStorage(wrap_storage=x.untyped_storage(), dtype=token, _internal=True)
-    return view.set_(storage, x.storage_offset(), x.size(), x.stride())
+    view = torch._empty_affine_quantized(
+        (0,), scale=scale, zero_point=zero_point, dtype=_TOKEN[x.dtype]
+    )
+    return _with_memory_of(view, x)
 
 
 def integer_view(q: torch.Tensor) -> torch.Tensor:
@@ -59,14 +54,21 @@ def integer_view(q: torch.Tensor) -> torch.Tensor:
     >>> integer_view(quantized_view(torch.tensor([7], dtype=torch.int8), 0.5, 0))
     tensor([7], dtype=torch.int8)
     """
-    plain = torch.empty(0, dtype=_STORAGE[q.dtype])
-    return plain.set_(q.untyped_storage(), q.storage_offset(), q.size(), q.stride())
+    return _with_memory_of(torch.empty(0, dtype=_STORAGE[q.dtype]), q)
+
+
+def _with_memory_of(view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``view``, of another dtype of the same width, made to show the memory of ``source``."""
+    end = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
+    flat = source.as_strided((end if source.numel() else 0,), (1,))
+    shown: torch.Tensor = _set(view, flat, 0, source.size(), source.stride())
+    return shown
 
 
 def _spend_the_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _empty(1.0, 0, torch.quint8)
+        torch._empty_affine_quantized((0,), scale=1.0, zero_point=0, dtype=torch.quint8)
 
 
 _spend_the_warning()

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from backquant.nn.quantized.reference.module import (
     ReferenceModule,
+    bare,
     float_bias,
     float_weight,
     take_bias,
@@ -27,6 +28,11 @@ __all__ = [
 ]
 
 _ConvT = TypeVar("_ConvT", bound="_Convolution")
+# What the constructors of PyTorch's convolutions set, beside weight and bias.
+_SETTINGS = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed",
+    "output_padding", "groups", "padding_mode", "_reversed_padding_repeated_twice",
+)  # fmt: skip
 
 
 class _Convolution(ReferenceModule, _ConvNd):
@@ -49,8 +55,11 @@ class _Convolution(ReferenceModule, _ConvNd):
         Raises ``ConfigError`` for qparams that do not fit its weight.
         """
         weight, bias = float_weight(float_conv), float_bias(float_conv)
-        geometry = {name: getattr(float_conv, name) for name in cls._geometry}
-        reference = cls(**geometry, bias=bias is not None, device="meta")
+        if isinstance(float_conv, _ConvNd):
+            reference = bare(cls, {name: getattr(float_conv, name) for name in _SETTINGS})
+        else:
+            geometry = {name: getattr(float_conv, name) for name in cls._geometry}
+            reference = cls(**geometry, bias=bias is not None, device="meta")
         reference._store_weight(weight, weight_qparams)
         take_bias(reference, bias)
         reference.train(float_conv.training)

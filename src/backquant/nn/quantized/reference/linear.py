@@ -11,6 +11,7 @@ from torch import nn
 
 from backquant.nn.quantized.reference.module import (
     ReferenceModule,
+    bare,
     float_bias,
     float_weight,
     take_bias,
@@ -65,7 +66,7 @@ class Linear(ReferenceModule, nn.Linear):
         """
         weight, bias = float_weight(float_linear), float_bias(float_linear)
         out_features, in_features = weight.shape
-        reference = cls(in_features, out_features, bias is not None, device="meta")
+        reference = bare(cls, {"in_features": in_features, "out_features": out_features})
         reference._store_weight(weight, weight_qparams)
         take_bias(reference, bias)
         reference.train(float_linear.training)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,7 +11,23 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-__all__ = ["ReferenceModule", "float_bias", "float_weight", "take_bias"]
+__all__ = ["ReferenceModule", "bare", "float_bias", "float_weight", "take_bias"]
+
+_ModuleT = TypeVar("_ModuleT", bound=nn.Module)
+
+
+def bare(cls: type[_ModuleT], settings: Mapping[str, Any]) -> _ModuleT:
+    """A module of class ``cls`` with these attributes, and no tensors yet.
+
+    Its constructor would make a weight, and fill it with random numbers, only to be replaced.
+
+    >>> bare(nn.Linear, {"in_features": 3, "out_features": 2}).out_features
+    2
+    """
+    made = cls.__new__(cls)
+    nn.Module.__init__(made)
+    vars(made).update(settings)
+    return made
 
 
 def float_weight(module: nn.Module, name: str = "weight") -> torch.Tensor:

@@ -1,0 +1,192 @@
+"""``export``: from a quantized model to a file of a deployment target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.api.requirements import given_requirement
+from backquant.backend_config import QDQRules
+from backquant.convert import ReferenceModel, reference_state
+from backquant.deploy import (
+    Exported,
+    ExportJob,
+    Target,
+    check_installed,
+    check_modules,
+    check_version,
+    expected_operators,
+    find_target,
+    portable,
+    run_export,
+)
+from backquant.deploy.files import check_place
+from backquant.errors import ExportError, UsageError
+from backquant.graph import as_arguments
+from backquant.graph.costs import multiply_adds
+from backquant.graph.example_spec import ExampleSpec
+from backquant.lower import QuantizedModel
+from backquant.lower.quantized_model import as_integers
+
+__all__ = ["export"]
+
+
+# size: the model, the file, and one keyword per independent choice of the user
+def export(
+    quantized: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    example_inputs: Any = None,
+    dynamic_shapes: Any = None,
+    require: float | str | tuple[str, ...] | None = None,
+    overwrite: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write a quantized model for another runtime, and say which kernels it will run there.
+
+    The model is one for a backend without an engine of its own (``onnxruntime``, ``openvino``, …), from
+    ``quantize``, ``convert_fx`` or ``load``; or a reference model in the decomposed dialect.
+
+    Args:
+        quantized: the model; it is not changed.
+        path: the file. It is written under another name first.
+        to: the target (``backquant.deploy.list_targets()``); default: by the file's suffix.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments;
+            default: of the shapes that the model was quantized with.
+        dynamic_shapes: as in ``torch.export``, where a string names an axis:
+            ``{"x": {0: "batch"}}``. Default: the shapes of the example inputs and no others.
+        require: a share (0 to 1) of the multiply-adds, or dotted paths of modules, that the target must
+            compute on integer kernels. Default: every operator with multiply-adds that is
+            quantized; ``0.0`` takes anything.
+        overwrite: replace a file that is there.
+        options: what the target has of its own.
+
+    Raises:
+        UsageError: the model or an argument is of the wrong kind; the file exists.
+        MissingExtraError: the target's packages are not installed; names the extra.
+        ExportError: the target cannot take operators of the model (named), or these dynamic shapes.
+        CoverageError: fewer operators than required became integer; lists them.
+
+    Warns once when the target's version is outside of the range that was tested.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import backquant
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    >>> quantized = backquant.quantize(model, backend="onnxruntime", calibration=[torch.randn(4, 8)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = export(quantized, f"{folder}/model.onnx")
+    >>> exported.integer_share
+    1.0
+    """
+    target_path = Path(path)
+    target = find_target(to, target_path)
+    reference = _reference(quantized, target)
+    check_place(target_path, overwrite)
+    check_installed(target)
+    required = given_requirement(require)
+    _check_options(target, options or {})
+    args, kwargs = _example(quantized, example_inputs)
+    job = _job(reference, args, kwargs, dynamic_shapes, options or {})
+    check_modules(job, required)
+    check_version(target)
+    return run_export(job, target, target_path, required)
+
+
+class _Reference:
+    """A reference graph with the plan and the backend that it was made by."""
+
+    def __init__(self, module: fx.GraphModule, plan: Any, config: Any) -> None:
+        self.module, self.plan, self.config = module, plan, config
+
+
+def _reference(quantized: nn.Module, target: Target) -> _Reference:
+    if isinstance(quantized, ReferenceModel):
+        state = reference_state(quantized)
+        if state.dialect != "decomposed":
+            raise UsageError(
+                f"the reference model is in the dialect {state.dialect!r}",
+                where="export",
+                fix='backquant.convert_to_reference_fx(prepared, dialect="decomposed")',
+            )
+        return _Reference(quantized, state.plan, state.backend_config)
+    if not isinstance(quantized, QuantizedModel):
+        raise UsageError(
+            f"{type(quantized).__name__} is not a quantized model",
+            where="export",
+            fix=f'quantized = backquant.quantize(model, ..., backend="{target.backend}")',
+        )
+    if quantized.engine is not None:
+        raise UsageError(
+            f"the model is lowered to kernels of {quantized.engine.name}, which no other runtime has",
+            where=f"to={target.name!r}",
+            fix=f'backquant.quantize(model, ..., backend="{target.backend}")',
+        )
+    devices = {str(t.device) for t in (*quantized.parameters(), *quantized.buffers())} - {"cpu"}
+    if devices:
+        raise ExportError(
+            f"the model is on {', '.join(sorted(devices))}, and {target.name} is written from the CPU",
+            where="export",
+            fix="backquant.export(quantized.cpu(), ...)",
+        )
+    return _Reference(quantized.graph_module, quantized.plan, quantized.backend_config)
+
+
+def _check_options(target: Target, options: Mapping[str, Any]) -> None:
+    for key in options:
+        if key not in target.options:
+            raise UsageError(
+                f"{target.name} has no option {key!r}",
+                where=f"options[{key!r}]",
+                fix=f"one of {', '.join(target.options)}" if target.options else "it has none",
+            )
+
+
+def _example(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if given is not None:
+        args, kwargs = as_arguments(given)
+    else:
+        spec = getattr(quantized, "example", None)
+        if not isinstance(spec, ExampleSpec):
+            raise UsageError(
+                "example inputs are needed: the model does not know the shapes of its inputs",
+                where="export",
+                fix="backquant.export(quantized, path, example_inputs=(x,))",
+            )
+        args, kwargs = spec.arguments()
+    if isinstance(quantized, QuantizedModel) and quantized.input_qparams:
+        args = tuple(
+            as_integers(value, quantized.input_qparams[index])
+            if index in quantized.input_qparams
+            else value
+            for index, value in enumerate(args)
+        )
+    return args, kwargs
+
+
+def _job(
+    reference: _Reference,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    options: Mapping[str, Any],
+) -> ExportJob:
+    config = reference.config
+    module = portable(reference.module, config.qdq or QDQRules())
+    costs = multiply_adds(module, kwargs if kwargs and not args else args)
+    return ExportJob(
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        dynamic_shapes=dynamic_shapes,
+        config=config,
+        plan=reference.plan,
+        multiply_adds=costs,
+        expected=expected_operators(reference.plan, config, costs),
+        options=options,
+    )

@@ -1,0 +1,112 @@
+"""How a deployment target wants the reference model written: rules about its quantize/dequantize nodes.
+
+What was measured about each target stands in the descriptions of the backends; the steps that write a
+reference model (prepare, match, convert) and the passes before an export read it from here. The
+defaults are what ``torch.ao`` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from backquant.backend_config.checks import check_bool, check_choice, check_keys, within
+from backquant.backend_config.naming import operator_name
+from backquant.backend_config.pattern import normal_form
+from backquant.errors import SpecError
+
+__all__ = ["QUANTIZED_OUTPUTS", "WEIGHTS", "QDQRules"]
+
+#: Where the outputs of quantized operators are quantized.
+QUANTIZED_OUTPUTS = ("always", "where_read")
+#: How the weights of an exported model are stored.
+WEIGHTS = ("integer", "quantized_float")
+
+
+@dataclass(frozen=True, repr=False)
+class QDQRules:
+    """Rules about the quantize and dequantize nodes of reference models.
+
+    1. ``dequantize_per_user``: every reader of a quantized value has a dequantize node of its own
+       (ExecuTorch's partitioner needs it). Default: the readers share one.
+    2. ``quantize_constants``: also a value that depends on no input of the model (a position
+       embedding) is quantized where a quantized operator reads it. Default: True.
+    3. ``quantized_outputs``: ``"always"``, or ``"where_read"``: only where a quantized operator reads
+       them; else the operator's result is float (TensorRT).
+    4. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
+       quantize and a dequantize node, for targets that fold the weights themselves.
+    5. ``only_between_quantized``: operators that are quantized only where every activation that they
+       read comes out of a quantized operator and a quantized operator reads their result. Elsewhere
+       their kernels save less than the conversions cost, in time and in accuracy: the residual
+       additions of transformers.
+
+    Raises ``SpecError`` for a value outside its domain.
+
+    >>> QDQRules(dequantize_per_user=True, only_between_quantized=("add",))
+    QDQRules(dequantize_per_user=True, only_between_quantized=(.add(),))
+    >>> QDQRules(weights="int8")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: weights cannot be 'int8'
+      where  weights
+      fix    one of 'integer', 'quantized_float'
+    """
+
+    dequantize_per_user: bool = False
+    quantize_constants: bool = True
+    quantized_outputs: str = "always"
+    weights: str = "integer"
+    only_between_quantized: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) is None:
+                raise SpecError(f"{field.name} cannot be None", where=field.name)
+        check_bool(self.dequantize_per_user, "dequantize_per_user")
+        check_bool(self.quantize_constants, "quantize_constants")
+        check_choice(self.quantized_outputs, "quantized_outputs", QUANTIZED_OUTPUTS)
+        check_choice(self.weights, "weights", WEIGHTS)
+        given: Any = self.only_between_quantized
+        if not isinstance(given, (tuple, list)):
+            raise SpecError(
+                f"operators are named in a tuple, got {given!r}",
+                where="only_between_quantized",
+                fix="QDQRules(only_between_quantized=(torch.add,))",
+            )
+        object.__setattr__(self, "only_between_quantized", tuple(given))
+        for index, operator in enumerate(self.only_between_quantized):
+            with within(f"only_between_quantized[{index}]"):
+                normal_form(operator)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rules that differ from their defaults.
+
+        >>> QDQRules(quantize_constants=False).to_dict()
+        {'quantize_constants': False}
+        """
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                values[field.name] = list(value) if isinstance(value, tuple) else value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> QDQRules:
+        """The inverse of ``to_dict``. Raises ``SpecError`` for an unknown key.
+
+        >>> QDQRules.from_dict({"quantize_constants": False}).quantize_constants
+        False
+        """
+        check_keys(values, [field.name for field in fields(cls)], "QDQRules")
+        return cls(**values)
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, value in self.to_dict().items():
+            if isinstance(value, list):
+                comma = "," if len(value) == 1 else ""
+                parts.append(f"{name}=({', '.join(map(operator_name, value))}{comma})")
+            else:
+                parts.append(f"{name}={value!r}")
+        return f"QDQRules({', '.join(parts)})"

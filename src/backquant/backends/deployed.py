@@ -1,0 +1,107 @@
+"""What the runtimes share that read a reference model as quantize/dequantize nodes: entries, defaults.
+
+Activations are unsigned 8-bit and asymmetric, weights signed 8-bit, symmetric, per output channel: the
+form that has integer kernels in ONNX Runtime and in OpenVINO on x86 (others fall back to float, or to
+kernels that are slower than float).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import (
+    BackendDefaults,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QuantDefault,
+)
+from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE
+
+__all__ = [
+    "ADDITIONS",
+    "DEPLOYED_DEFAULTS",
+    "MATMULS",
+    "MOVES",
+    "POOLS",
+    "STATIC",
+    "VALUES",
+    "WEIGHT",
+    "WEIGHT_ONLY",
+]
+
+WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True)
+STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float)
+VALUES = DTypeConfig(torch.quint8, torch.quint8)
+WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
+
+ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
+MATMULS: tuple[Any, ...] = (torch.matmul, torch.bmm, operator.matmul)
+
+# kernels on integers whose output keeps the input's qparams
+POOLS: tuple[Any, ...] = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    F.max_pool1d,
+    F.max_pool2d,
+    F.max_pool3d,
+    F.avg_pool1d,
+    F.avg_pool2d,
+    F.avg_pool3d,
+)
+# values are moved, or clipped at a bound that the integers have anyway
+MOVES: tuple[Any, ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.Dropout,
+    nn.Flatten,
+    nn.PixelShuffle,
+    F.relu,
+    F.relu6,
+    F.hardtanh,
+    F.dropout,
+    F.pixel_shuffle,
+    torch.relu,
+    torch.flatten,
+    torch.permute,
+    torch.reshape,
+    torch.squeeze,
+    torch.transpose,
+    torch.unsqueeze,
+    "contiguous",
+    "flatten",
+    "permute",
+    "relu",
+    "relu_",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+    "view",
+)
+
+DEPLOYED_DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", reduce_range=False),
+    weight=QuantDefault(
+        "per_channel_minmax", dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+    ),
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        quant_min=0,
+        quant_max=255,
+        reduce_range=False,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=QAT_CHANNEL_WEIGHT,
+    overrides=(RESHAPE,),
+)

@@ -1,0 +1,70 @@
+"""onnxruntime: ONNX Runtime's CPU provider, by way of an ONNX file with QuantizeLinear nodes.
+
+Its integer kernels take unsigned activations and signed weights, and need the output quantized, too.
+The reference model is what `backquant.export(quantized, "model.onnx")` writes. In float stay transposed
+convolutions, GELU, LayerNorm, SiLU, HardSwish and embeddings, for which it has no integer kernels.
+
+Measured on ONNX Runtime 1.31: with signed activations half of the convolutions and all additions stay
+float; with unsigned weights the kernels are slower than float. An addition in integers between float
+neighbours costs more than it saves, and the residual additions of transformers cost accuracy (19 dB on
+a ViT): they are quantized only between quantized operators.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import nn
+
+from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
+from backquant.backends.deployed import (
+    ADDITIONS,
+    DEPLOYED_DEFAULTS,
+    MATMULS,
+    MOVES,
+    POOLS,
+    STATIC,
+    VALUES,
+    WEIGHT,
+    WEIGHT_ONLY,
+)
+from backquant.operators import clamped, conv, elementwise, fixed_qparams, linear, shape
+from backquant.operators.entry import admit, observed
+
+__all__ = ["backend_config"]
+
+# DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
+DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
+PRODUCTS = (operator.mul, torch.mul)
+FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", nn.Softmax)
+GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+
+
+def backend_config() -> BackendConfig:
+    """What ONNX Runtime computes on integers.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine
+    ('onnxruntime', None)
+    """
+    fixed = [e for e in fixed_qparams.entries([VALUES]) if e.pattern in FIXED]
+    return (
+        BackendConfig("onnxruntime")
+        .set_defaults(DEPLOYED_DEFAULTS)
+        .set_qdq(QDQRules(only_between_quantized=(*ADDITIONS, *PRODUCTS, *FIXED)))
+        .set_backend_pattern_configs(
+            [
+                *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
+                *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY]),
+                *clamped.entries([STATIC]),
+                *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
+                *admit([observed(product) for product in MATMULS], [VALUES]),
+                *shape.cat_entries([VALUES], shape.CAT),
+                *fixed,
+                *admit([observed(nn.LeakyReLU)], [VALUES]),
+                *shape.sharing_entries([VALUES], (*POOLS, *GLOBAL_POOLS, *MOVES)),
+                *shape.tensor_info_entries([VALUES]),
+            ]
+        )
+    )

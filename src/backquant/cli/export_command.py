@@ -1,0 +1,115 @@
+"""The command ``export``: an artifact as a file of a deployment target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backquant.cli.console import emit, guarded
+from backquant.errors import UsageError
+
+__all__ = ["beside", "checked_target", "export", "parse_dynamic"]
+
+
+def export(  # size: one parameter per option of the command
+    artifact: Annotated[Path, typer.Argument(help="A file that quantize wrote.")],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="The target: onnx, openvino, …; default: by the file's suffix."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file; default: named like ARTIFACT."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--inputs", help="Shape and dtype of an argument; default: as calibrated."),
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option("--dynamic", help="An axis of any size, e.g. x:0=batch; once for each."),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            help="Least share of multiply-adds on integer kernels (0.9), or a module that must be.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file.")] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="Package that the artifact may name.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
+) -> None:
+    """Write a quantized model for another runtime, and say which kernels it will run there."""
+    import backquant
+    from backquant.cli.model_commands import parse_requirement
+    from backquant.cli.models import parse_inputs
+
+    with guarded(as_json=as_json):
+        path = output if output is not None else beside(artifact, to)
+        checked_target(to, path, force)
+        required = parse_requirement(require)
+        shapes = parse_dynamic(dynamic or ())
+        exported = backquant.export(
+            backquant.load(artifact, allow=tuple(allow or ())),
+            path,
+            to=to,
+            example_inputs=parse_inputs(inputs) if inputs else None,
+            dynamic_shapes=shapes,
+            require=required,
+            overwrite=force,
+        )
+    emit(as_json=as_json, data=exported.to_dict(), shown=exported.renderable())
+
+
+def beside(artifact: Path, to: str | None) -> Path:
+    """The file that an export of ``artifact`` gets where no name is given.
+
+    >>> beside(Path("model.bq"), "openvino").name
+    'model.xml'
+    """
+    if to is None:
+        raise UsageError(
+            "neither a target nor a file is named",
+            where="export",
+            fix="--to onnx, or -o model.onnx",
+        )
+    from backquant.deploy import usual_suffix
+
+    return artifact.with_suffix(usual_suffix(to))
+
+
+def checked_target(to: str | None, path: Path, force: bool) -> Path:
+    """``path``, refused before minutes of work where the export would refuse it after them."""
+    from backquant.deploy import check_installed, find_target
+    from backquant.deploy.files import check_place
+
+    check_installed(find_target(to, path))
+    check_place(path, overwrite=force)
+    return path
+
+
+def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
+    """``NAME:AXIS=LABEL`` as the dynamic shapes of ``backquant.export``; equal labels are equal sizes.
+
+    Raises ``UsageError`` for text of another form.
+
+    >>> parse_dynamic(["x:0=batch", "mask:0=batch"])
+    {'x': {0: 'batch'}, 'mask': {0: 'batch'}}
+    """
+    shapes: dict[str, dict[int, str]] = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        axis, _, label = rest.partition("=")
+        if not (name.isidentifier() and axis.isdecimal() and (label or "d").isidentifier()):
+            raise UsageError(
+                f"{text!r} names no axis",
+                where="--dynamic",
+                fix="the argument's name, the axis and a label: --dynamic x:0=batch",
+            )
+        shapes.setdefault(name, {})[int(axis)] = label or f"{name}_{axis}"
+    return shapes or None

@@ -1,0 +1,111 @@
+"""What an export gives: the file, and what the target will run it on, as read back from the target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from backquant.match.plan import Reason
+
+__all__ = ["Exported", "TargetKernel", "Written"]
+
+
+@dataclass(frozen=True)
+class TargetKernel:
+    """One operator of the target, as the target itself names it.
+
+    ``nodes``: the nodes of the reference graph that it computes (empty where the target does not say).
+    ``dtype``: the precision that it computes in, e.g. ``"int8"``, ``"float32"``, ``"bfloat16"``.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    dtype: str
+    integer: bool
+
+    def __str__(self) -> str:
+        return f"{'+'.join(self.nodes) or '?'}: {self.kernel} ({self.dtype})"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a target reports of the file it wrote.
+
+    ``left_in_float``: why operators run in float, by node; what is not named gets a general reason.
+    """
+
+    runtime: str  # name and version, e.g. "onnxruntime 1.31.1"
+    kernels: tuple[TargetKernel, ...]
+    left_in_float: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model.
+
+    ``kernels``: what the target runs, as read back from it. ``left_in_float``: the operators that were
+    quantized and that the target computes in float, each with the reason. ``expected`` counts the
+    operators that were quantized, ``integer`` those of them on integer kernels; ``integer_share`` is
+    the share of all multiply-adds of the model (on the example inputs) that integer kernels do.
+
+    >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
+    ...                     integer_share=1.0)
+    >>> print(exported)
+    m.onnx: onnx for onnxruntime 1.31; 2 of 2 quantized operators on integer kernels, 100.0% of the \
+multiply-adds
+    """
+
+    path: Path
+    target: str
+    runtime: str
+    kernels: tuple[TargetKernel, ...] = ()
+    left_in_float: tuple[Reason, ...] = ()
+    expected: int = 0
+    integer: int = 0
+    integer_share: float = 0.0
+    files: tuple[Path, ...] = field(default_factory=tuple)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.target} for {self.runtime}; {self.integer} of {self.expected} "
+            f"quantized operators on integer kernels, {self.integer_share:.1%} of the multiply-adds"
+        )
+
+    @property
+    def kernel_counts(self) -> dict[str, int]:
+        """How often each kernel occurs, the most frequent first."""
+        counts = Counter(f"{use.kernel} ({use.dtype})" for use in self.kernels)
+        return dict(counts.most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-able data."""
+        return {
+            "path": str(self.path),
+            "files": [str(path) for path in self.files],
+            "target": self.target,
+            "runtime": self.runtime,
+            "expected": self.expected,
+            "integer": self.integer,
+            "integer_share": self.integer_share,
+            "kernels": [{**vars(use), "nodes": list(use.nodes)} for use in self.kernels],
+            "left_in_float": [vars(reason) for reason in self.left_in_float],
+        }
+
+    def renderable(self) -> RenderableType:
+        """What a person reads on a terminal."""
+        return Group(*(Text(line) for line in self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        yield str(self)
+        for kernel, count in self.kernel_counts.items():
+            yield f"  {count:4d} × {kernel}"
+        if self.left_in_float:
+            yield "quantized, and computed in float by the target:"
+        for reason in self.left_in_float:
+            yield f"  {reason.node}: {reason.admitted}"

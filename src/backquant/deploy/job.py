@@ -1,0 +1,104 @@
+"""What a target is given: the reference model in the form that the target asks for, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from backquant.backend_config import BackendConfig, QDQRules
+from backquant.deploy.program import Program, export_program
+from backquant.match.plan import MatchKind, Plan
+
+__all__ = ["ExpectedOperator", "ExportJob", "expected_operators"]
+
+
+@dataclass(frozen=True)
+class ExpectedOperator:
+    """An operator that the plan has quantized, so that the target is expected to run it on integers.
+
+    ``node``: the node of the reference graph that computes it (of a fused pattern the first).
+    ``nodes``: all nodes of its pattern. ``is_dynamic``: its activation is quantized at each call.
+    """
+
+    node: str
+    operator: str
+    module_path: str
+    nodes: tuple[str, ...]
+    multiply_adds: int
+    is_dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """One export under way.
+
+    ``module``: the reference graph, with integer weights that ``quantized_decomposed`` nodes
+    dequantize, after the rules ``config.qdq``. ``args`` and ``kwargs`` are example inputs for it.
+    ``dynamic_shapes`` is that of ``torch.export``. ``multiply_adds`` holds those of each node of
+    ``module`` that has any, on the example inputs.
+    """
+
+    module: GraphModule
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+    config: BackendConfig
+    plan: Plan
+    multiply_adds: Mapping[str, int]
+    expected: tuple[ExpectedOperator, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def qdq(self) -> QDQRules:
+        """The rules of the backend that the model was quantized for."""
+        return self.config.qdq or QDQRules()
+
+    @cached_property
+    def program(self) -> Program:
+        """``module`` as ``torch.export`` captures it, with the node of ``module`` behind each of its own.
+
+        Made once. Raises ``CaptureError`` when it cannot be captured, or not with these dynamic shapes.
+        """
+        return export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
+
+
+def expected_operators(
+    plan: Plan, config: BackendConfig, costs: Mapping[str, int]
+) -> tuple[ExpectedOperator, ...]:
+    """What ``plan`` has quantized statically or dynamically, in graph order; weight-only is float.
+
+    ``costs``: multiply-adds by node.
+
+    >>> expected_operators(Plan("x86"), BackendConfig("x86"), {})
+    ()
+    """
+    found = []
+    for match in plan.matches:
+        decision = plan.decisions.get(match.anchor)
+        if decision is None or not decision.quantized or match.kind is not MatchKind.PATTERN:
+            continue
+        if decision.dtype_config is None:
+            continue
+        dtypes = config.configs[match.entry].dtype_configs[decision.dtype_config]
+        if _computes_in_float(dtypes.input_dtype) or decision.observation.endswith("NOT_OBSERVED"):
+            continue
+        found.append(
+            ExpectedOperator(
+                node=match.root,
+                operator=plan.decisions[match.root].operator,
+                module_path=plan.decisions[match.root].module_path,
+                nodes=match.nodes,
+                multiply_adds=sum(costs.get(node, 0) for node in match.nodes),
+                is_dynamic=bool(dtypes.is_dynamic),
+            )
+        )
+    return tuple(found)
+
+
+def _computes_in_float(dtype: torch.dtype | None) -> bool:
+    return dtype is not None and dtype.is_floating_point

@@ -1,0 +1,54 @@
+"""Operators without an ONNX translation, found in the captured program before anything is written."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx.translate import translations
+from backquant.deploy.program import quiet
+from backquant.graph import register_quantized_decomposed
+from backquant.match.plan import Reason
+
+__all__ = ["untranslated"]
+
+
+def untranslated(job: ExportJob) -> Sequence[Reason]:
+    """The operators of ``job`` that neither have an ONNX translation nor decompose, by node."""
+    register_quantized_decomposed()
+    own = translations()
+    with quiet():
+        registered = _registered()
+        decomposed = torch.export.default_decompositions()
+    refused: dict[str, Reason] = {}
+    for node in job.program.exported.graph.nodes:
+        target = node.target
+        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+            continue
+        if target in own or registered(target) or target in decomposed or target._can_decompose():
+            continue
+        origin = job.program.origins.get(node.name, node.name)
+        decision = job.plan.decisions.get(origin)
+        refused.setdefault(
+            origin,
+            Reason(
+                origin,
+                "no-translation",
+                asked=str(target),
+                admitted="the ONNX exporter has no translation of it",
+                fix="write that part of the model with operators that ONNX has",
+                place=decision.module_path if decision is not None else "",
+            ),
+        )
+    return tuple(refused.values())
+
+
+def _registered() -> Callable[[Any], bool]:
+    """Whether the exporter of this PyTorch knows an overload."""
+    module = importlib.import_module("torch.onnx._internal.exporter._registration")
+    known: Callable[[Any], bool] = module.ONNXRegistry.from_torchlib().is_registered
+    return known

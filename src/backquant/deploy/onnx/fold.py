@@ -1,0 +1,107 @@
+"""Constants that a cast or a transpose reads are written as what it gives.
+
+The exporter's own folding stops at sizes that weights exceed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["fold_integer_constants"]
+
+
+def fold_integer_constants(model: Any) -> None:
+    """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""
+    for node in list(model.graph):
+        if node.op_type == "Cast" and _is_constant(node.inputs[0]):
+            _fold_cast(model, node)
+        elif node.op_type == "Transpose":
+            _fold_transpose(model, node)
+    _drop_unused(model)
+
+
+def _is_constant(value: Any) -> bool:
+    return value is not None and value.const_value is not None
+
+
+def _fold_cast(model: Any, node: Any) -> None:
+    import onnx_ir as ir
+
+    source = node.inputs[0].const_value
+    target = ir.DataType(node.attributes["to"].as_int())
+    if not _is_integer(source.dtype) or not _is_integer(target):
+        return
+    array = source.numpy().astype(target.numpy())
+    _replace(model, node.outputs[0], array)
+    model.graph.remove(node)
+
+
+def _is_integer(dtype: Any) -> bool:
+    return str(dtype.name).startswith(("INT", "UINT"))
+
+
+def _fold_transpose(model: Any, node: Any) -> None:
+    """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
+    import onnx_ir as ir
+
+    dequantize = node.inputs[0].producer()
+    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return
+    weight = dequantize.inputs[0]
+    if not _is_constant(weight) or not _is_integer(weight.const_value.dtype):
+        return
+    array = weight.const_value.numpy()
+    permutation = _permutation(node, array.ndim)
+    inputs = list(dequantize.inputs)
+    inputs[0] = _initializer(model, np.ascontiguousarray(array.transpose(permutation)), weight.name)
+    attributes = []
+    if inputs[1].shape is not None and len(inputs[1].shape) == 1:
+        axis = dequantize.attributes["axis"].as_int() % array.ndim
+        attributes.append(ir.AttrInt64("axis", permutation.index(axis)))
+    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=dequantize.name)
+    made.outputs[0].name = f"{node.outputs[0].name}_dequantized"
+    made.outputs[0].shape, made.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
+    made.metadata_props.update(dequantize.metadata_props)
+    model.graph.insert_before(node, made)
+    node.outputs[0].replace_all_uses_with(made.outputs[0])
+    model.graph.remove(node, safe=True)
+
+
+def _permutation(node: Any, rank: int) -> list[int]:
+    given = node.attributes.get("perm")
+    return list(range(rank))[::-1] if given is None else list(given.as_ints())
+
+
+def _replace(model: Any, value: Any, array: np.ndarray[Any, Any]) -> None:
+    value.replace_all_uses_with(_initializer(model, array, value.name))
+
+
+def _initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
+    import onnx_ir as ir
+
+    name, number = f"{like}_folded", 1
+    while name in model.graph.initializers:
+        number += 1
+        name = f"{like}_folded_{number}"
+    tensor = ir.Tensor(array, name=name)
+    made = ir.Value(
+        name=name,
+        shape=ir.Shape(array.shape),
+        type=ir.TensorType(tensor.dtype),
+        const_value=tensor,
+    )
+    model.graph.register_initializer(made)
+    return made
+
+
+def _drop_unused(model: Any) -> None:
+    graph = model.graph
+    for node in reversed(list(graph)):
+        outputs = node.outputs
+        if all(not o.uses() and not o.is_graph_output() for o in outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

@@ -1,0 +1,40 @@
+"""ONNX nodes are told apart by the reference graph's node that each was made for."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+__all__ = ["ORIGIN", "name_nodes", "origins_of"]
+
+#: The key of a node's metadata that holds the name of the reference graph's node.
+ORIGIN = "backquant.node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def name_nodes(model: Any) -> None:
+    """Record in each node's metadata what it was made for, and name it so; names stay unique.
+
+    The exporter's own metadata goes: it holds file names of the machine that exported.
+    """
+    taken: dict[str, int] = {}
+    for node in model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+        origin = scopes[0] if len(scopes) > 1 else ""
+        node.metadata_props.clear()
+        if origin:
+            node.metadata_props[ORIGIN] = origin
+        base = f"{origin}/{node.op_type}" if origin else node.op_type
+        taken[base] = taken.get(base, 0) + 1
+        node.name = base if taken[base] == 1 else f"{base}_{taken[base]}"
+
+
+def origins_of(model: Any) -> dict[str, str]:
+    """The origin of each node of ``model`` and of each tensor that one makes, by name."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        origin = node.metadata_props.get(ORIGIN)
+        if origin is not None:
+            found.update({str(output.name): origin for output in node.outputs})
+            found[str(node.name)] = origin
+    return found

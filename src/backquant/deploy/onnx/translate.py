@@ -1,0 +1,177 @@
+"""Torch operators as ONNX operators, where the exporter's own translation does not suit a quantized graph.
+
+1. ``QuantizeLinear`` saturates at the bounds of the integer type; narrower bounds are clipped before it,
+   in float (an integer ``Clip`` behind it would keep every runtime from seeing the pair).
+2. Zero points have the type of the integers; the axis is written out.
+3. Pooling to one value is ``GlobalAveragePool``, which has integer kernels; the exporter's ReduceMean has
+   none.
+4. A dynamically quantized activation is ``DynamicQuantizeLinear``.
+
+Sources: ONNX operator documentation, QuantizeLinear-13, DequantizeLinear-13, DynamicQuantizeLinear-11,
+GlobalAveragePool-1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backquant.errors import ExportError
+
+__all__ = ["translations"]
+
+_BOUNDS = {2: (0, 255), 3: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}  # by ONNX type
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The table for ``torch.onnx.export(custom_translation_table=...)``, by torch overload."""
+    ops, aten = torch.ops.quantized_decomposed, torch.ops.aten
+    return {
+        ops.quantize_per_tensor.default: _quantize_per_tensor,
+        ops.dequantize_per_tensor.default: _dequantize_per_tensor,
+        ops.quantize_per_channel.default: _quantize_per_channel,
+        ops.dequantize_per_channel.default: _dequantize_per_channel,
+        ops.choose_qparams.tensor: _choose_qparams,
+        ops.quantize_per_tensor.tensor: _quantize_dynamic,
+        ops.dequantize_per_tensor.tensor: _dequantize_dynamic,
+        aten.adaptive_avg_pool1d.default: _adaptive_avg_pool,
+        aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
+        aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
+    }
+
+
+def _op() -> Any:
+    from onnxscript import opset18
+
+    return opset18
+
+
+def _constant(value: Any, dtype: int) -> Any:
+    from onnxscript import ir
+
+    return _op().Constant(value=ir.tensor(value, dtype=ir.DataType(dtype)))
+
+
+def _float(value: float) -> Any:
+    return _constant(value, 1)
+
+
+def _clipped(x: Any, scale: float, zero_point: int, bounds: tuple[int, int, int]) -> Any:
+    """Rule 1."""
+    low, high, dtype = bounds
+    if (low, high) == _BOUNDS.get(dtype, (low, high)):
+        return x
+    edges = ((low - zero_point) * scale, (high - zero_point) * scale)
+    return _op().Clip(x, *map(_float, edges))
+
+
+def _quantize_per_tensor(  # size: the signature of the torch operator
+    input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    x = _clipped(input, scale, zero_point, (quant_min, quant_max, dtype))
+    return _op().QuantizeLinear(x, _float(scale), _constant(zero_point, dtype))
+
+
+def _dequantize_per_tensor(  # size: the signature of the torch operator
+    input: Any,
+    scale: float,
+    zero_point: int,
+    quant_min: int,  # noqa: ARG001
+    quant_max: int,  # noqa: ARG001
+    dtype: int,
+    out_dtype: int = -1,
+) -> Any:
+    made = _op().DequantizeLinear(input, _float(scale), _constant(zero_point, dtype))
+    return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
+
+
+def _quantize_per_channel(  # size: the signature of the torch operator
+    input: Any,
+    scales: Any,
+    zero_points: Any,
+    axis: int,
+    quant_min: int,  # noqa: ARG001
+    quant_max: int,  # noqa: ARG001
+    dtype: int,
+) -> Any:
+    return _op().QuantizeLinear(input, scales, _op().Cast(zero_points, to=dtype), axis=axis)
+
+
+def _dequantize_per_channel(  # size: the signature of the torch operator
+    input: Any,
+    scales: Any,
+    zero_points: Any,
+    axis: int,
+    quant_min: int,  # noqa: ARG001
+    quant_max: int,  # noqa: ARG001
+    dtype: int,
+    out_dtype: int = -1,
+) -> Any:
+    made = _op().DequantizeLinear(input, scales, _op().Cast(zero_points, to=dtype), axis=axis)
+    return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
+
+
+def _choose_qparams(  # size: the signature of the torch operator
+    input: Any,
+    quant_min: int,
+    quant_max: int,
+    eps: float,  # noqa: ARG001
+    dtype: int,
+) -> Any:
+    if (dtype, quant_min, quant_max) != (2, 0, 255):
+        raise ExportError(
+            f"ONNX quantizes dynamically to [0, 255], not to [{quant_min}, {quant_max}]",
+            where="DynamicQuantizeLinear",
+            fix='the default dynamic QConfig of backend="onnxruntime"',
+        )
+    _, scale, zero_point = _op().DynamicQuantizeLinear(input)
+    return scale, zero_point
+
+
+def _quantize_dynamic(  # size: the signature of the torch operator
+    input: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,  # noqa: ARG001
+    quant_max: int,  # noqa: ARG001
+    dtype: int,  # noqa: ARG001
+) -> Any:
+    return _op().QuantizeLinear(input, scale, zero_point)
+
+
+def _dequantize_dynamic(  # size: the signature of the torch operator
+    input: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,  # noqa: ARG001
+    quant_max: int,  # noqa: ARG001
+    dtype: int,  # noqa: ARG001
+    out_dtype: int = -1,  # noqa: ARG001
+) -> Any:
+    return _op().DequantizeLinear(input, scale, zero_point)
+
+
+def _adaptive_avg_pool(self: Any, output_size: Any) -> Any:
+    """Rule 3; other sizes where they divide the input's."""
+    wanted = list(output_size)
+    if all(size == 1 for size in wanted):
+        return _op().GlobalAveragePool(self)
+    have = list(self.shape)[-len(wanted) :]
+    if not all(isinstance(size, int) for size in have):
+        raise _uneven(wanted, have)
+    if any(h % w for h, w in zip(have, wanted, strict=True)):
+        raise _uneven(wanted, have)
+    kernel = [h // w for h, w in zip(have, wanted, strict=True)]
+    assert math.prod(kernel) > 0
+    return _op().AveragePool(self, kernel_shape=kernel, strides=kernel)
+
+
+def _uneven(wanted: list[int], have: list[Any]) -> ExportError:
+    return ExportError(
+        f"ONNX has no adaptive pooling from {have} to {wanted}: the windows differ in size",
+        where="adaptive_avg_pool",
+        fix="pool to 1, or to a divisor of the input's size, with sizes that are not dynamic",
+    )

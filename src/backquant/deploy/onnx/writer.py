@@ -1,0 +1,83 @@
+"""The ONNX writer: static quantization as QDQ, dynamic as integer products, weights as integers.
+
+Other targets that read ONNX use it as it is; what differs between them is in the graph that they are
+given (signed or unsigned, symmetric or not) and so in the backend's description.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx.fold import fold_integer_constants
+from backquant.deploy.onnx.names import name_nodes
+from backquant.deploy.onnx.translate import translations
+from backquant.deploy.program import quiet
+from backquant.errors import BackquantError, ExportError
+from backquant.graph import register_quantized_decomposed
+
+__all__ = ["OPSET", "onnx_model", "save_onnx"]
+
+OPSET = 18
+_LIMIT = 2**31 - 2**20  # a protobuf file holds less than 2 GiB; larger weights go beside it
+
+
+def onnx_model(job: ExportJob) -> Any:
+    """``job`` as an ``onnx_ir.Model``; nodes carry the names of the reference graph's nodes.
+
+    The option ``opset`` is the ONNX operator set (default 18). Raises ``ExportError`` when the exporter
+    has no translation for an operator.
+    """
+    register_quantized_decomposed()
+    program = job.program
+    opset = int(job.options.get("opset", OPSET))
+    try:
+        with quiet(), contextlib.redirect_stdout(io.StringIO()):
+            made = torch.onnx.export(
+                program.exported,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                custom_translation_table=translations(),
+                optimize=False,
+            )
+    except Exception as error:
+        raise _refused(error) from error
+    assert made is not None
+    name_nodes(made.model)
+    fold_integer_constants(made.model)
+    with quiet(), contextlib.redirect_stdout(io.StringIO()):
+        made.optimize()
+    fold_integer_constants(made.model)
+    return made.model
+
+
+def save_onnx(model: Any, path: Path) -> None:
+    """Write and check an ``onnx_ir.Model``; weights of 2 GiB and more go to a file beside it."""
+    import onnx
+    import onnx_ir
+
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
+    external = f"{path.name}.data" if size >= _LIMIT else None
+    onnx_ir.save(model, path, external_data=external)
+    with quiet():
+        onnx.checker.check_model(str(path), full_check=True)
+
+
+def _refused(error: Exception) -> BackquantError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BackquantError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ExportError(
+        f"the model cannot be written as ONNX: {' '.join(lines[:4])[:400]}",
+        where=type(error).__name__,
+        fix="leave the part out, or write it with operators that ONNX has",
+    )

@@ -1,0 +1,49 @@
+"""The target ``onnx``: an ONNX file, and what ONNX Runtime's CPU provider makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from backquant.deploy.exported import Written
+from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx import onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.onnxruntime.readback import kernels_of
+from backquant.deploy.target import Requirement
+from backquant.match.plan import Reason
+
+__all__ = ["TARGET", "OnnxRuntimeTarget"]
+
+
+class OnnxRuntimeTarget:
+    """See ``backquant.deploy.target.Target``. Options: ``opset``."""
+
+    name = "onnx"
+    backend = "onnxruntime"
+    suffixes = (".onnx",)
+    extra = "onnx"
+    requires = (
+        Requirement("onnx", "onnx"),
+        Requirement("onnxscript", "onnxscript"),
+        Requirement("onnxruntime", "onnxruntime", "1.20", "1.31"),
+    )
+    options = ("opset",)
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """The operators without an ONNX translation."""
+        return untranslated(job)
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Write the file and read back the optimised graph of a session of ONNX Runtime."""
+        import onnxruntime
+
+        model = onnx_model(job)
+        save_onnx(model, path)
+        return Written(
+            runtime=f"onnxruntime {onnxruntime.__version__}",
+            kernels=kernels_of(path, origins_of(model)),
+        )
+
+
+TARGET = OnnxRuntimeTarget()

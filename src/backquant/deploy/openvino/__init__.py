@@ -1,0 +1,56 @@
+"""The target ``openvino``: OpenVINO's IR (``.xml`` with its ``.bin``), or ONNX, run by its CPU plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from backquant.deploy.exported import Written
+from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx import onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.openvino.readback import kernels_of
+from backquant.deploy.program import quiet
+from backquant.deploy.target import Requirement
+from backquant.match.plan import Reason
+
+__all__ = ["TARGET", "OpenVinoTarget"]
+
+
+class OpenVinoTarget:
+    """See ``backquant.deploy.target.Target``. Options: ``opset`` of the ONNX file it goes through."""
+
+    name = "openvino"
+    backend = "openvino"
+    suffixes = (".xml", ".onnx")
+    extra = "openvino"
+    requires = (
+        Requirement("onnx", "onnx"),
+        Requirement("onnxscript", "onnxscript"),
+        Requirement("openvino", "openvino", "2025.0", "2026.4"),
+    )
+    options = ("opset",)
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """The operators without an ONNX translation."""
+        return untranslated(job)
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Write the file and read back the model that the CPU plugin compiles."""
+        import openvino
+
+        model = onnx_model(job)
+        through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
+        save_onnx(model, through)
+        with quiet():
+            converted = openvino.convert_model(str(through))
+            if through != path:
+                openvino.save_model(converted, str(path), compress_to_fp16=False)
+                for item in path.parent.glob(f"{through.name}*"):
+                    item.unlink()
+            kernels = kernels_of(converted, origins_of(model))
+        version = openvino.__version__.split("-")[0]
+        return Written(runtime=f"openvino {version}", kernels=kernels)
+
+
+TARGET = OpenVinoTarget()

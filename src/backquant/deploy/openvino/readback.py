@@ -1,0 +1,51 @@
+"""The kernels that OpenVINO's CPU plugin chose, with the precision that each computes in.
+
+Source: OpenVINO documentation, "Runtime model" (``CompiledModel.get_runtime_model``): the runtime info of
+its nodes names the layer type, the precision, and the layers of the file that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backquant.deploy.exported import TargetKernel
+
+__all__ = ["kernels_of"]
+
+_NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
+_INTEGER = ("i8", "u8")
+
+
+def kernels_of(model: Any, origins: Mapping[str, str]) -> tuple[TargetKernel, ...]:
+    """One record for each layer of the compiled model, in its order.
+
+    ``origins`` names the reference graph's node behind each node and tensor of the ONNX file.
+    """
+    import openvino
+
+    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    found = []
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = {key: value.astype(str) for key, value in _runtime_info(node)}
+        kind = info.get("layerType", node.get_type_name())
+        if kind in _NO_KERNEL:
+            continue
+        precision = info.get("runtimePrecision", "").lower()
+        layers = info.get("originalLayersNames", "").split(",")
+        nodes = tuple(dict.fromkeys(filter(None, (_origin(name, origins) for name in layers))))
+        found.append(TargetKernel(kind, nodes, precision or "?", precision in _INTEGER))
+    return tuple(found)
+
+
+def _origin(layer: str, origins: Mapping[str, str]) -> str:
+    """A layer is named after a node of the file, with what the plugin made of it behind a slash."""
+    while layer and layer not in origins:
+        layer = layer.rpartition("/")[0]
+    return origins.get(layer, "")
+
+
+def _runtime_info(node: Any) -> list[tuple[str, Any]]:
+    info = node.get_rt_info()
+    keys = ("layerType", "runtimePrecision", "originalLayersNames")
+    return [(key, info[key]) for key in keys if key in info]

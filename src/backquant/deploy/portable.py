@@ -1,0 +1,51 @@
+"""The reference model in the form that targets read, after the rules of its backend."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from backquant.backend_config import QDQRules
+from backquant.deploy.weights import with_weight_nodes
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+
+__all__ = ["dequantize_per_user", "portable"]
+
+
+def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
+    """A copy of ``reference`` with weights as integers and dequantize nodes; names of nodes are kept.
+
+    >>> [node.name for node in portable(fx.symbolic_trace(fx.GraphModule({}, fx.Graph())),
+    ...                                 QDQRules()).graph.nodes]
+    ['output']
+    """
+    made = with_weight_nodes(reference, rules.weights)
+    assert isinstance(made, fx.GraphModule)
+    if rules.dequantize_per_user:
+        dequantize_per_user(made)
+    return made
+
+
+def dequantize_per_user(module: fx.GraphModule) -> None:
+    """Give every reader of a quantized value a dequantize node of its own, in place.
+
+    >>> import torch
+    >>> from backquant.graph import register_quantized_decomposed
+    >>> register_quantized_decomposed()
+    >>> graph = fx.Graph()
+    >>> q = graph.placeholder("q")
+    >>> op = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+    >>> x = graph.call_function(op, (q, 0.1, 0, 0, 255, torch.uint8))
+    >>> _ = graph.output((graph.call_function(torch.relu, (x,)), graph.call_function(torch.neg, (x,))))
+    >>> module = fx.GraphModule({}, graph)
+    >>> dequantize_per_user(module)
+    >>> sum(node.target is op for node in module.graph.nodes)
+    2
+    """
+    for node in list(module.graph.nodes):
+        if not (is_dequantize(node) or is_channel_dequantize(node)):
+            continue
+        for user in list(node.users)[1:]:
+            with module.graph.inserting_before(user):
+                own = module.graph.call_function(node.target, node.args, node.kwargs)
+            user.replace_input_with(node, own)
+    module.recompile()

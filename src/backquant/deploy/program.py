@@ -1,0 +1,139 @@
+"""A reference graph as a ``torch.export`` program whose nodes know where they come from."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import traceback
+
+from backquant.errors import CaptureError, ExportError
+
+_TALKATIVE = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "nncf")
+
+__all__ = ["Program", "as_dims", "export_program", "quiet"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """``exported``, and for each of its call nodes the node of the reference graph it was made for.
+
+    The same stands as the module stack of each of its nodes, which survives decompositions.
+    """
+
+    exported: ExportedProgram
+    origins: Mapping[str, str]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Deprecations and remarks inside of torch's and other exporters are no news for our users."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", category)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+class _Traced(nn.Module):
+    """Runs a graph node by node, so that every captured operator is marked with its node's name."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.module = module
+        for node in module.graph.nodes:  # torch marks only what comes from nodes with metadata
+            node.meta.setdefault("desc", node.name)
+        signature = inspect.signature(module.forward)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return fx.Interpreter(module).run(*bound.args, *bound.kwargs.values())
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # names for torch.export
+        self.forward = forward
+
+
+def export_program(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> Program:
+    """Capture ``module``, a copy of our own, with ``torch.export`` (not strict: no bytecode is read).
+
+    ``dynamic_shapes`` as for ``torch.export.export``; a string in place of a ``Dim`` names one.
+    Raises ``CaptureError`` with torch's reason.
+
+    >>> program = export_program(fx.symbolic_trace(nn.ReLU()), (torch.zeros(2),), {}, None)
+    >>> dict(program.origins)
+    {'relu': 'relu'}
+    """
+    try:
+        with quiet(), torch.no_grad(), traceback.preserve_node_meta():
+            exported = torch.export.export(
+                _Traced(module), args, kwargs, dynamic_shapes=as_dims(dynamic_shapes), strict=False
+            )
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        raise _refusal(reason, dynamic_shapes) from error
+    return Program(exported, _origins(exported.graph))
+
+
+def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
+    first = " ".join(reason.splitlines()[:3])[:400]
+    if dynamic_shapes and any(word in reason for word in ("dynamic", "Constraint", "specializ")):
+        return ExportError(
+            f"the model does not take the dynamic shapes that were asked for: {first}",
+            where=f"dynamic_shapes={dynamic_shapes!r}",
+            fix="leave that axis out, or give example inputs with a size above 1 on it",
+        )
+    return CaptureError(
+        f"torch.export cannot capture the reference model: {first}",
+        where="export",
+        fix="leave the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
+    )
+
+
+def _origins(graph: fx.Graph) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        sources = node.meta.get("from_node")
+        if node.op == "call_function" and sources:
+            origin = found[node.name] = str(sources[0].name)
+            # what exporters carry through their own decompositions
+            node.meta["nn_module_stack"] = {origin: (origin, "backquant")}
+    return found
+
+
+def as_dims(dynamic_shapes: Any) -> Any:
+    """``dynamic_shapes`` with names as ``Dim`` objects, one for each name.
+
+    >>> shapes = as_dims({"x": {0: "batch"}, "y": {0: "batch"}})
+    >>> shapes["x"][0] is shapes["y"][0], shapes["x"][0].__name__
+    (True, 'batch')
+    """
+    dims: dict[str, Any] = {}
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, str):
+            return dims.setdefault(value, Dim(value))
+        if isinstance(value, Mapping):
+            return {key: converted(item) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(converted(item) for item in value)
+        return value
+
+    return converted(dynamic_shapes)

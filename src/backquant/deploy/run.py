@@ -1,0 +1,149 @@
+"""One export from start to end: check, write, read back, compare with what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from backquant.deploy.exported import Exported, Written
+from backquant.deploy.files import staged
+from backquant.deploy.job import ExpectedOperator, ExportJob
+from backquant.deploy.target import Target
+from backquant.errors import CoverageError, ExportError, UsageError
+from backquant.match.plan import Reason
+
+__all__ = ["Required", "check_modules", "run_export"]
+
+Required = float | tuple[str, ...] | None
+_SHOWN = 12
+
+
+def run_export(job: ExportJob, target: Target, path: Path, require: Required) -> Exported:
+    """Write ``job`` for ``target`` to ``path``. Nothing is at ``path`` unless it is what was required.
+
+    ``require``: ``None``: every operator with multiply-adds that the plan has quantized runs on an
+    integer kernel; a share (0 to 1) of all multiply-adds; or modules whose operators must.
+
+    Raises:
+        ExportError: the target refuses operators, or has lost some; lists them.
+        CoverageError: fewer operators than required run on integer kernels; lists them.
+    """
+    refused = target.check(job)
+    if refused:
+        raise ExportError(
+            f"{target.name} cannot take {_count(refused)} of the model",
+            where=_listed(refused),
+            fix=next((reason.fix for reason in refused if reason.fix), ""),
+        )
+    files: list[Path] = []
+    with staged(path, files) as staging:
+        written = target.write(job, staging)
+        exported = _exported(job, target, path, written)
+        _check(exported, job, require)
+    return Exported(**{**vars(exported), "files": tuple(files)})
+
+
+def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> Exported:
+    integer_nodes = {node for use in written.kernels if use.integer for node in use.nodes}
+    reasons = {reason.node: reason for reason in written.left_in_float}
+    on_integers, left = [], []
+    for operator in job.expected:
+        if integer_nodes.intersection(operator.nodes):
+            on_integers.append(operator)
+        else:
+            left.append(_reason(operator, written, reasons))
+    total = sum(job.multiply_adds.values())
+    done = sum(operator.multiply_adds for operator in on_integers)
+    return Exported(
+        path=path,
+        target=target.name,
+        runtime=written.runtime,
+        kernels=written.kernels,
+        left_in_float=tuple(left),
+        expected=len(job.expected),
+        integer=len(on_integers),
+        integer_share=done / total if total else float(not left),
+    )
+
+
+def _reason(operator: ExpectedOperator, written: Written, known: Mapping[str, Reason]) -> Reason:
+    for node in operator.nodes:
+        if node in known:
+            return known[node]
+    runs = [use for use in written.kernels if set(use.nodes) & set(operator.nodes)]
+    became = ", ".join(f"{use.kernel} ({use.dtype})" for use in runs)
+    return Reason(
+        operator.node,
+        "target-float",
+        asked=f"{operator.operator} on integers",
+        admitted=f"{written.runtime} runs it as {became}" if became else "no kernel names it",
+        place=operator.module_path,
+    )
+
+
+def _check(exported: Exported, job: ExportJob, require: Required) -> None:
+    weighted = {operator.node for operator in job.expected if operator.multiply_adds}
+    if isinstance(require, float):
+        if exported.integer_share >= require:
+            return
+        what = (
+            f"{exported.integer_share:.1%} of the multiply-adds run on integer kernels of "
+            f"{exported.runtime}, and {require:.1%} is required"
+        )
+        missing: Sequence[Reason] = exported.left_in_float
+    else:
+        missing = [r for r in exported.left_in_float if _matters(r, job, require, weighted)]
+        if not missing:
+            return
+        what = f"{exported.runtime} computes {_count(missing)} in float that are quantized"
+    raise CoverageError(
+        what,
+        where=_listed(missing) or "the rest of the model is not quantized: see its report",
+        fix="leave them out when quantizing (QConfigMapping().set_module_name(name, None)),\n"
+        "or accept what runs on integers: require=0.0",
+    )
+
+
+def _matters(reason: Reason, job: ExportJob, require: Required, weighted: set[str]) -> bool:
+    operators = [o for o in job.expected if reason.node in o.nodes]
+    if require is None:
+        return any(operator.node in weighted for operator in operators)
+    assert isinstance(require, tuple)
+    return any(
+        operator.module_path == name or operator.module_path.startswith(f"{name}.")
+        for operator in operators
+        for name in require
+    )
+
+
+def check_modules(job: ExportJob, require: Required) -> None:
+    """Raise ``UsageError`` for a required module that has no quantized operator.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.match.plan import Plan
+    >>> from torch import fx
+    >>> job = ExportJob(fx.GraphModule({}, fx.Graph()), (), {}, None, BackendConfig("b"), Plan("b"), {},
+    ...                 ())
+    >>> check_modules(job, None)
+    """
+    if not isinstance(require, tuple):
+        return
+    for name in require:
+        paths = [operator.module_path for operator in job.expected]
+        if not any(path == name or path.startswith(f"{name}.") for path in paths):
+            raise UsageError(
+                f"no quantized operator is in a module {name!r}",
+                where="require",
+                fix="print(quantized.report) says what each operator became",
+            )
+
+
+def _count(reasons: Sequence[Reason]) -> str:
+    return "one operator" if len(reasons) == 1 else f"{len(reasons)} operators"
+
+
+def _listed(reasons: Sequence[Reason]) -> str:
+    lines = [f"{r.place or r.node} ({r.asked}): {r.admitted}" for r in reasons[:_SHOWN]]
+    if len(reasons) > _SHOWN:
+        lines.append(f"… and {len(reasons) - _SHOWN} more")
+    return "\n         ".join(lines)

@@ -1,0 +1,225 @@
+"""Deployment targets: the protocol, the registry, and whether a target can be used here.
+
+A target of another package is an entry point of the group ``backquant.targets``: it names an object
+that has the attributes of ``Target``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from backquant.deploy.exported import Written
+from backquant.deploy.job import ExportJob
+from backquant.errors import MissingExtraError, UsageError
+from backquant.match.plan import Reason
+
+__all__ = [
+    "Requirement",
+    "Target",
+    "check_installed",
+    "check_version",
+    "find_target",
+    "list_targets",
+    "usual_suffix",
+]
+
+_GROUP = "backquant.targets"
+#: The targets of this package; they need no installed metadata and cannot be replaced.
+_BUILT_IN = {
+    "onnx": "backquant.deploy.onnxruntime:TARGET",
+    "openvino": "backquant.deploy.openvino:TARGET",
+}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package that a target needs, with the versions it was tested with (first and last, inclusive).
+
+    ``package``: the name of the distribution; ``module``: what is imported. No range: any version.
+    """
+
+    package: str
+    module: str
+    first: str = ""
+    last: str = ""
+
+    @property
+    def tested(self) -> str:
+        """The range as text.
+
+        >>> Requirement("onnxruntime", "onnxruntime", "1.20", "1.31").tested
+        '1.20 to 1.31'
+        """
+        return self.first if self.first == self.last else f"{self.first} to {self.last}"
+
+
+@runtime_checkable
+class Target(Protocol):
+    """One deployment target: a format, and the runtime that reads it back.
+
+    ``backend``: the name of the backend to quantize for. ``suffixes``: of its files, the usual first.
+    ``extra``: the extra of backquant that installs ``requires``. ``options``: the keys that
+    ``backquant.export(..., options=...)`` may have.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def suffixes(self) -> tuple[str, ...]: ...
+    @property
+    def extra(self) -> str: ...
+    @property
+    def requires(self) -> tuple[Requirement, ...]: ...
+    @property
+    def options(self) -> tuple[str, ...]: ...
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """What the target cannot take, node by node, found before anything is written."""
+        ...
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Write the file (and others beside it) and read back what the runtime makes of it.
+
+        ``path`` has the file's final name, in an empty folder of its own: everything that is written
+        there is moved to where the user wants it.
+        """
+        ...
+
+
+def list_targets() -> list[str]:
+    """Names of all targets: those of this package, then those of other packages by name.
+
+    >>> list_targets()[:2]
+    ['onnx', 'openvino']
+    """
+    own = list(_BUILT_IN)
+    others = {point.name for point in metadata.entry_points(group=_GROUP)}
+    return own + sorted(others - set(own))
+
+
+def usual_suffix(name: str) -> str:
+    """How files of the target ``name`` end. Raises ``UsageError`` for a name that no target has.
+
+    >>> usual_suffix("openvino")
+    '.xml'
+    """
+    return _named(name).suffixes[0]
+
+
+def find_target(name: str | None, path: Path) -> Target:
+    """The target called ``name``, or, for ``None``, the first one whose files end like ``path``.
+
+    Raises ``UsageError`` for a name or suffix that no target has.
+
+    >>> find_target(None, Path("model.onnx")).name
+    'onnx'
+    """
+    if name is not None:
+        return _checked_suffix(_named(name), path)
+    targets = [_load(other) for other in list_targets()]
+    for target in targets:
+        if path.suffix in target.suffixes:
+            return target
+    known = ", ".join(f"{target.suffixes[0]} ({target.name})" for target in targets)
+    raise UsageError(
+        f"no target has files that end in {path.suffix!r}",
+        where=str(path),
+        fix=f"end the name in one of {known}, or pass to=",
+    )
+
+
+def _named(name: str) -> Target:
+    names = list_targets()
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        raise UsageError(
+            f"there is no target {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""),
+            where="to",
+            fix=f"one of {', '.join(names)}",
+        )
+    return _load(name)
+
+
+def _checked_suffix(target: Target, path: Path) -> Target:
+    if path.suffix not in target.suffixes:
+        raise UsageError(
+            f"the files of {target.name} do not end in {path.suffix!r}",
+            where=str(path),
+            fix=f"{path.with_suffix(target.suffixes[0])}",
+        )
+    return target
+
+
+def _load(name: str) -> Target:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        target = getattr(importlib.import_module(module), attribute)
+    else:
+        [point, *_] = metadata.entry_points(group=_GROUP, name=name)
+        target = point.load()
+    assert isinstance(target, Target), f"{name} is no Target"
+    return target
+
+
+def check_installed(target: Target) -> None:
+    """Raise ``MissingExtraError``, which names the extra, when a package of the target is missing.
+
+    >>> check_installed(find_target("onnx", Path("model.onnx")))
+    """
+    missing = [need.package for need in target.requires if not _found(need.module)]
+    if missing:
+        raise MissingExtraError(
+            f"exporting to {target.name} needs {', '.join(missing)}, which is not installed",
+            where=f"to={target.name!r}",
+            fix=f"pip install 'backquant[{target.extra}]'",
+        )
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+_WARNED: set[tuple[str, str]] = set()
+
+
+def check_version(target: Target) -> None:
+    """Warn, once a process for each package, when its version is outside the tested range.
+
+    >>> check_version(find_target("onnx", Path("model.onnx")))
+    """
+    for need in target.requires:
+        if not need.first:
+            continue
+        have = metadata.version(need.package)
+        key = (need.package, have)
+        if key in _WARNED or _numbers(need.first) <= _numbers(have, need.last) <= _numbers(
+            need.last
+        ):
+            continue
+        _WARNED.add(key)
+        warnings.warn(
+            f"{need.package} {have} is outside of the versions that exporting to {target.name} was "
+            f"tested with: {need.tested}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _numbers(version: str, like: str = "") -> tuple[int, ...]:
+    """``version`` as numbers, to as many places as ``like`` has."""
+    parts = version.split("+", maxsplit=1)[0].split(".")
+    places = len(like.split(".")) if like else len(parts)
+    return tuple(int(part) if part.isdecimal() else 0 for part in parts[:places])

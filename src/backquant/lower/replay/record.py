@@ -1,0 +1,217 @@
+"""Recording the operators of one call.
+
+A recording holds names and literals, no tensors but the constants: parameters, buffers and packed
+weights of the model. Refused (``NotReplayable``), because a replay would not do what the model does:
+
+1. A tensor that is no input, no result of a recorded operator and no known constant.
+2. An operator that gives a number (``.item()``, a comparison that Python reads): the number may decide
+   what comes next.
+3. An operator whose arguments are of a kind that the program cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from backquant.lower.kernels.configured import KernelModule
+
+__all__ = ["Call", "NotReplayable", "Recording", "Ref", "known_constants", "record"]
+
+
+_SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
+
+
+class NotReplayable(Exception):  # noqa: N818 - a reason, no error of the user's
+    """Why a call cannot be replayed. Internal: such a call runs operator by operator."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The name of a tensor in a recording."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator: its arguments by position (tensors as ``Ref``), and the names of its results.
+    ``outputs``: a name, a tuple of names for one list of tensors, or None for what is no tensor."""
+
+    operator: torch._ops.OpOverload
+    arguments: tuple[Any, ...]
+    outputs: tuple[str | tuple[str, ...] | None, ...]
+
+
+@dataclass
+class Recording:
+    """``inputs``: names in the order of the flattened tensor arguments. ``result``: the structure of
+    the result, its tensors as ``Ref``. ``constants``: tensors by name."""
+
+    inputs: tuple[str, ...]
+    calls: list[Call] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    result: Any = None
+
+
+def known_constants(module: nn.Module) -> Iterable[torch.Tensor]:
+    """The tensors that a model reads but does not compute.
+
+    >>> [tuple(t.shape) for t in known_constants(nn.Linear(2, 3))]
+    [(3, 2), (3,)]
+    """
+    for part in module.modules():
+        yield from (p for p in part._parameters.values() if p is not None)
+        yield from (b for b in part._buffers.values() if b is not None)
+        if isinstance(part, KernelModule):
+            yield from part.packed_tensors()
+    for value in vars(module).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+def record(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    constants: Callable[[], Iterable[torch.Tensor]],
+) -> tuple[Any, Recording | NotReplayable]:
+    """Call ``function`` and note what it dispatches; gives its result, too.
+
+    ``constants`` is asked when the call is over, so that it may name what the call itself packed.
+    The call always runs to its end; instead of a recording there may be the reason why there is none.
+
+    >>> result, recording = record(lambda x: torch.relu(x) + 1, (torch.ones(1),), {}, list)
+    >>> [str(call.operator) for call in recording.calls], recording.result
+    (['aten.relu.default', 'aten.add.Tensor'], Ref(name='%2'))
+    >>> record(lambda x: x * x.sum().item(), (torch.ones(1),), {}, list)
+    (tensor([1.]), NotReplayable('aten._local_scalar_dense.default gives no tensor'))
+    """
+    leaves, _ = tree_flatten((args, dict(kwargs)))
+    recorder = _Recorder([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    with recorder:
+        result = function(*args, **kwargs)
+    try:
+        return result, recorder.finish(result, constants())
+    except NotReplayable as problem:
+        return result, problem
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.names: Any = WeakTensorKeyDictionary()
+        self.count = 0
+        self.foreign: dict[str, torch.Tensor] = {}
+        # the latest flat view of each storage, and its offset
+        self.flat: dict[int, tuple[str, int]] = {}
+        self.problem: NotReplayable | None = None
+        self.recording = Recording(tuple(self._name(tensor) for tensor in inputs))
+        if len({*map(id, inputs)}) != len(inputs):
+            self.problem = NotReplayable("one tensor is passed twice")
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        name = f"%{self.count}"
+        self.count += 1
+        self.names[tensor] = name
+        return name
+
+    def _ref(self, tensor: torch.Tensor) -> Ref:
+        name = self.names.get(tensor)
+        if name is None:
+            name = self._name(tensor)
+            self.foreign[name] = tensor
+        return Ref(name)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, (torch.Tensor, Ref)):
+            return value if isinstance(value, Ref) else self._ref(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(self._value(item) for item in value)
+        return value
+
+    def _arguments(self, operator: Any, values: list[Any]) -> tuple[Any, ...]:
+        """``set_`` from a storage is written as ``set_`` from the flat view that stands for it."""
+        storage = values[1] if len(values) > 1 else None
+        if isinstance(storage, torch.UntypedStorage):
+            flat = self.flat.get(storage._cdata)
+            if operator is not _SET_STORAGE or flat is None:
+                raise NotReplayable("a storage that no flat view names")
+            values = [values[0], Ref(flat[0]), values[2] - flat[1], *values[3:]]
+        return tuple(self._value(value) for value in values)
+
+    def _outputs(self, result: Any, operator: Any) -> tuple[str | tuple[str, ...] | None, ...]:
+        results = result if len(operator._schema.returns) > 1 else (result,)
+        found: list[str | tuple[str, ...] | None] = []
+        for item in results:
+            if isinstance(item, torch.Tensor):
+                found.append(self._name(item))
+            elif isinstance(item, (list, tuple)):
+                found.append(tuple(self._name(part) for part in item))
+            else:
+                found.append(None)
+        if found and all(name is None for name in found):
+            raise NotReplayable(f"{operator} gives no tensor")
+        return tuple(found)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.problem is not None:
+            return func(*args, **(kwargs or {}))
+        try:
+            values = _positional(func, args, kwargs or {})
+            arguments = self._arguments(func, values)
+        except NotReplayable as problem:
+            self.problem, arguments = problem, ()
+        result = func(*args, **(kwargs or {}))
+        if self.problem is None:
+            self._note(func, arguments, result)
+        return result
+
+    def _note(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
+        try:
+            call = Call(operator, arguments, self._outputs(result, operator))
+        except NotReplayable as problem:
+            self.problem = problem
+            return
+        self.recording.calls.append(call)
+        if operator is torch.ops.aten.as_strided.default and result.dim() == 1:
+            place = (str(call.outputs[0]), result.storage_offset())
+            self.flat[result.untyped_storage()._cdata] = place
+
+    def finish(self, result: Any, constants: Iterable[torch.Tensor]) -> Recording:
+        """The recording; raises ``NotReplayable``."""
+        if self.problem is not None:
+            raise self.problem
+        leaves, structure = tree_flatten(result)
+        named = [self._ref(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        known = {id(tensor) for tensor in constants}
+        for name, tensor in self.foreign.items():
+            if id(tensor) not in known:
+                raise NotReplayable(f"a tensor of shape {tuple(tensor.shape)} made outside torch")
+            self.recording.constants[name] = tensor
+        self.recording.result = tree_unflatten(named, structure)
+        return self.recording
+
+
+def _positional(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """All arguments in the order of the schema, defaults filled in."""
+    found = []
+    for index, argument in enumerate(operator._schema.arguments):
+        if index < len(args):
+            found.append(args[index])
+        elif argument.name in kwargs:
+            found.append(kwargs[argument.name])
+        elif argument.has_default_value():
+            found.append(argument.default_value)
+        else:
+            found.append(None)
+    return found

@@ -1,0 +1,164 @@
+"""Which recording answers a call.
+
+Invariants
+
+1. A call is replayed only for arguments like those of its recording: the same structure, and for each
+   tensor the same shape, dtype, strides and offset.
+2. Inputs of a new kind run operator by operator the first time, are recorded the second time and
+   replayed from then on: what is seen once costs nothing. The few latest kinds are kept.
+3. Nothing is replayed where someone looks: under hooks, another dispatch or function mode, a profiler's
+   or compiler's trace, or with tensors of other classes.
+4. A kernel that drops its packed weight (``load_state_dict``, ``to``) makes every recording void.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn.modules import module as hooks
+from torch.utils._pytree import tree_flatten
+
+from backquant.lower.kernels.configured import packings
+from backquant.lower.replay.program import Program
+from backquant.lower.replay.record import NotReplayable, known_constants, record
+
+__all__ = ["Replays"]
+
+_KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
+_SEEN = "seen once"
+_PLAIN = (int, float, bool, str, type(None))
+_CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
+
+
+class Replays:
+    """The recordings of one module.
+
+    ``refused`` says why the latest new kind of inputs is not replayed.
+
+    >>> replays = Replays(nn.ReLU())
+    >>> x = torch.tensor([-1.0, 2.0])
+    >>> [replays(x).tolist() for _ in range(3)], replays.programs, replays.refused
+    ([[0.0, 2.0], [0.0, 2.0], [0.0, 2.0]], 1, '')
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.refused = _foreign_code(module)
+        self._never = bool(self.refused)
+        self._found: OrderedDict[Hashable, Program | str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._packings = packings()
+        self._hooks = [
+            found
+            for part in module.modules()
+            for found in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+
+    @property
+    def programs(self) -> int:
+        """How many kinds of inputs are recorded."""
+        return sum(isinstance(program, Program) for program in self._found.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives for these arguments."""
+        if self._never or any(self._hooks) or _is_watched():
+            return self.module(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        key = _kind(args, kwargs, tensors)
+        if key is None:
+            return self.module(*args, **kwargs)
+        if packings() != self._packings:
+            self._found.clear()
+            self._packings = packings()
+        found = self._found.get(key)
+        if isinstance(found, Program):
+            return found(tensors)
+        if found is None:
+            return self._first(key, args, kwargs)
+        if found is not _SEEN or not self._lock.acquire(blocking=False):
+            return self.module(*args, **kwargs)
+        try:
+            return self._record(key, args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.module(*args, **kwargs)
+        with self._lock:
+            self._found[key] = _SEEN
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return result
+
+    def _record(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        constants = partial(known_constants, self.module)
+        result, recording = record(self.module, args, kwargs, constants)
+        made: Program | str
+        try:
+            made = str(recording) if isinstance(recording, NotReplayable) else Program(recording)
+        except (NotReplayable, RuntimeError, AttributeError) as problem:
+            made = str(problem)
+        self.refused = made if isinstance(made, str) else ""
+        self._found[key] = made
+        return result
+
+
+def _kind(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+) -> Hashable | None:
+    """What recordings are found by, ``None`` for arguments that are not replayed; fills ``tensors``."""
+    if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:
+        tensors.append(args[0])
+        return _layout(args[0])
+    leaves, structure = tree_flatten((args, kwargs))
+    found: list[Hashable] = []
+    for leaf in leaves:
+        if type(leaf) in (torch.Tensor, nn.Parameter):
+            tensors.append(leaf)
+            found.append(_layout(leaf))
+        elif isinstance(leaf, _PLAIN):
+            found.append((type(leaf), leaf))
+        else:
+            return None
+    if None in found:
+        return None
+    return (str(structure), *found) if tensors else None
+
+
+def _layout(tensor: torch.Tensor) -> Hashable | None:
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _is_watched() -> bool:
+    """Whether something wants to see the operators, or gives them another meaning."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state()
+        or torch.is_autocast_enabled("cpu")
+        or hooks._has_any_global_hook()
+    )
+
+
+def _foreign_code(module: nn.Module) -> str:
+    """Which code, not torch's or ours, the module runs: it may do what a recording does not see."""
+    for name, part in module.named_modules():
+        if not type(part).__module__.startswith(_CODE):
+            return f"{name} is a {type(part).__name__}, which may do more than call operators"
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                home = getattr(node.target, "__module__", "") or ""
+                if node.op == "call_function" and not f"{home}.".startswith(_CODE):
+                    return f"{node.name} calls {node.target}"
+    return ""

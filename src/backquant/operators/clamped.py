@@ -1,0 +1,40 @@
+"""Convolutions and linear layers followed by ReLU6 (clamping): one operator to kernels that saturate.
+
+The output is observed behind the clamp, so that its bounds are those of the integers and the clamp
+itself costs nothing. The clamp stays an operator of its own in the reference model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendPatternConfig, DTypeConfig
+from backquant.nn.quantized import reference
+from backquant.operators.conv import CONV
+from backquant.operators.entry import admit, observed, swapped
+
+__all__ = ["CLAMPS", "entries"]
+
+CLAMPS: tuple[Any, ...] = (nn.ReLU6, nn.Hardtanh, F.relu6, F.hardtanh)
+
+
+def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+    """Each convolution and the linear layer, as module and as function, before each clamp.
+
+    >>> from backquant.backend_config import DTypeConfig
+    >>> len(entries([DTypeConfig()]))
+    32
+    """
+    rows = []
+    for conv in CONV.values():
+        for clamp in CLAMPS:
+            rows.append(swapped((conv.root, clamp), conv.root, conv.reference))
+            rows += [observed((function, clamp)) for function in conv.functions]
+    for clamp in CLAMPS:
+        rows.append(swapped((nn.Linear, clamp), nn.Linear, reference.Linear))
+        rows.append(observed((F.linear, clamp)))
+    return admit(rows, dtype_configs)
