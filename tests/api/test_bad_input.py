@@ -219,17 +219,22 @@ class Holder(nn.Module):
         return self.gate(self.fc(x))
 
 
-@pytest.mark.parametrize("model", [Branching(), Holder()], ids=["at the top", "inside"])
-def test_a_model_that_cannot_be_traced(
-    model: nn.Module, unchanged: Any, request: Any, snapshot: Callable[..., None]
-) -> None:
+def test_a_model_that_cannot_be_captured(unchanged: Any, snapshot: Callable[..., None]) -> None:
+    model = Branching()
     for call in (
         quantize(calibration=[torch.ones(1, 4)]),
         lambda m: backquant.explain(m, torch.ones(1, 4)),
     ):
         with unchanged(model), pytest.raises(CaptureError) as caught:
             call(model)
-    snapshot(f"capture-{request.node.callspec.id.replace(' ', '-')}", plain(caught.value))
+    snapshot("capture-at-the-top", plain(caught.value))
+
+
+def test_a_model_that_cannot_be_traced(unchanged: Any, snapshot: Callable[..., None]) -> None:
+    model = Holder()
+    with unchanged(model), pytest.raises(CaptureError) as caught:
+        backquant.explain(model, torch.ones(1, 4), capture="trace")
+    snapshot("capture-inside", plain(caught.value))
 
 
 class Optional(nn.Module):

@@ -11,6 +11,7 @@ from torch import nn
 from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
+from backquant.graph.export import ExportedModel, load_exported
 from backquant.lower import QuantizedModel
 from backquant.qconfig import (
     ConvertCustomConfig,
@@ -22,6 +23,7 @@ from backquant.qconfig import (
 
 __all__ = [
     "Backend",
+    "Model",
     "given_backend",
     "given_conversion",
     "given_custom",
@@ -29,12 +31,30 @@ __all__ = [
     "given_mapping",
     "given_model",
     "given_request",
+    "opened_model",
     "resolve_backend",
 ]
 
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
 Backend = str | os.PathLike[str] | BackendConfig
+Model = nn.Module | torch.export.ExportedProgram | str | os.PathLike[str]
+
+
+def opened_model(model: Any) -> nn.Module:
+    """A module as it is; one that runs an exported program, or the one in a ``.pt2`` file.
+
+    Raises ``UsageError`` and ``CaptureError`` as ``given_model``, and for a file that holds no program.
+
+    >>> program = torch.export.export(nn.ReLU().eval(), (torch.zeros(1),))
+    >>> type(opened_model(program)).__name__
+    'ExportedModel'
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        return ExportedModel(model)
+    if isinstance(model, str | os.PathLike):
+        return load_exported(model)
+    return given_model(model)
 
 
 def given_model(model: Any) -> nn.Module:

@@ -14,6 +14,7 @@ from backquant.api.arguments import (
     given_model,
     given_request,
 )
+from backquant.api.capturing import Capturing
 from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
@@ -86,7 +87,8 @@ def prepare_fx(  # size: PyTorch's signature
     The model is not changed.
 
     Args:
-        model: any module that can be traced symbolically, in evaluation mode.
+        model: any module, in evaluation mode; where it cannot be traced symbolically, it is exported
+            with ``torch.export`` (see ``quantize``).
         qconfig_mapping: what is asked for.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         prepare_custom_config: modules to leave whole, standalone and custom modules, inputs and
@@ -120,7 +122,8 @@ def prepare_fx(  # size: PyTorch's signature
         given_custom(prepare_custom_config),
     )
     checked_example(given_model(model), example_inputs)
-    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom)
+    capturing = Capturing("auto" if not model.training else "trace", example_inputs)
+    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom, capturing)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared))
     return prepared

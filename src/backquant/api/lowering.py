@@ -25,6 +25,7 @@ from backquant.graph import (
     shallow_copy,
     without_collector,
 )
+from backquant.graph.export import interface_of
 from backquant.lower import EngineInfo, Lowered, QParams, QuantizedModel, engine_info, lower
 from backquant.match import MatchKind
 
@@ -54,6 +55,7 @@ def quantized_model(
     made.output_qparams = {
         i: QParams(*q.literals) for i, q in state.outputs.items() if q is not None
     }
+    made.interface = interface_of(reference)
     own_shared_tensors(made, source)
     return made
 

@@ -9,7 +9,15 @@ from typing import Any
 from torch import nn
 
 from backquant.api.activation_range import default_mapping
-from backquant.api.arguments import Backend, given_custom, given_mapping, resolve_backend
+from backquant.api.arguments import (
+    Backend,
+    Model,
+    given_custom,
+    given_mapping,
+    opened_model,
+    resolve_backend,
+)
+from backquant.api.capturing import Capturing
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
@@ -40,7 +48,7 @@ __all__ = ["explain", "quantize"]
 
 # size: the model, its inputs, and one keyword per independent choice of the user
 def quantize(
-    model: nn.Module,
+    model: Model,
     example_inputs: Any = None,
     *,
     backend: Backend = "x86",
@@ -48,6 +56,8 @@ def quantize(
     qconfig_mapping: QConfigMapping | None = None,
     require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
+    capture: str = "auto",
+    dynamic_shapes: Any = None,
     progress: bool = False,
 ) -> QuantizedModel:
     """Quantize ``model`` for ``backend``. The model is not changed.
@@ -57,7 +67,8 @@ def quantize(
     ``QConfigMapping().set_global(default_dynamic_qconfig)``, or by type or name beside static rules.
 
     Args:
-        model: any module that can be traced symbolically; it is quantized as in evaluation mode.
+        model: any module, an exported program, or the name of a ``.pt2`` file that holds one. A module
+            is quantized as in evaluation mode; what of it cannot be captured stays float.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
             Default: the first batch of the calibration set; needed without one.
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
@@ -69,6 +80,10 @@ def quantize(
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
+        capture: ``"trace"`` (symbolic), ``"export"`` (``torch.export``), or ``"auto"``: a trace, and
+            where that fails an export. The report says which, and why.
+        dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; asks
+            for an export. Default: those that the model leaves free (of images: the batch only).
         progress: show a progress bar on standard error while calibrating.
 
     Returns:
@@ -76,7 +91,7 @@ def quantize(
         ``report`` says what each operator became, and why.
 
     Raises:
-        CaptureError: the model cannot be traced.
+        CaptureError: the model can be captured neither by trace nor by export.
         InputError: example inputs or a batch do not fit the model.
         CalibrationError: the calibration set is empty or holds NaN or infinite values, or there is
             none and values have to be measured.
@@ -102,9 +117,11 @@ def quantize(
     engine = None if config.engine is None else engine_info(config.engine)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     required = given_requirement(require)
+    model = opened_model(model)
     frozen = evaluation_copy(model)
     example, batches = example_from(frozen, example_inputs, calibration)
-    step = _planned(frozen, ask)
+    step = _planned(frozen, ask, Capturing(capture, example, dynamic_shapes))
+    config = step.backend
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
     costs = costs_of(step.module, example)
@@ -117,7 +134,7 @@ def quantize(
     reference = convert_to_reference(prepared)
     state = reference_state(reference)
     source = _source(
-        Planned(step.fused, state.plan),
+        replace(step, plan=state.plan),
         config,
         costs,
         model=name,
@@ -133,20 +150,22 @@ def quantize(
     return quantized
 
 
-def explain(
-    model: nn.Module,
+def explain(  # size: as quantize
+    model: Model,
     example_inputs: Any,
     *,
     backend: Backend = "x86",
     qconfig_mapping: QConfigMapping | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
+    capture: str = "auto",
+    dynamic_shapes: Any = None,
 ) -> Report:
     """Say for every operator what it would become, and why. Needs no data; changes nothing.
 
     The engine need not run here. Args: as in ``quantize``.
 
     Raises:
-        CaptureError: the model cannot be traced.
+        CaptureError: the model can be captured neither by trace nor by export.
         InputError: the example inputs do not fit the model.
         UsageError: an argument is of the wrong kind.
 
@@ -157,16 +176,18 @@ def explain(
     """
     config = resolve_backend(backend)
     ask = _Ask.of(config, _engine_here(config), qconfig_mapping, prepare_custom_config)
+    model = opened_model(model)
     frozen = evaluation_copy(model)
     example = checked_example(frozen, example_inputs)
-    step = _planned(frozen, ask)
+    step = _planned(frozen, ask, Capturing(capture, example, dynamic_shapes))
+    config = step.backend
     prepared = _prepared(step, ask)
     state = prepared_state(prepared)
     costs = costs_of(step.module, example)
     inner = sources_inside(prepared, costs_inside(prepared, example))
     engine = f"engine {config.engine}" if config.engine else ""
     known = {"model": type(model).__name__, "sites": state.sites, "engine": engine}
-    step = Planned(step.fused, state.plan)
+    step = replace(step, plan=state.plan)
     return build_report(_source(step, config, costs, inner=inner, **known))
 
 
@@ -208,11 +229,11 @@ def _engine_here(config: BackendConfig) -> EngineInfo | None:
         return None
 
 
-def _planned(model: nn.Module, ask: _Ask) -> Planned:
-    step = planned(model, ask.config, ask.mapping, ask.custom)
+def _planned(model: nn.Module, ask: _Ask, capturing: Capturing) -> Planned:
+    step = planned(model, ask.config, ask.mapping, ask.custom, capturing)
     unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
     notes = (*step.plan.notes, *ask.notes)
-    return Planned(step.fused, replace(step.plan, unused_rules=unused, notes=notes))
+    return replace(step, plan=replace(step.plan, unused_rules=unused, notes=notes))
 
 
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:

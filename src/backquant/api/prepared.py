@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
@@ -37,7 +38,7 @@ def with_standalone_modules(
 ) -> Planned:
     """``step`` with its standalone modules prepared by ``prepare``."""
     module = prepare_standalone_modules(step.module, step.plan, asked, prepare)
-    return Planned(step.fused._replace(module=module), step.plan)
+    return replace(step, fused=step.fused._replace(module=module))
 
 
 @without_collector
@@ -46,8 +47,8 @@ def observed(step: Planned, asked: Asked) -> PreparedModule:
     return insert_observers(
         step.module,
         step.plan,
-        asked.backend_config,
-        asked.qconfig_mapping,
+        step.backend,
+        step.mapping,
         origin=Origin(step.fused.scopes, step.fused.provenance),
         custom=asked.custom,
     )

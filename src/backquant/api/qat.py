@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from backquant.api.arguments import given_backend, given_custom, given_mapping
+from backquant.api.capturing import captured_with
 from backquant.api.examples import checked_example
 from backquant.api.prepared import observed, with_standalone_modules
 from backquant.api.skipped import skipped_inside, warn_of_skipped
-from backquant.api.steps import FusedGraph, Planned, captured_with, decided, evaluation_copy
+from backquant.api.steps import FusedGraph, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import DeferredGraphModule, capture_for_training, own_tensors, rebuilt
@@ -115,7 +117,7 @@ def _prepared(graph: _FusedForTraining, asked: Asked) -> PreparedModule:
     put_back(decision.module, graph.made_plain)
     step = with_standalone_modules(decision, asked, _standalone)
     trained = swap_for_training(step.module, step.plan, asked.backend_config, asked.qconfig_mapping)
-    return observed(Planned(step.fused._replace(module=trained), step.plan), asked)
+    return observed(replace(step, fused=step.fused._replace(module=trained)), asked)
 
 
 def _standalone(model: nn.Module, asked: Asked) -> PreparedModule:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from backquant.api.arguments import given_model
+from backquant.api.capturing import Capturing, captured_with, spelled_for, with_reasons
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
-from backquant.graph import Captured, capture, shallow_copy, without_collector
+from backquant.graph import shallow_copy, without_collector
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -27,10 +28,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Planned:
-    """A fused graph with the decision about each of its operators; nothing is observed yet."""
+    """A fused graph with the decision about each of its operators; nothing is observed yet.
+
+    ``backend`` and ``mapping``: those that were asked for, in the spelling of the graph.
+    """
 
     fused: Fused
     plan: Plan
+    backend: BackendConfig
+    mapping: QConfigMapping
 
     @property
     def module(self) -> fx.GraphModule:
@@ -42,18 +48,6 @@ class FusedGraph(NamedTuple):
 
     fused: Fused
     fusions: tuple[Fusion, ...]
-
-
-def captured_with(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
-    """Capture ``model``, leaving whole what ``custom`` names. The model is not changed."""
-    apart = CustomMatching.of(custom)
-    apart.check(model)
-    return capture(
-        model,
-        non_traceable_names=apart.untraced_names,
-        non_traceable_classes=apart.untraced_classes,
-        preserved_attributes=() if custom is None else custom.preserved_attributes,
-    )
 
 
 @without_collector
@@ -69,16 +63,19 @@ def fused_graph(
 
 
 @without_collector
-def planned(
+def planned(  # size: what is asked for of a model, and how to capture it
     model: nn.Module,
     backend: BackendConfig,
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
+    capturing: Capturing | None = None,
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused."""
-    captured = captured_with(custom, model)
+    captured = captured_with(custom, model, capturing)
     without_sync(captured.module)
-    return Planned(*plan_fused(captured, backend, mapping, CustomMatching.of(custom)))
+    backend, mapping = spelled_for(captured, backend, mapping)
+    fused, plan = plan_fused(captured, backend, mapping, CustomMatching.of(custom))
+    return Planned(fused, with_reasons(plan, captured), backend, mapping)
 
 
 def decided(
@@ -96,7 +93,7 @@ def decided(
         fusions=graph.fusions,
         custom=CustomMatching.of(custom),
     )
-    return Planned(graph.fused, chosen)
+    return Planned(graph.fused, chosen, backend, mapping)
 
 
 def evaluation_copy(model: Any) -> nn.Module:

@@ -19,6 +19,7 @@ from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.export import Interface
 from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_info
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
@@ -71,6 +72,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "example": None if model.example is None else model.example.to_dict(),
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
+        "interface": None if model.interface is None else model.interface.to_dict(),
         "report": None if model.report is None else model.report.to_dict(),
         "model": ModuleEncoder(encoder).encode(model.graph_module),
         "strides": writer.strides,
@@ -130,6 +132,8 @@ def _model(
     model.output_qparams = dict(map(_qparams, document.get("outputs", ())))
     example = document.get("example")
     model.example = None if example is None else ExampleSpec(**example)
+    interface = document.get("interface")
+    model.interface = None if interface is None else Interface.from_dict(interface)
     model.report = None if document["report"] is None else Report.from_dict(document["report"])
     return model
 

@@ -19,6 +19,7 @@ from backquant.calibrate.observers import (
 )
 from backquant.calibrate.progress import Progress
 from backquant.errors import BackquantError, CalibrationError, InputError
+from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
 
 __all__ = ["CalibrationReport", "UnseenObserver", "calibrate"]
@@ -70,11 +71,14 @@ def calibrate(
     """
     observers = site_observers(prepared)
     _check_set(batches)
+    interface = interface_of(prepared)
     total = len(batches) if isinstance(batches, Sized) else None
     done, fitted = 0, ""
     for index, batch in enumerate(batches):
         bound = bound_arguments(prepared, batch, index)
         check_values(bound, index)
+        if interface is not None:
+            _check_interface(interface, bound, index)
         with torch.no_grad(), unchanged_on_error(observers.values()):
             _run(prepared, bound, index, fitted)
         done, fitted = done + 1, described(bound)
@@ -97,6 +101,18 @@ def _check_set(batches: Any) -> None:
             where="calibration",
             fix="pass a list of batches: calibration=[batch]",
         )
+
+
+def _check_interface(interface: Interface, bound: inspect.BoundArguments, index: int) -> None:
+    """Whether the batch has the sizes that the model was exported for."""
+    try:
+        interface.check((), bound.arguments)
+    except InputError as error:
+        raise InputError(
+            f"batch {index} does not fit the model: {error.what}",
+            where=f"batch {index}: {error.where}",
+            fix=error.fix,
+        ) from error
 
 
 def _run(prepared: fx.GraphModule, bound: inspect.BoundArguments, index: int, fitted: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
@@ -21,11 +21,16 @@ __all__ = ["Captured", "capture", "preserve"]
 class Captured:
     """A graph with the scope of each of its nodes, by node name.
 
-    The graph's modules are copies of the model's and hold the model's own tensors.
+    The graph's modules are copies of the model's and hold the model's own tensors. ``origin`` says
+    how it was captured, ``notes`` what a user should know of that, ``whole`` why which modules were left
+    whole by an export, by path.
     """
 
     module: fx.GraphModule
     scopes: dict[str, Scope]
+    origin: str = "symbolic trace"
+    notes: tuple[str, ...] = ()
+    whole: dict[str, str] = field(default_factory=dict)
 
 
 def capture(

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from backquant.errors import PassError
 from backquant.graph import DeferredGraphModule, assemble, copied_graph
 from backquant.lower.absorb import absorb_clamps
+from backquant.lower.any_layout import reshape_views
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
@@ -93,6 +94,7 @@ class _Pass:
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         fold_boundaries(self.gm.graph)
+        reshape_views(self.gm.graph)
         absorbed = absorb_clamps(self.gm, self.kernels, self.records)
         joined = join_adds(self.gm, absorbed, self.records)
         kernels = tuple(use for use in joined if use is not None)

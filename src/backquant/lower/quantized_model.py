@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.export import Interface
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import quantize
@@ -60,6 +61,9 @@ class QuantizedModel(nn.Module):
     ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
     Python between the operators; ``model.replays = None`` switches that off.
 
+    ``interface``: set where ``torch.export`` captured the model. Arguments are checked against it, and
+    the output is of the class that the model returns.
+
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
     Inference only: there are no gradients through integers, and ``train()`` does not change it.
@@ -97,6 +101,7 @@ class QuantizedModel(nn.Module):
         self.input_qparams: dict[int, QParams] = {}
         self.output_qparams: dict[int | str, QParams] = {}
         self.replays: Replays | None = None
+        self.interface: Interface | None = None
         self.eval()
         for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
             if not hasattr(self, name):
@@ -124,11 +129,14 @@ class QuantizedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result."""
+        if self.interface is not None:
+            self.interface.check(args, kwargs)
         if self.input_qparams:
             args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
             run = self.graph_module if self.replays is None else self.replays
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
+        return result if self.interface is None else self.interface.restored(result)
 
     def _as_integers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,7 +1,7 @@
 """Activation functions whose range is measured, or follows from the input.
 
 1. ReLU, ReLU6, Hardtanh and clamp cut values off: the input's qparams still hold.
-2. ELU, LeakyReLU, Hardswish and PReLU compute new values: the output is observed.
+2. ELU, LeakyReLU, Hardswish, GELU, SiLU and PReLU compute new values: the output is observed.
 
 Those with a fixed range (sigmoid, tanh, …) are in ``fixed_qparams``.
 """
@@ -101,6 +101,23 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(F.hardswish,),
         aten=(_aten.hardswish.default, _aten.hardswish_.default),
         as_module=nn.Hardswish,
+    ),
+    Operator(
+        name="gelu",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.GELU,),
+        functions=(F.gelu,),
+        aten=(_aten.gelu.default,),
+    ),
+    Operator(
+        name="silu",
+        family="activation",
+        sample=Sample(),
+        modules=(nn.SiLU,),
+        functions=(F.silu,),
+        aten=(_aten.silu.default, _aten.silu_.default),
+        as_module=nn.SiLU,
     ),
     Operator(
         name="prelu",

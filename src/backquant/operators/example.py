@@ -120,6 +120,14 @@ class _BinaryCall(_Call):
         return self.call(x, y)
 
 
+class _TernaryCall(_Call):
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Any:
+        return self.call(x, y, z)
+
+
+_WRAPPERS = (_UnaryCall, _BinaryCall, _TernaryCall)
+
+
 def build_module(cls: type[nn.Module], sample: Sample) -> Example:
     """An instance of ``cls`` in evaluation mode with reproducible weights, and its inputs."""
     with torch.random.fork_rng(devices=[]):
@@ -132,5 +140,5 @@ def build_call(
     target: Callable[..., Any] | str, sample: Sample, template: Sequence[Any]
 ) -> Example:
     """A module in evaluation mode that calls ``target`` once, and its inputs."""
-    wrapper = _UnaryCall if len(sample.shapes) == 1 else _BinaryCall
+    wrapper = _WRAPPERS[len(sample.shapes) - 1]
     return Example(wrapper(target, template).eval(), sample.inputs())

@@ -9,6 +9,7 @@ from torch import nn
 
 from backquant.operators import (
     activation,
+    attention,
     conv,
     dropout,
     elementwise,
@@ -29,6 +30,7 @@ _FAMILIES = (
     linear,
     norm,
     elementwise,
+    attention,
     activation,
     fixed_qparams,
     pooling,

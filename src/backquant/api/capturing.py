@@ -1,0 +1,159 @@
+"""Which way a model becomes a graph: by symbolic trace, by ``torch.export``, or the first that works.
+
+The steps behind it are the same; only the backend's entries and the mapping's rules are spelled for
+exported graphs there (``backquant.operators.equivalents``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import CaptureError, UsageError
+from backquant.graph import Captured, capture
+from backquant.graph.export import ExportedModel, ExportOptions, capture_export
+from backquant.match import CustomMatching, Plan, Reason
+from backquant.operators.aten import AtenSpeller
+from backquant.operators.equivalents import mapping_for_export, with_export_spellings
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+
+__all__ = ["CAPTURES", "Capturing", "captured_with", "is_exported", "spelled_for", "with_reasons"]
+
+CAPTURES = ("auto", "trace", "export")
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """How to capture: one of ``CAPTURES``; the rest is for ``torch.export``.
+
+    ``example_inputs`` ``None``: there are none, so that a model can only be traced.
+    """
+
+    how: str = "auto"
+    example_inputs: Any = None
+    dynamic_shapes: Any = None
+
+    def __post_init__(self) -> None:
+        if self.how not in CAPTURES:
+            raise UsageError(
+                f"there is no capture {self.how!r}",
+                where="capture",
+                fix=" or ".join(f'capture="{name}"' for name in CAPTURES),
+            )
+        if self.dynamic_shapes is not None and self.how == "trace":
+            raise UsageError(
+                "dynamic_shapes is for torch.export: a symbolic trace fixes no size",
+                where='capture="trace"',
+                fix="leave dynamic_shapes out",
+            )
+
+
+def captured_with(
+    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing | None = None
+) -> Captured:
+    """Capture ``model``, leaving whole what ``custom`` names. The model is not changed.
+
+    Raises ``CaptureError`` when it can be captured in none of the ways that ``capturing`` allows
+    (default: by symbolic trace only).
+    """
+    capturing = Capturing("trace") if capturing is None else capturing
+    if isinstance(model, ExportedModel):
+        return _exported(custom, model, capturing)
+    if capturing.how == "export" or capturing.dynamic_shapes is not None:
+        return _exported(custom, model, capturing)
+    try:
+        return _traced(custom, model)
+    except CaptureError as error:
+        if capturing.how == "trace" or capturing.example_inputs is None:
+            raise
+        return _exported_instead(custom, model, capturing, error)
+
+
+def is_exported(captured: Captured) -> bool:
+    """Whether ``torch.export`` made the graph.
+
+    >>> is_exported(capture(nn.ReLU()))
+    False
+    """
+    return captured.origin == "torch.export"
+
+
+def spelled_for(
+    captured: Captured, backend: BackendConfig, mapping: QConfigMapping
+) -> tuple[BackendConfig, QConfigMapping]:
+    """The backend and the mapping in the spelling of the graph; as they are for a symbolic trace."""
+    if not is_exported(captured):
+        return backend, mapping
+    return with_export_spellings(backend), mapping_for_export(mapping)
+
+
+def _traced(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
+    apart = CustomMatching.of(custom)
+    apart.check(model)
+    return capture(
+        model,
+        non_traceable_names=apart.untraced_names,
+        non_traceable_classes=apart.untraced_classes,
+        preserved_attributes=() if custom is None else custom.preserved_attributes,
+    )
+
+
+def _exported_instead(
+    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing, error: CaptureError
+) -> Captured:
+    try:
+        captured = _exported(custom, model, capturing)
+    except CaptureError as other:
+        raise CaptureError(
+            f"the model can be captured neither by symbolic tracing ({_reason(error)}) nor by "
+            f"torch.export ({_reason(other)})",
+            where=other.where,
+            fix=other.fix,
+        ) from other
+    note = f"captured by torch.export; a symbolic trace fails: {_reason(error)} ({error.where})"
+    return replace(captured, notes=(note, *captured.notes[1:]))
+
+
+def _reason(error: CaptureError) -> str:
+    """Without what all errors of a kind begin with."""
+    return error.what.partition(": ")[2] or error.what
+
+
+def with_reasons(plan: Plan, captured: Captured) -> Plan:
+    """``plan`` with the capture's notes, and its reasons for the modules that it left whole."""
+    decisions = dict(plan.decisions)
+    for name, decision in decisions.items():
+        why = captured.whole.get(decision.module_path)
+        if why is not None and decision.reasons and decision.reasons[0].rule == "not-traced":
+            reason = Reason(
+                name, "not-captured", decision.operator, f"only what is captured: {why}"
+            )
+            decisions[name] = replace(decision, reasons=(reason,))
+    whole = (f"{path!r} stays float as a whole: {why}" for path, why in captured.whole.items())
+    return replace(plan, decisions=decisions, notes=(*captured.notes, *whole, *plan.notes))
+
+
+def _exported(
+    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing
+) -> Captured:
+    apart = CustomMatching.of(custom)
+    apart.check(model)
+    options = ExportOptions(
+        dynamic_shapes=capturing.dynamic_shapes,
+        whole=dict.fromkeys(_whole(model, apart), "PrepareCustomConfig names it"),
+        preserved_attributes=() if custom is None else custom.preserved_attributes,
+    )
+    captured = capture_export(model, capturing.example_inputs, AtenSpeller(), options)
+    return replace(captured, notes=("captured by torch.export", *captured.notes))
+
+
+def _whole(model: nn.Module, apart: CustomMatching) -> Iterator[str]:
+    """The paths of the modules that are to stay whole."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        named = path in apart.untraced_names or type(module) in apart.untraced_classes
+        if path and named:
+            yield path

@@ -1,0 +1,223 @@
+"""Capture by ``torch.export``: from a model, or from an exported program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from backquant.errors import CaptureError
+from backquant.graph.assemble import DeferredGraphModule, assemble
+from backquant.graph.capture import Captured, preserve
+from backquant.graph.clone import shallow_copy
+from backquant.graph.edit import get_module, set_module
+from backquant.graph.example import as_arguments
+from backquant.graph.export.exported import ExportedModel
+from backquant.graph.export.leaves import find_leaves
+from backquant.graph.export.lift import Lifting
+from backquant.graph.export.program import (
+    Exported,
+    NotExportedError,
+    explained,
+    export_model,
+    quietly,
+)
+from backquant.graph.export.scopes import Place
+from backquant.graph.export.signature import Signature, program_signature, signature_of
+from backquant.graph.export.spelling import Speller
+from backquant.graph.export.structure import set_interface
+from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
+
+__all__ = ["ExportOptions", "capture_export"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """``whole``: modules that stay whole, with the reason each; the rest as in ``torch.export``."""
+
+    dynamic_shapes: Any = None
+    whole: Mapping[str, str] = field(default_factory=dict)
+    preserved_attributes: Sequence[str] = ()
+
+
+def capture_export(
+    model: nn.Module, example_inputs: Any, speller: Speller, options: ExportOptions | None = None
+) -> Captured:
+    """Capture ``model`` (in evaluation mode) with ``torch.export``. The model is not changed.
+
+    The graph is spelled as a symbolic trace spells it: see ``backquant.graph.export.lift``. A
+    submodule that cannot be exported stays whole, and ``Captured.whole`` says why.
+
+    Args:
+        model: any ``nn.Module`` in evaluation mode.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        speller: what operators are called; ``backquant.operators`` has the table.
+
+    Raises:
+        CaptureError: the model cannot be exported; names the module, the line and the reason.
+
+    >>> class Plain:
+    ...     def composed(self, node): return None
+    ...     def call(self, overload, args, kwargs): return None
+    ...     def module(self, overload, args, kwargs): return None
+    >>> captured = capture_export(nn.Sequential(nn.Linear(2, 2)).eval(), torch.zeros(1, 2), Plain())
+    >>> [(node.op, node.name) for node in captured.module.graph.nodes]
+    [('placeholder', 'input_1'), ('call_module', '_0'), ('output', 'output')]
+    """
+    options = ExportOptions() if options is None else options
+    whole = dict(options.whole)
+    while True:
+        root = shallow_copy(model)
+        try:
+            exported, signature = _exported(root, example_inputs, options, whole)
+            whole.update(exported.opaque)
+            return lifted(root, exported, signature, speller, options)
+        except NotExportedError as failure:
+            if not failure.path or failure.path in whole or isinstance(model, ExportedModel):
+                raise explained(failure, model, options.dynamic_shapes) from failure
+            whole[failure.path] = failure.reason
+
+
+def _exported(
+    model: nn.Module, example_inputs: Any, options: ExportOptions, whole: dict[str, str]
+) -> tuple[Exported, Signature]:
+    args, kwargs = as_arguments(example_inputs)
+    if isinstance(model, ExportedModel):
+        if whole or options.dynamic_shapes is not None:
+            raise CaptureError(
+                "the model is exported already: its parts and sizes are given",
+                where="dynamic_shapes" if options.dynamic_shapes is not None else sorted(whole)[0],
+                fix="pass the nn.Module, or leave this out",
+            )
+        exported, forward = Exported(model.program), program_signature(model.program)
+    else:
+        exported = export_model(
+            model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
+        )
+        forward = inspect.signature(model.forward)
+    return exported, signature_of(forward, args, kwargs, exported.program)
+
+
+def lifted(
+    root: nn.Module,
+    exported: Exported,
+    signature: Signature,
+    speller: Speller,
+    options: ExportOptions,
+) -> Captured:
+    """The graph module of an exported program over the modules of ``root``, with its scopes."""
+    program, graph = _tidied(exported.program, speller)
+    owned = _owned(program, graph, root)
+    tensors = {node: tensor for node, (_, tensor) in owned.items()}
+    leaves = find_leaves(graph, tensors, _ModuleFinder(root, tensors, speller))
+    lifting = Lifting(
+        graph=graph,
+        root=root,
+        owned=owned,
+        signature=signature,
+        speller=speller,
+        leaves=tuple(leaves),
+        opaque=exported.calls,
+    )
+    result = lifting.run()
+    module = assemble(DeferredGraphModule, result.graph, root)
+    set_interface(module, signature.interface)
+    preserve(module, root, options.preserved_attributes, "PrepareCustomConfig")
+    return Captured(module, result.scopes, "torch.export", exported.notes, dict(exported.opaque))
+
+
+def _tidied(program: ExportedProgram, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:
+    graph = copied(program.graph)
+    try:
+        tidy(graph, program.graph_module, speller.composed)
+    except NotFunctionalError:
+        with quietly():
+            program = program.run_decompositions({})
+        graph = copied(program.graph)
+        tidy(graph, program.graph_module, speller.composed)
+    kinds = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in kinds:
+            raise NotExportedError(f"it changes {spec.target!r} in place")
+    return program, graph
+
+
+def _owned(
+    program: ExportedProgram, graph: fx.Graph, root: nn.Module
+) -> dict[fx.Node, tuple[str, torch.Tensor]]:
+    """Path and tensor of each placeholder that stands for a tensor of the model."""
+    places = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    found = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise CaptureError(
+                f"the exported program takes a {spec.kind.name.lower()}, which is no tensor",
+                where=str(spec.target),
+                fix="export a model whose state is parameters and buffers",
+            )
+        path, tensor = _tensor(program, str(spec.target), root)
+        found[places[spec.arg.name]] = (path, tensor)
+    return found
+
+
+def _tensor(program: ExportedProgram, target: str, root: nn.Module) -> tuple[str, torch.Tensor]:
+    """The model's own tensor where it has one of that name, else that of the program."""
+    owner: Any = root
+    for name in target.split("."):
+        owner = getattr(owner, name, None)
+    if isinstance(owner, torch.Tensor) and target in _named(root):
+        return target, owner
+    held = {**program.state_dict, **program.constants}
+    return "", held[target]
+
+
+def _named(root: nn.Module) -> set[str]:
+    names = root.__dict__.get("_backquant_names")
+    if names is None:
+        tensors = (*root.named_parameters(remove_duplicate=False),)
+        names = {name for name, _ in (*tensors, *root.named_buffers(remove_duplicate=False))}
+        root.__dict__["_backquant_names"] = names
+    return names
+
+
+class _ModuleFinder:
+    """The module behind some nodes: that of the model, or one built from what a call says."""
+
+    def __init__(
+        self, root: nn.Module, tensors: Mapping[fx.Node, torch.Tensor], speller: Speller
+    ) -> None:
+        self._root = root
+        self._tensors = tensors
+        self._speller = speller
+        self._built: dict[str, nn.Module] = {}
+
+    def __call__(self, place: Place, nodes: tuple[fx.Node, ...]) -> nn.Module | None:
+        try:
+            found = get_module(self._root, place.path)
+        except AttributeError:
+            found = None
+        if found is not None and place.path not in self._built:
+            return found if type(found) is not nn.Module else self._build(place, nodes)
+        return found or self._build(place, nodes)
+
+    def _build(self, place: Place, nodes: tuple[fx.Node, ...]) -> nn.Module | None:
+        """A module for a call that one operator makes up."""
+        if len(nodes) != 1 or not place.cls.startswith("torch.nn.modules."):
+            return None
+        [node] = nodes
+        known = fx.node.map_arg(
+            (node.args, node.kwargs), lambda value: self._tensors.get(value, value)
+        )
+        module = self._speller.module(node.target, *known)
+        if module is not None:
+            set_module(self._root, place.path, module.eval())
+            self._built[place.path] = module
+        return module

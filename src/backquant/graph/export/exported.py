@@ -1,0 +1,73 @@
+"""An exported program as a model: called like it, with its tensors at their names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from backquant.errors import CaptureError
+from backquant.graph.edit import set_module
+
+__all__ = ["ExportedModel", "load_exported"]
+
+
+class ExportedModel(nn.Module):
+    """What ``torch.export`` made of a model; ``program`` is left as it is.
+
+    >>> program = torch.export.export(nn.Linear(2, 3).eval(), (torch.zeros(1, 2),))
+    >>> model = ExportedModel(program)
+    >>> model(torch.zeros(1, 2)).shape, [name for name, _ in model.named_parameters()]
+    (torch.Size([1, 3]), ['weight', 'bias'])
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self.program = program
+        self.__dict__["_runs"] = None
+        parameters = set(program.graph_signature.parameters)
+        for name, tensor in {**program.state_dict, **program.constants}.items():
+            if isinstance(tensor, torch.Tensor):
+                self._put(name, tensor, name in parameters)
+
+    def _put(self, path: str, tensor: torch.Tensor, is_parameter: bool) -> None:
+        owner_path, _, name = path.rpartition(".")
+        try:
+            owner = self.get_submodule(owner_path)
+        except AttributeError:
+            owner = nn.Module()
+            set_module(self, owner_path, owner)
+        if not is_parameter:
+            owner.register_buffer(name, tensor)
+        elif isinstance(tensor, nn.Parameter):
+            owner.register_parameter(name, tensor)
+        else:
+            owner.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original model's arguments and result."""
+        if self.__dict__.get("_runs") is None:
+            self.__dict__["_runs"] = self.program.module(check_guards=False)
+        return self.__dict__["_runs"](*args, **kwargs)
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
+    """The program in a ``.pt2`` file that ``torch.export.save`` wrote.
+
+    Raises ``CaptureError`` for a file that is none (an AOTInductor package holds machine code, no graph).
+    """
+    try:
+        program = torch.export.load(os.fspath(path))
+    except FileNotFoundError:
+        raise CaptureError("there is no such file", where=str(path), fix="check the path") from None
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CaptureError(
+            f"the file holds no exported program: {reason}",
+            where=str(path),
+            fix="torch.export.save(torch.export.export(model.eval(), example_inputs), path)",
+        ) from error
+    return ExportedModel(program)

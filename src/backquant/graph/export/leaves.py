@@ -1,0 +1,98 @@
+"""Which nodes of an exported graph are together one call of a module that stays one operator.
+
+All nodes that one call of the module made are one group. It becomes a call of the module when it reads
+one tensor besides the module's own, and one of its values is read elsewhere; else its nodes stay what they
+are (an attention layer is its projections and matrix products).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.graph.export.scopes import Place, place_of
+from backquant.graph.tracer import is_leaf
+
+__all__ = ["Leaf", "find_leaves"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One call of a module: what it reads, the value it gives, and the nodes that are inside of it."""
+
+    path: str
+    module: nn.Module
+    value: fx.Node
+    result: fx.Node
+    nodes: tuple[fx.Node, ...]
+
+
+def find_leaves(
+    graph: fx.Graph,
+    owned: Mapping[fx.Node, torch.Tensor],
+    module_at: Callable[[Place, tuple[fx.Node, ...]], nn.Module | None],
+) -> list[Leaf]:
+    """The calls of leaf modules in ``graph``.
+
+    Args:
+        owned: the tensors of the model by the placeholder that stands for them.
+        module_at: the module that made some nodes, if it is known or can be built.
+    """
+    groups: dict[Place, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            groups.setdefault(place_of(node), []).append(node)
+    found = []
+    for place, nodes in groups.items():
+        module = module_at(place, tuple(nodes)) if place.path else None
+        if module is not None:
+            leaf = _leaf(place, module, nodes, owned)
+            if leaf is not None:
+                found.append(leaf)
+    return found
+
+
+def _leaf(
+    place: Place, module: nn.Module, nodes: list[fx.Node], owned: Mapping[fx.Node, torch.Tensor]
+) -> Leaf | None:
+    if not is_leaf(module) or not _takes_one(type(module).forward):
+        return None
+    inside = set(nodes)
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    read = {
+        value
+        for node in nodes
+        for value in node.all_input_nodes
+        if value not in inside and not (value in owned and id(owned[value]) in own)
+    }
+    tensors = [value for value in read if not _is_size(value)]
+    given = [node for node in nodes if any(user not in inside for user in node.users)]
+    if len(tensors) != 1 or len(given) != 1 or not _says_all(module, nodes):
+        return None
+    return Leaf(place.path, module, tensors[0], given[0], tuple(nodes))
+
+
+def _is_size(node: fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))
+
+
+@lru_cache(maxsize=1024)
+def _takes_one(forward: Callable[..., Any]) -> bool:
+    """Whether a method needs one argument."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    return sum(p.default is inspect.Parameter.empty for p in parameters) == 1
+
+
+def _says_all(module: nn.Module, nodes: list[fx.Node]) -> bool:
+    """Whether the module tells the call: a transposed convolution may be given its output size."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return True
+    args: tuple[Any, ...] = nodes[-1].args
+    padding = tuple(args[5]) if len(args) > 5 else (0,) * len(module.output_padding)
+    return padding == tuple(module.output_padding)

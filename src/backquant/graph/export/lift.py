@@ -1,0 +1,215 @@
+"""An exported graph in the spelling of a symbolic trace.
+
+1. The nodes of one call of a leaf module become ``call_module`` at the module's own path.
+2. Any other operator becomes the function or method that entries of backends name, if its tensors are
+   floats; what has no such spelling, and what computes masks and indices, stays an ``aten`` call.
+3. Weights that are passed to functions are read with ``get_attr`` at their own path. Values that depend
+   on no input are computed now and become buffers.
+4. Sizes are read with ``size``; the arithmetic on them stays.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from backquant.graph.edit import NamePool
+from backquant.graph.export.constants import Constants
+from backquant.graph.export.leaves import Leaf
+from backquant.graph.export.opaque import TENSOR, OpaqueCall, opaque_operator
+from backquant.graph.export.scopes import place_of
+from backquant.graph.export.signature import Signature
+from backquant.graph.export.spelling import Call, Speller
+from backquant.graph.scope import Scope
+
+__all__ = ["Lifted", "Lifting"]
+
+
+@dataclass
+class Lifted:
+    """The new graph, with the scope of each node by name. Buffers were added to the root."""
+
+    graph: fx.Graph
+    scopes: dict[str, Scope] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lifting:
+    """What is known before: the exported graph, whose tensors are whose, and what its parts are.
+
+    ``owned``: path and tensor of parameters, buffers and constants, by placeholder; a path is ``""``
+    for a tensor that the model has no name for. ``leaves``: calls of modules; ``opaque``: calls by key.
+    """
+
+    graph: fx.Graph
+    root: nn.Module
+    owned: Mapping[fx.Node, tuple[str, torch.Tensor]]
+    signature: Signature
+    speller: Speller
+    leaves: tuple[Leaf, ...] = ()
+    opaque: Mapping[str, OpaqueCall] = field(default_factory=dict)
+
+    def run(self) -> Lifted:
+        """Make the new graph."""
+        return _Writer(self).run()
+
+
+class _Writer:
+    """Writes the new graph node by node."""
+
+    def __init__(self, source: Lifting) -> None:
+        self._source = source
+        self._root = source.root
+        self._graph = fx.Graph()
+        self._made: dict[fx.Node, Any] = {}
+        self._scopes: dict[str, Scope] = {}
+        self._types = {path: type(m) for path, m in source.root.named_modules()}
+        self._names = NamePool(source.root)
+        self._constants = Constants({node: t for node, (_, t) in source.owned.items()})
+        self._inside = {node: leaf for leaf in source.leaves for node in leaf.nodes}
+        self._items: dict[fx.Node, list[Any]] = {}
+
+    def run(self) -> Lifted:
+        inputs = [
+            node
+            for node in self._source.graph.nodes
+            if node.op == "placeholder" and node not in self._source.owned
+        ]
+        self._made.update(self._source.signature.write(self._graph, inputs))
+        for node in self._source.graph.nodes:
+            if node.op == "call_function":
+                self._write(node)
+            elif node.op == "output":
+                self._write_output(node)
+        self._drop_unused()
+        return Lifted(self._graph, self._scopes)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def _value(self, node: fx.Node) -> Any:
+        """What stands for a node of the exported graph; constants are read where they are used first."""
+        if node not in self._made:
+            self._made[node] = self._read(node)
+        return self._made[node]
+
+    def _read(self, node: fx.Node) -> Any:
+        value = self._constants[node]
+        if not isinstance(value, torch.Tensor):
+            return value
+        path = self._source.owned[node][0] if node in self._source.owned else ""
+        if not path:
+            path = self._names.take("constant_")
+            self._root.register_buffer(path, value.detach())
+        return self._note(self._graph.get_attr(path), node)
+
+    def _arguments(self, values: Any) -> Any:
+        return fx.node.map_arg(values, self._value)
+
+    def _note(self, made: fx.Node, node: fx.Node) -> fx.Node:
+        path = place_of(node).path
+        kind = self._types.get(path) if path else None
+        self._scopes[made.name] = Scope(path if kind is not None else "", kind)
+        return made
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def _write(self, node: fx.Node) -> None:
+        leaf = self._inside.get(node)
+        if leaf is not None:
+            if node is leaf.result:
+                self._call_leaf(leaf)
+        elif node.target is opaque_operator():
+            self._call_opaque(node)
+        elif node.target is operator.getitem and node.args[0] in self._items:
+            self._made[node] = self._items[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif node.target is torch.ops.aten.sym_size.int and not self._is_constant(node.args[0]):
+            self._made[node] = self._call(Call("call_method", "size", node.args), node)
+        elif self._constants.compute(node) is None:
+            self._call_operator(node)
+
+    def _is_constant(self, value: Any) -> bool:
+        return value in self._constants
+
+    def _call_leaf(self, leaf: Leaf) -> None:
+        made = self._graph.call_module(leaf.path, (self._value(leaf.value),))
+        self._scopes[made.name] = Scope(leaf.path, type(leaf.module))
+        self._made[leaf.result] = made
+
+    def _call_operator(self, node: fx.Node) -> None:
+        call = None
+        if _is_float(node):
+            call = self._source.speller.call(node.target, node.args, node.kwargs)
+        if call is None:
+            call = Call("call_function", node.target, node.args, node.kwargs)
+        self._made[node] = self._call(call, node)
+
+    def _call(self, call: Call, node: fx.Node) -> fx.Node:
+        args, kwargs = self._arguments((tuple(call.args), dict(call.kwargs)))
+        return self._note(self._graph.create_node(call.kind, call.target, args, kwargs), node)
+
+    def _call_opaque(self, node: fx.Node) -> None:
+        key, given = node.args
+        call = self._source.opaque[str(key)]
+        tensors = iter([self._value(value) for value in given])  # type: ignore[union-attr, arg-type]
+        leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in call.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+        made = self._graph.call_module(call.path, tuple(args), dict(kwargs))
+        self._scopes[made.name] = Scope(call.path, self._types.get(call.path))
+        self._items[node] = self._parts(made, call, node)
+
+    def _parts(self, made: fx.Node, call: OpaqueCall, node: fx.Node) -> list[Any]:
+        """The tensors of what an opaque module returns, in the order of the flat outputs."""
+        tree = pytree.tree_unflatten(list(call.out_leaves), call.out_spec)
+        found = []
+        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+            if isinstance(leaf, torch.Tensor):
+                found.append(self._part(made, path, node))
+        return found
+
+    def _part(self, value: fx.Node, path: tuple[Any, ...], node: fx.Node) -> fx.Node:
+        for key in path:
+            if isinstance(key, pytree.GetAttrKey):
+                value = self._graph.call_function(getattr, (value, key.name))
+            else:
+                index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
+                value = self._graph.call_function(operator.getitem, (value, index))
+            self._scopes[value.name] = self._outside(node)
+        return value
+
+    def _outside(self, node: fx.Node) -> Scope:
+        """The scope of the module that calls the one that ``node`` is in."""
+        path = place_of(node).path.rpartition(".")[0]
+        return Scope(path, self._types.get(path) if path else None)
+
+    def _write_output(self, node: fx.Node) -> None:
+        flat = [
+            self._value(value) if isinstance(value, fx.Node) else value
+            for value in node.args[0]  # type: ignore[union-attr]
+        ]
+        self._graph.output(self._source.signature.interface.output.nested(flat))
+
+    def _drop_unused(self) -> None:
+        for made in reversed(list(self._graph.nodes)):
+            if made.op in ("get_attr", "call_function", "call_method") and not made.users:
+                self._graph.erase_node(made)
+                self._scopes.pop(made.name, None)
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Whether a node computes floats from floats: no mask, no index."""
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in _read_as_values(node))]
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and all(tensor.is_floating_point() for tensor in tensors)
+
+
+def _read_as_values(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose values are computed with; the indices of an embedding only select."""
+    if node.target is torch.ops.aten.embedding.default:
+        return node.all_input_nodes[:1]
+    return node.all_input_nodes

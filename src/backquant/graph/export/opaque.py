@@ -1,0 +1,144 @@
+"""Modules that stay whole in an exported graph: one call each, whatever they do inside.
+
+While a model is exported, the ``forward`` of such a module calls the operator ``backquant::opaque``
+with the tensors among its arguments. Its outputs have the shapes that one real run gave; a size that
+equals a dynamic size of an input is that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["TENSOR", "OpaqueCall", "opaque_calls", "opaque_operator"]
+
+
+#: Stands for a tensor among the arguments of an opaque call.
+TENSOR = object()
+
+
+@dataclass
+class OpaqueCall:
+    """One call of an opaque module: its arguments and outputs, flat, tensors in order."""
+
+    path: str
+    leaves: list[Any] = field(default_factory=list)  # ``TENSOR``, or what is no tensor as it is
+    spec: Any = None
+    out_leaves: list[Any] = field(default_factory=list)
+    out_spec: Any = None
+    sizes: list[tuple[int, ...]] = field(default_factory=list)  # of the input tensors, as run
+
+
+# The calls of the export that is in progress, by the key that stands in the graph.
+_CALLS: dict[str, OpaqueCall] = {}
+
+
+@cache
+def opaque_operator() -> Any:
+    """The operator ``backquant::opaque(str key, Tensor[] inputs) -> Tensor[]``.
+
+    >>> str(opaque_operator())
+    'backquant.opaque.default'
+    """
+    _LIBRARY.append(torch.library.Library("backquant", "FRAGMENT"))
+    _LIBRARY[0].define("opaque(str key, Tensor[] inputs) -> Tensor[]")
+    torch.library.register_fake("backquant::opaque", _fake, lib=_LIBRARY[0])
+    return torch.ops.backquant.opaque.default
+
+
+_LIBRARY: list[torch.library.Library] = []  # an operator lives as long as its library
+
+
+def _fake(key: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    call = _CALLS[key]
+    tensors = [leaf for leaf in call.out_leaves if isinstance(leaf, torch.Tensor)]
+    known: dict[int, Any] = {}
+    for sizes, tensor in zip(call.sizes, inputs, strict=True):
+        known |= dict(zip(sizes, tensor.shape, strict=True))
+    like = inputs[0] if inputs else torch.empty(0)
+    return [
+        like.new_empty([known.get(size, size) for size in tensor.shape], dtype=tensor.dtype)
+        for tensor in tensors
+    ]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+class _Recorder:
+    """Notes each call of some modules during one real run."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[OpaqueCall]] = {}
+
+    def hook(self, path: str) -> Any:
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            out_leaves, out_spec = pytree.tree_flatten(output)
+            sizes = [tuple(leaf.shape) for leaf in leaves if _is_tensor(leaf)]
+            kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
+            call = OpaqueCall(path, kept, spec, out_leaves, out_spec, sizes)
+            self.calls.setdefault(path, []).append(call)
+
+        return note
+
+
+@contextmanager
+def opaque_calls(
+    model: nn.Module, paths: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[dict[str, OpaqueCall]]:
+    """Make the submodules at ``paths`` opaque while the context lasts; gives their calls by key.
+
+    ``model`` is run once on the arguments. It must be a copy that nobody else uses.
+    """
+    calls: dict[str, OpaqueCall] = {}
+    if not paths:
+        yield calls
+        return
+    recorder = _Recorder()
+    modules = {path: model.get_submodule(path) for path in paths}
+    hooks = [
+        module.register_forward_hook(recorder.hook(path), with_kwargs=True)
+        for path, module in modules.items()
+    ]
+    with torch.no_grad():
+        model(*args, **kwargs)
+    for hook in hooks:
+        hook.remove()
+    try:
+        for path, module in modules.items():
+            module.__dict__["forward"] = _stand_in(path, recorder.calls.get(path, []), calls)
+        yield calls
+    finally:
+        for module in modules.values():
+            del module.__dict__["forward"]
+        for key in calls:
+            _CALLS.pop(key, None)
+
+
+def _stand_in(path: str, recorded: list[OpaqueCall], calls: dict[str, OpaqueCall]) -> Any:
+    remaining = iter(recorded)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen = next(remaining, None)
+        if seen is None:
+            raise RuntimeError(f"{path} is called more often than with the example inputs")
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
+        key = f"{path}#{len(calls)}"
+        call = OpaqueCall(path, kept, spec, seen.out_leaves, seen.out_spec, seen.sizes)
+        calls[key] = _CALLS[key] = call
+        given = [leaf for leaf in leaves if _is_tensor(leaf)]
+        tensors = iter(opaque_operator()(key, given))
+        out = [next(tensors) if _is_tensor(leaf) else leaf for leaf in call.out_leaves]
+        return pytree.tree_unflatten(out, call.out_spec)
+
+    return forward

@@ -1,0 +1,235 @@
+"""Running ``torch.export``: which sizes are dynamic, and which modules cannot be exported.
+
+Without ``dynamic_shapes`` the sizes that the model does not fix stay free, as in a symbolic trace
+(``Dim.AUTO``): all sizes of tensors of up to three dimensions (batch, sequence, features), and the batch
+of larger ones (images). A batch of one is exported as a batch of two, since export takes sizes of one for
+constants. Where that fails, sizes are those of the example inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import _combine_args
+from torch.utils import _pytree as pytree
+
+from backquant.errors import CaptureError
+from backquant.graph.export.opaque import OpaqueCall, opaque_calls
+from backquant.graph.tracer import user_line
+
+__all__ = ["NotExportedError", "Exported", "export_model", "failure_of", "quietly"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported program with the modules that stayed whole, and why.
+
+    ``opaque``: reason by path; ``calls``: their calls by the key in the graph.
+    """
+
+    program: ExportedProgram
+    opaque: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, OpaqueCall] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+_SEQUENCE = 3  # dimensions of batch × sequence × features
+
+
+class NotExportedError(Exception):
+    """Why, in which module (``""`` for the model itself), and at which line."""
+
+    def __init__(self, reason: str, path: str = "", line: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.path, self.line = reason, path, line
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Inputs and dynamic sizes of one trial."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    note: str = ""
+
+
+def export_model(  # size: the model, its call, and what is known of both
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    whole: dict[str, str] | None = None,
+) -> Exported:
+    """Export ``model``, a copy in evaluation mode that nobody else uses.
+
+    Args:
+        args, kwargs: example inputs.
+        dynamic_shapes: as ``torch.export.export`` takes it; ``None``: what the model leaves free.
+        whole: paths of modules that stay whole, each with the reason.
+
+    A module in which the export fails stays whole, too, and its reason is recorded.
+
+    Raises:
+        CaptureError: the model's own ``forward`` cannot be exported, or not with these shapes.
+
+    >>> exported = export_model(nn.ReLU(), (torch.zeros(2, 3),), {})
+    >>> [node.name for node in exported.program.graph.nodes]
+    ['input', 'relu', 'output']
+    """
+    opaque = dict(whole or {})
+    while True:
+        try:
+            return _exported(model, args, kwargs, dynamic_shapes, opaque)
+        except NotExportedError as failure:
+            if not failure.path or failure.path in opaque or dynamic_shapes is not None:
+                raise explained(failure, model, dynamic_shapes) from failure.__cause__
+            opaque[failure.path] = failure.reason
+
+
+def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) -> CaptureError:
+    """The error that a user sees."""
+    kind = type(model).__name__
+    where = f"module {failure.path!r}" if failure.path else kind
+    fix = "move these lines into a submodule: it then stays in float, and the rest is quantized"
+    if dynamic_shapes is not None:
+        fix = "leave dynamic_shapes out: sizes that the model does not fix are then dynamic"
+    return CaptureError(
+        f"the model cannot be exported: {failure.reason}",
+        where=f"{where}, {failure.line}" if failure.line else where,
+        fix=fix,
+    )
+
+
+def _exported(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    opaque: dict[str, str],
+) -> Exported:
+    attempts = list(_attempts(model, args, kwargs, dynamic_shapes))
+    for attempt in attempts:
+        try:
+            with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs) as calls:
+                program = _run(model, attempt)
+        except Exception as error:
+            if attempt is attempts[-1]:
+                raise failure_of(error, model) from error
+            continue
+        notes = (attempt.note,) if attempt.note else ()
+        return Exported(program, opaque, calls, notes)
+    raise AssertionError("there is always one attempt")
+
+
+def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
+    with quietly(), torch.no_grad():
+        return torch.export.export(
+            model,
+            attempt.args,
+            attempt.kwargs,
+            dynamic_shapes=attempt.dynamic_shapes,
+            strict=False,
+        )
+
+
+def _attempts(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> Iterator[_Attempt]:
+    if dynamic_shapes is not None:
+        yield _Attempt(args, kwargs, dynamic_shapes)
+        return
+    free = pytree.tree_map(_free_sizes, _combine_args(model, args, kwargs))
+    doubled = _doubled((args, kwargs))
+    for inputs in (doubled, (args, kwargs)):
+        if inputs is not None:
+            yield _Attempt(inputs[0], inputs[1], free)
+    note = "sizes are those of the example inputs: with dynamic sizes the model cannot be exported"
+    yield _Attempt(args, kwargs, None, note)
+
+
+def _free_sizes(leaf: Any) -> Any:
+    """All sizes of sequences and vectors, the batch of images and volumes."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    free = range(leaf.dim()) if leaf.dim() <= _SEQUENCE else range(1)
+    return {i: Dim.AUTO if i in free else Dim.STATIC for i in range(leaf.dim())}
+
+
+def _doubled(inputs: Any) -> Any:
+    """The inputs twice along the first dimension, if that is 1 for every tensor; else ``None``."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if not tensors or any(t.dim() == 0 or t.shape[0] != 1 for t in tensors):
+        return None
+    return pytree.tree_map(
+        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) else leaf, inputs
+    )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the exporter's warnings, and without attention kernels that hide their operators."""
+    fastpath, disabled = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.WARNING)
+            yield
+    finally:
+        logging.disable(disabled)
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def failure_of(error: BaseException, model: nn.Module) -> NotExportedError:
+    """Why an export failed, and in which module.
+
+    >>> failure_of(ValueError("no"), nn.ReLU()).reason
+    'no'
+    """
+    if isinstance(error, NotExportedError):
+        return error
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    line = ""
+    for link in _chain(error):
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in paths:
+                found = paths[id(owner)] or found
+        line = user_line(link) or line
+    return NotExportedError(_reason(error), found, line)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+_DEPENDS = "what it computes next depends on the values of a tensor"
+
+
+def _reason(error: BaseException) -> str:
+    """The exporter's reason in one sentence."""
+    for link in _chain(error):
+        kind = type(link).__name__
+        if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+            return _DEPENDS
+        if "data-dependent" in str(link) or "torch.cond" in str(link):
+            return _DEPENDS
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

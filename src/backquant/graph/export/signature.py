@@ -1,0 +1,163 @@
+"""The arguments of an exported graph as those of the model's ``forward``."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from backquant.errors import CaptureError
+from backquant.graph.export.structure import Argument, Interface, Structure
+
+__all__ = ["Signature", "program_signature", "signature_of"]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """``parameters``: name and default of each argument; ``given``: the arguments of the export.
+
+    The exported graph has one input for each leaf of ``given``, in order.
+    """
+
+    parameters: tuple[tuple[str, Any], ...]
+    given: dict[str, Any]
+    interface: Interface
+
+    def write(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+        """Write the placeholders into ``graph``; gives what stands for each input of the export."""
+        made: dict[fx.Node, fx.Node] = {}
+        remaining = iter(inputs)
+        optional = False
+        order = list(self.given)
+        placeholders: dict[str, fx.Node] = {}
+        for name, default in self.parameters:
+            optional = optional or default is not inspect.Parameter.empty
+            value = default if isinstance(default, _PLAIN) else None
+            filled = value if optional else inspect.Parameter.empty
+            placeholders[name] = graph.placeholder(name, default_value=filled)
+        for name in order:
+            for path, _ in pytree.tree_flatten_with_path(self.given[name])[0]:
+                node = next(remaining)
+                made[node] = _item(graph, placeholders[name], path)
+        return made
+
+
+def _item(graph: fx.Graph, value: fx.Node, path: tuple[Any, ...]) -> fx.Node:
+    for key in path:
+        if isinstance(key, pytree.GetAttrKey):
+            value = graph.call_function(getattr, (value, key.name))
+        elif isinstance(key, (pytree.SequenceKey, pytree.MappingKey)):
+            index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
+            value = graph.call_function(operator.getitem, (value, index))
+        else:
+            raise CaptureError(
+                "an argument is of a class whose tensors cannot be told apart",
+                where=f"input {value.name!r}",
+                fix="pass tensors, tuples, lists or dicts",
+            )
+    return value
+
+
+def signature_of(
+    forward: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    program: torch.export.ExportedProgram,
+) -> Signature:
+    """The signature of a model that was exported with these arguments.
+
+    Args:
+        forward: that of the model's method, for names and defaults.
+    """
+    parameters, given = bound(forward, args, kwargs)
+    shapes = _shapes(program)
+    arguments = []
+    for name, default in parameters:
+        if name not in given:
+            constant = default if default is not inspect.Parameter.empty else None
+            arguments.append(Argument(name, (), constant))
+            continue
+        leaves = pytree.tree_leaves(given[name])
+        sizes = [next(shapes) for _ in leaves]
+        found = tuple(size for size in sizes if size is not None)
+        arguments.append(Argument(name, found, None if found else given[name]))
+    output = Structure.of(program.call_spec.out_spec)
+    return Signature(tuple(parameters), given, Interface(tuple(arguments), output))
+
+
+def program_signature(program: torch.export.ExportedProgram) -> inspect.Signature:
+    """The arguments of an exported program: those by position under their names, then those by keyword.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
+    >>> str(program_signature(program))
+    '(input)'
+    """
+    positional, keyword = program.call_spec.in_spec.children()
+    known = program.module_call_graph[0].signature
+    names = list((known.forward_arg_names if known is not None else None) or ())
+    names = names or [f"arg_{i}" for i in range(len(positional.children()))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    by_name = [*names[: len(positional.children())], *keyword.context]
+    return inspect.Signature([inspect.Parameter(str(name), kind) for name in by_name])
+
+
+def bound(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+    """Name and default of every argument of a model, and those that are given, by name.
+
+    ``*args`` are one argument each; of ``**kwargs`` those are listed that are given.
+
+    >>> parameters, given = bound(inspect.signature(lambda x, *rest, **more: x), (1, 2), {"z": 3})
+    >>> [name for name, _ in parameters], given
+    (['x', 'rest_0', 'z'], {'x': 1, 'rest_0': 2, 'z': 3})
+    """
+    binding = signature.bind(*args, **kwargs)
+    parameters: list[tuple[str, Any]] = []
+    given: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            for number, value in enumerate(binding.arguments.get(name, ())):
+                parameters.append((f"{name}_{number}", inspect.Parameter.empty))
+                given[f"{name}_{number}"] = value
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            more = binding.arguments.get(name, {})
+            parameters += [(key, None) for key in more]
+            given |= more
+        else:
+            parameters.append((name, parameter.default))
+            if name in binding.arguments:
+                given[name] = binding.arguments[name]
+    return parameters, given
+
+
+def _shapes(program: torch.export.ExportedProgram) -> Any:
+    """For each input of the user, in order: the sizes of a tensor, ``None`` for what is none."""
+    owned = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is not torch.export.graph_signature.InputKind.USER_INPUT
+    }
+    places = [n for n in program.graph.nodes if n.op == "placeholder" and n.name not in owned]
+    counts: dict[str, int] = {}
+    values = [node.meta.get("val") for node in places]
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            counts[str(size)] = counts.get(str(size), 0) + 1
+
+    def size_of(size: Any) -> int | str | None:
+        if isinstance(size, int):
+            return size
+        return str(size) if counts[str(size)] > 1 else None
+
+    return iter(
+        [tuple(map(size_of, v.shape)) if isinstance(v, torch.Tensor) else None for v in values]
+    )

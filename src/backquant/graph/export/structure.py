@@ -1,0 +1,337 @@
+"""How a model is called and what it returns: the arguments and the output of an exported graph.
+
+An exported graph takes tensors and returns tensors. The graph module that is lifted from it takes the
+arguments of the model's ``forward`` and returns tensors in tuples, lists and dicts; an output class
+(a dataclass, a ``ModelOutput``) is a dict there, and made again by ``Interface.restored``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backquant.errors import InputError
+from backquant.graph.example import describe_value
+
+__all__ = ["Argument", "Interface", "OutputRecord", "Structure", "interface_of", "set_interface"]
+
+_KEY = "backquant_interface"
+
+
+class OutputRecord(dict[str, Any]):
+    """What a loaded model returns in place of a class of somebody else: items, attributes, positions.
+
+    >>> record = OutputRecord(logits=1)
+    >>> record["logits"], record.logits, record[0]
+    (1, 1, 1)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+    def __getitem__(self, key: str | int) -> Any:
+        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A tree of ``"value"``, ``"tuple"``, ``"list"``, ``"dict"`` and ``"record"``.
+
+    A record is an instance of a class: ``make(values)`` makes it from the values of its ``keys``.
+    """
+
+    kind: str
+    keys: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    name: str = ""
+    make: Callable[[list[Any]], Any] | None = None
+
+    @classmethod
+    def of(cls, spec: Any) -> Structure:
+        """The structure of a pytree spec.
+
+        >>> Structure.of(pytree.tree_structure({"a": (1, 2)})).keys
+        ('a',)
+        """
+        if spec.is_leaf():
+            return cls("value")
+        parts = tuple(cls.of(child) for child in spec.children())
+        kind = {tuple: "tuple", list: "list", dict: "dict"}.get(spec.type)
+        if kind is None:
+            return cls(
+                "record", _keys(spec, len(parts)), parts, _class_path(spec.type), _maker(spec)
+            )
+        return cls(kind, tuple(spec.context) if kind == "dict" else (), parts)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether a class has to be made again."""
+        return self.kind == "record" or any(part.has_records for part in self.parts)
+
+    def nested(self, leaves: list[Any]) -> Any:
+        """The flat ``leaves`` (consumed from the front) in tuples, lists and dicts.
+
+        >>> Structure.of(pytree.tree_structure([1, {"a": 2}])).nested([5, 6])
+        [5, {'a': 6}]
+        """
+        if self.kind == "value":
+            return leaves.pop(0)
+        values = [part.nested(leaves) for part in self.parts]
+        if self.kind in ("dict", "record"):
+            return dict(zip(self.keys, values, strict=True))
+        return tuple(values) if self.kind == "tuple" else values
+
+    def restored(self, value: Any) -> Any:
+        """``value``, as ``nested`` gives it, with records made again."""
+        if not self.has_records:
+            return value
+        keyed = self.kind in ("dict", "record")
+        inner = [value[key] for key in self.keys] if keyed else list(value)
+        values = [part.restored(v) for part, v in zip(self.parts, inner, strict=True)]
+        if self.kind == "record":
+            if self.make is not None:
+                return self.make(values)
+            return OutputRecord(zip(self.keys, values, strict=True))
+        if self.kind == "dict":
+            return dict(zip(self.keys, values, strict=True))
+        return tuple(values) if self.kind == "tuple" else values
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the class of a record is kept by name only.
+
+        >>> Structure("tuple", parts=(Structure("value"),)).to_dict()
+        {'kind': 'tuple', 'parts': [{'kind': 'value'}]}
+        """
+        found: dict[str, Any] = {"kind": self.kind}
+        if self.keys:
+            found["keys"] = list(self.keys)
+        if self.parts:
+            found["parts"] = [part.to_dict() for part in self.parts]
+        return {**found, "name": self.name} if self.name else found
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Structure:
+        """Inverse of ``to_dict``: records become ``OutputRecord``.
+
+        >>> Structure.from_dict({"kind": "record", "keys": ["a"], "parts": [{"kind": "value"}]}
+        ...                     ).restored({"a": 3}).a
+        3
+        """
+        parts = tuple(cls.from_dict(part) for part in data.get("parts", ()))
+        return cls(str(data["kind"]), tuple(data.get("keys", ())), parts, data.get("name", ""))
+
+
+def _keys(spec: Any, count: int) -> tuple[Any, ...]:
+    """The names of the parts of a registered class: those of its fields, where it tells them."""
+    if spec.type is not None and hasattr(spec.type, "_fields"):  # a namedtuple
+        return tuple(spec.type._fields)
+    context = spec.context
+    for candidate in (context, *(context if isinstance(context, (list, tuple)) else ())):
+        names = candidate if isinstance(candidate, (list, tuple)) else ()
+        if len(names) == count and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return tuple(f"item_{i}" for i in range(count))
+
+
+def _class_path(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes an instance of a class that is registered with ``torch.utils._pytree``."""
+
+    cls: type
+    context: Any
+
+    def __call__(self, values: list[Any]) -> Any:
+        if hasattr(self.cls, "_fields"):
+            return self.cls(*values)
+        return pytree.SUPPORTED_NODES[self.cls].unflatten_fn(values, self.context)
+
+
+def _maker(spec: Any) -> _Maker:
+    return _Maker(spec.type, spec.context)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the model.
+
+    ``shapes``: for each tensor in it the size of each dimension (``None`` where any is accepted, and a
+    name where all dimensions of that name must agree). Without tensors it is a constant, ``value``,
+    that is part of the graph.
+    """
+
+    name: str
+    shapes: tuple[tuple[int | str | None, ...], ...] = ()
+    value: Any = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it holds no tensor."""
+        return not self.shapes
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What an exported graph accepts, and the structure of what the model returned."""
+
+    arguments: tuple[Argument, ...]
+    output: Structure
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``InputError`` for arguments that the graph was not exported for.
+
+        >>> interface = Interface((Argument("x", ((None, 3),)),), Structure("value"))
+        >>> interface.check((torch.zeros(7, 3),), {})
+        >>> interface.check((torch.zeros(7, 4),), {})
+        Traceback (most recent call last):
+        ...
+        backquant.errors.InputError: dimension 1 of input 'x' is 4, and the model was exported for 3
+          where  x: float32[7, 4], exported for [any, 3]
+          fix    example inputs of the size that is used, or dynamic_shapes= with that dimension dynamic
+        """
+        names = [argument.name for argument in self.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        sizes: dict[str, tuple[int, str]] = {}
+        for argument in self.arguments:
+            _check_argument(argument, given.get(argument.name, _ABSENT), sizes)
+
+    def restored(self, value: Any) -> Any:
+        """The output of the graph as the model would return it."""
+        return self.output.restored(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able. Constants that are no numbers, strings, booleans or None are left unchecked."""
+        plain = (bool, int, float, str, type(None))
+        arguments = [
+            {"name": a.name, "shapes": [list(s) for s in a.shapes], "value": a.value}
+            for a in self.arguments
+            if a.shapes or isinstance(a.value, plain)
+        ]
+        return {"arguments": arguments, "output": self.output.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Interface:
+        """Inverse of ``to_dict``.
+
+        >>> interface = Interface((Argument("x", ((None, 3),)),), Structure("value"))
+        >>> Interface.from_dict(interface.to_dict()) == interface
+        True
+        """
+        arguments = (
+            Argument(str(a["name"]), tuple(tuple(s) for s in a["shapes"]), a["value"])
+            for a in data["arguments"]
+        )
+        return cls(tuple(arguments), Structure.from_dict(data["output"]))
+
+
+_ABSENT = object()
+
+
+def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, str]]) -> None:
+    if argument.is_constant:
+        if value is not _ABSENT and not _same(value, argument.value):
+            raise InputError(
+                f"input {argument.name!r} is {describe(value)}, and {describe(argument.value)} is part "
+                "of the exported graph",
+                where=f"{argument.name}={describe(value)}",
+                fix=f"leave {argument.name!r} out, or pass it in the example inputs",
+            )
+        return
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != len(argument.shapes):
+        raise InputError(
+            f"input {argument.name!r} was {_count(len(argument.shapes))} when the model was exported",
+            where=f"{argument.name}: " + ("missing" if value is _ABSENT else describe(value)),
+            fix=f"pass {argument.name!r} as in the example inputs",
+        )
+    for tensor, shape in zip(tensors, argument.shapes, strict=True):
+        _check_shape(argument.name, tensor, shape, sizes)
+
+
+def _check_shape(
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int | str | None, ...],
+    sizes: dict[str, tuple[int, str]],
+) -> None:
+    where = f"{name}: {describe_value(tensor)}, exported for {_shape_text(shape)}"
+    fix = "example inputs of the size that is used, or dynamic_shapes= with that dimension dynamic"
+    if tensor.dim() != len(shape):
+        raise InputError(
+            f"input {name!r} has {tensor.dim()} dimensions, and the model was exported for {len(shape)}",
+            where=where,
+            fix="example inputs with the dimensions that are used",
+        )
+    for position, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if isinstance(wanted, str):
+            first = sizes.setdefault(wanted, (size, f"dimension {position} of input {name!r}"))
+            if first[0] != size:
+                raise InputError(
+                    f"dimension {position} of input {name!r} is {size}, and {first[1]} is {first[0]}: "
+                    "they are the same size in this model",
+                    where=where,
+                    fix="pass inputs of equal size in these dimensions",
+                )
+        elif wanted is not None and size != wanted:
+            raise InputError(
+                f"dimension {position} of input {name!r} is {size}, and the model was exported for "
+                f"{wanted}",
+                where=where,
+                fix=fix,
+            )
+
+
+def _shape_text(shape: tuple[int | str | None, ...]) -> str:
+    return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+
+
+def _count(tensors: int) -> str:
+    return "a tensor" if tensors == 1 else f"{tensors} tensors"
+
+
+def describe(value: Any) -> str:
+    """A short text for any argument."""
+    return describe_value(value) if isinstance(value, torch.Tensor) else repr(value)[:60]
+
+
+def _same(value: Any, constant: Any) -> bool:
+    if isinstance(value, torch.Tensor) or any(
+        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)
+    ):
+        return False
+    try:
+        return bool(value == constant)
+    except Exception:  # a class of somebody else
+        return value is constant
+
+
+def interface_of(module: Any) -> Interface | None:
+    """The interface of a graph module that was exported; ``None`` for one that was traced.
+
+    >>> interface_of(torch.nn.ReLU()) is None
+    True
+    """
+    meta = getattr(module, "meta", None)
+    found = meta.get(_KEY) if isinstance(meta, dict) else None
+    return found if isinstance(found, Interface) else None
+
+
+def set_interface(module: torch.fx.GraphModule, interface: Interface | None) -> None:
+    """Keep ``interface`` with a graph module; later steps carry it on.
+
+    >>> gm = torch.fx.symbolic_trace(torch.nn.ReLU())
+    >>> set_interface(gm, Interface((), Structure("value")))
+    >>> interface_of(gm).arguments
+    ()
+    """
+    if interface is not None:
+        module.meta[_KEY] = interface

@@ -1,0 +1,275 @@
+"""An exported graph without what export adds: contexts, checks, copies of values, in-place calls.
+
+1. Blocks under ``torch.no_grad`` and under a disabled autocast are put in their place.
+2. Assertions about sizes and dtypes go; the arguments are checked when the model is called.
+3. Casts to the dtype that a value has, full slices, copies, dropout in evaluation: their input.
+4. What an operator was decomposed to becomes that operator again (``composed``).
+5. A call in place becomes the call that returns a new value, and later readers read that. Where views of
+   the value are read later, ``needs_functional`` says so, and the whole program is made functional first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from backquant.graph.export.program import NotExportedError
+from backquant.graph.export.scopes import place_of
+
+__all__ = ["NotFunctionalError", "copied", "tidy"]
+
+_aten = torch.ops.aten
+
+
+class NotFunctionalError(Exception):
+    """A value is changed in place while views of it are read later."""
+
+
+def copied(source: fx.Graph) -> fx.Graph:
+    """A copy with the same names and meta data.
+
+    >>> graph = fx.symbolic_trace(torch.nn.ReLU()).graph
+    >>> [node.name for node in copied(graph).nodes] == [node.name for node in graph.nodes]
+    True
+    """
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in source.nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    return graph
+
+
+def tidy(
+    graph: fx.Graph, owner: torch.nn.Module, composed: Callable[[fx.Node], fx.Node | None]
+) -> None:
+    """Edit ``graph`` as the module says; ``owner`` holds the graphs of its blocks.
+
+    ``composed``: see ``Speller``.
+
+    Raises ``NotFunctionalError``, and ``NotExportedError`` for what cannot be put into one graph.
+    """
+    while _inline_blocks(graph, owner):
+        pass
+    for node in list(graph.nodes):
+        if _is_check(node):
+            graph.erase_node(node)
+        elif node.target is _aten.batch_norm.default and node.args[5]:
+            raise NotExportedError("it was exported in training mode: batch norm is trained")
+    _resolve_in_place(graph)
+    for node in list(graph.nodes):
+        value = _same_value(node)
+        if value is not None:
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        value = composed(node) if node.op == "call_function" else None
+        if value is not None:
+            node.replace_all_uses_with(value)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and _is_pure(node):
+            graph.erase_node(node)
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def _inline_blocks(graph: fx.Graph, owner: torch.nn.Module) -> bool:
+    found = False
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
+            continue
+        name = node.target._name
+        if name == "wrap_with_set_grad_enabled":
+            block, args = node.args[1], node.args[2:]
+        elif name == "wrap_with_autocast" and node.args[2] is False:
+            block, args = node.args[4], node.args[5:]
+        else:
+            raise NotExportedError(f"it uses {_spelled(name)}", place_of(node).path)
+        assert isinstance(block, fx.Node)
+        _inline(graph, node, getattr(owner, str(block.target)), args)
+        if not block.users:
+            graph.erase_node(block)
+        found = True
+    return found
+
+
+def _spelled(name: str) -> str:
+    return {"wrap_with_autocast": "torch.autocast"}.get(name, f"torch.{name}")
+
+
+def _inline(graph: fx.Graph, call: fx.Node, block: fx.GraphModule, args: tuple[Any, ...]) -> None:
+    made: dict[fx.Node, Any] = {}
+    given = iter(args)
+    results: Any = ()
+    with graph.inserting_before(call):
+        for node in block.graph.nodes:
+            if node.op == "placeholder":
+                made[node] = next(given)
+            elif node.op == "output":
+                results = fx.node.map_arg(node.args[0], made.__getitem__)
+            else:
+                made[node] = graph.node_copy(node, made.__getitem__)
+    for user in list(call.users):
+        if user.target is not operator.getitem:
+            raise NotExportedError(f"the exported block {call.name!r} is read as a whole")
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(call)
+
+
+# -- checks, and values that are another value -------------------------------------------------------
+
+_CHECKS = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+        "aten::_functional_assert_async",
+    }
+)
+
+
+def _is_check(node: fx.Node) -> bool:
+    name = node.target.name() if isinstance(node.target, OpOverload) else ""
+    return name.rpartition(".")[0] in _CHECKS or name in _CHECKS
+
+
+def _first(node: fx.Node) -> fx.Node | None:
+    value = node.args[0] if node.args else None
+    return value if isinstance(value, fx.Node) else None
+
+
+def _alike(node: fx.Node, value: fx.Node) -> bool:
+    """Whether two values have the same dtype, device and shape."""
+    one, two = node.meta.get("val"), value.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(two, torch.Tensor):
+        return False
+    return one.dtype == two.dtype and one.device == two.device and one.shape == two.shape
+
+
+def _cast(node: fx.Node) -> fx.Node | None:
+    value = _first(node)
+    plain = node.kwargs.get("memory_format") in (None, torch.preserve_format)
+    return value if value is not None and plain and _alike(node, value) else None
+
+
+def _slice(node: fx.Node) -> fx.Node | None:
+    start, end, step = ((*node.args, None, None, None)[i] for i in (2, 3, 4))
+    value = _first(node)
+    whole = start in (None, 0) and end in (None, 2**63 - 1) and step in (None, 1)
+    return value if whole else None
+
+
+def _dropout(node: fx.Node) -> fx.Node | None:
+    if node.args[2] and node.args[1]:
+        raise NotExportedError("it was exported in training mode: dropout is active")
+    return _first(node)
+
+
+_SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+    _aten.alias.default: _first,
+    _aten.detach.default: _first,
+    _aten.detach_.default: _first,
+    _aten.lift_fresh_copy.default: _first,
+    _aten.lift_fresh.default: _first,
+    _aten.clone.default: _cast,
+    _aten.to.dtype: _cast,
+    _aten.to.dtype_layout: _cast,
+    _aten.to.device: _cast,
+    _aten.to.other: _cast,
+    _aten._to_copy.default: _cast,
+    _aten.type_as.default: _cast,
+    _aten.slice.Tensor: _slice,
+    _aten.dropout.default: _dropout,
+    _aten.feature_dropout.default: _dropout,
+    _aten.alpha_dropout.default: _dropout,
+}
+
+
+def _same_value(node: fx.Node) -> fx.Node | None:
+    find = _SAME.get(node.target)
+    return None if find is None else find(node)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    return not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable
+
+
+# -- in place ----------------------------------------------------------------------------------------
+
+
+def _resolve_in_place(graph: fx.Graph) -> None:
+    aliases = _Aliases(graph)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and not _is_pure(node) and node.target not in _SAME:
+            _out_of_place(node, aliases)
+
+
+class _Aliases:
+    """Which values are views of one tensor, and where each is read last."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.base: dict[fx.Node, fx.Node] = {}
+        self.views: dict[fx.Node, list[fx.Node]] = {}
+        for node in graph.nodes:
+            base = node
+            for value in _viewed(node):
+                base = self.base[value]
+            self.base[node] = base
+            self.views.setdefault(base, []).append(node)
+
+    def read_later(self, value: fx.Node, after: fx.Node) -> bool:
+        """Whether another view of the tensor of ``value`` is read after the node ``after``."""
+        limit = self.position[after]
+        return any(
+            view is not value and view is not after and self.position[user] > limit
+            for view in self.views[self.base[value]]
+            for user in view.users
+            if user in self.position
+        )
+
+
+def _viewed(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the result of ``node`` may be a view of."""
+    if not isinstance(node.target, OpOverload):
+        return [node.args[0]] if node.target is operator.getitem else []  # type: ignore[list-item]
+    schema = node.target._schema
+    named = zip(schema.arguments, node.args, strict=False)
+    return [
+        value
+        for argument, value in named
+        if argument.alias_info is not None and isinstance(value, fx.Node)
+    ]
+
+
+def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
+    value = _first(node)
+    assert value is not None and isinstance(node.target, OpOverload)
+    base = aliases.base[value]
+    if base.op == "placeholder":
+        raise NotExportedError(
+            f"it changes {base.name!r} in place", place_of(node).path, str(node.target)
+        )
+    target = _functional(node.target)
+    if target is None or aliases.read_later(value, node):
+        raise NotFunctionalError(f"{node.name} changes {value.name} in place")
+    node.target = target
+    position = aliases.position
+    for user in list(value.users):
+        if user is not node and position.get(user, -1) > position[node]:
+            user.replace_input_with(value, node)
+
+
+def _functional(overload: OpOverload) -> OpOverload | None:
+    """``aten.add.Tensor`` for ``aten.add_.Tensor``."""
+    name = overload._schema.name.split("::")[1]
+    packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    return getattr(packet, overload._overloadname, None)

@@ -1,0 +1,179 @@
+"""What decomposition makes of an operator, and the operator again.
+
+Export keeps ``linear``, ``conv2d``, ``batch_norm`` and the like; ``run_decompositions`` does not:
+
+1. A linear layer is ``addmm`` or ``mm`` with its weight transposed (``t``, ``permute`` or ``transpose``),
+   between two ``view`` for inputs of more than two dimensions. ``addmm`` with a weight that is not
+   transposed is a linear layer, too: its weight is transposed here.
+2. A convolution of any dimension, transposed or not, is ``convolution``.
+3. Norms, max pooling and attention give a tuple of which item 0 is read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["composed"]
+
+_aten = torch.ops.aten
+_Call = tuple[Any, tuple[Any, ...]]
+
+
+def composed(node: fx.Node) -> fx.Node | None:
+    """The operator that the calls ending in ``node`` are together, as one call before it, or ``None``.
+
+    >>> graph = fx.Graph()
+    >>> x, w, b = (graph.placeholder(name) for name in "xwb")
+    >>> turned = graph.call_function(_aten.permute.default, (w, [1, 0]))
+    >>> made = composed(graph.call_function(_aten.addmm.default, (b, x, turned)))
+    >>> made.target is _aten.linear.default, made.args
+    (True, (x, w, b))
+    """
+    key = node.target
+    source = node.args[0] if node.args else None
+    if key is operator.getitem and node.args[1] == 0 and isinstance(source, fx.Node):
+        rule = _ITEM_ZERO.get(source.target)
+        call = None if rule is None else rule(*source.args)
+    else:
+        whole = _WHOLE.get(key)
+        call = None if whole is None else whole(node)
+    if call is None:
+        return None
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(*call)
+    made.meta.update(node.meta)
+    return made
+
+
+# -- linear layers -------------------------------------------------------------------------------------
+
+
+def _transposed(value: Any) -> fx.Node | None:
+    """The matrix whose transpose ``value`` is."""
+    if not isinstance(value, fx.Node) or not value.args:
+        return None
+    source, *rest = value.args
+    order: Any = rest[0] if rest and isinstance(rest[0], (list, tuple)) else rest
+    swaps = {i % 2 for i in order if isinstance(i, int)} == {0, 1} and len(order) == 2
+    turned = value.target is _aten.t.default or (
+        value.target in (_aten.permute.default, _aten.transpose.int)
+        and swaps
+        and (value.target is _aten.transpose.int or order[0] % 2 == 1)
+    )
+    is_matrix = len(_shape(source) or (0, 0)) == 2
+    return source if turned and is_matrix and isinstance(source, fx.Node) else None
+
+
+def _addmm(node: fx.Node) -> _Call | None:
+    if node.kwargs:
+        return None
+    bias, x, matrix = node.args
+    weight = _transposed(matrix)
+    if weight is None and _is_parameter(matrix) and _is_parameter(bias):
+        with node.graph.inserting_before(node):
+            weight = node.graph.call_function(_aten.t.default, (matrix,))
+        weight.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+    return None if weight is None else (_aten.linear.default, (x, weight, bias))
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.op == "placeholder" and value.name.startswith("p_")
+
+
+def _mm(node: fx.Node) -> _Call | None:
+    x, matrix = node.args
+    weight = _transposed(matrix)
+    return None if weight is None else (_aten.linear.default, (x, weight))
+
+
+def _view(node: fx.Node) -> _Call | None:
+    """``view(linear(view(x)))`` with the leading dimensions of ``x`` again."""
+    product = node.args[0]
+    if not isinstance(product, fx.Node) or product.target is not _aten.linear.default:
+        return None
+    flat = product.args[0]
+    if not isinstance(flat, fx.Node) or flat.target not in _VIEWS or len(product.users) > 1:
+        return None
+    x = flat.args[0]
+    shapes = [_shape(value) for value in (x, flat, node)]
+    if None in shapes:
+        return None
+    before, middle, after = shapes
+    same = before[:-1] == after[:-1] and before[-1] == middle[-1] and len(middle) == 2  # type: ignore[index, arg-type]
+    return (_aten.linear.default, (x, *product.args[1:])) if same else None
+
+
+_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+
+
+def _shape(value: Any) -> tuple[Any, ...] | None:
+    tensor = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else None
+
+
+# -- others --------------------------------------------------------------------------------------------
+
+_CONV = {3: _aten.conv1d.default, 4: _aten.conv2d.default, 5: _aten.conv3d.default}
+_CONV_TRANSPOSED = {
+    3: _aten.conv_transpose1d.default,
+    4: _aten.conv_transpose2d.input,
+    5: _aten.conv_transpose3d.input,
+}
+
+
+def _convolution(node: fx.Node) -> _Call | None:
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
+    shape = _shape(weight)
+    if shape is None or len(shape) not in _CONV:
+        return None
+    if transposed:
+        rest = (stride, padding, output_padding, groups, dilation)
+        return _CONV_TRANSPOSED[len(shape)], (x, weight, bias, *rest)
+    return _CONV[len(shape)], (x, weight, bias, stride, padding, dilation, groups)
+
+
+def _softmax(node: fx.Node) -> _Call | None:
+    x, dim, to_float = node.args
+    return None if to_float else (_aten.softmax.int, (x, dim))
+
+
+_WHOLE: dict[Any, Callable[[fx.Node], _Call | None]] = {
+    _aten.addmm.default: _addmm,
+    _aten.mm.default: _mm,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,
+    _aten.reshape.default: _view,
+    _aten.convolution.default: _convolution,
+    _aten._softmax.default: _softmax,
+}
+
+
+def _batch_norm(*args: Any) -> _Call:
+    x, weight, bias, mean, var, momentum, eps = args
+    return _aten.batch_norm.default, (x, weight, bias, mean, var, False, momentum, eps, False)
+
+
+def _layer_norm(*args: Any) -> _Call:
+    return _aten.layer_norm.default, args
+
+
+def _group_norm(*args: Any) -> _Call:
+    x, weight, bias, _, _, _, groups, eps = args
+    return _aten.group_norm.default, (x, groups, weight, bias, eps)
+
+
+def _max_pool(*args: Any) -> _Call:
+    return _aten.max_pool2d.default, args
+
+
+_ITEM_ZERO: dict[Any, Callable[..., _Call]] = {
+    _aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.max_pool2d_with_indices.default: _max_pool,
+}

@@ -1,0 +1,28 @@
+"""``view`` behind a convolution, whose integer kernel gives a channels-last tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import backquant
+
+
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 4 * 4, 5)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.conv(x)))
+        return self.fc(x.view(x.size(0), -1))
+
+
+def test_a_view_of_channels_last() -> None:
+    model = Viewed().eval()
+    batches = [torch.randn(2, 3, 8, 8) for _ in range(4)]
+    quantized = backquant.quantize(model, calibration=batches)
+    with torch.no_grad():
+        wanted = model(batches[0])
+    assert (quantized(batches[0]) - wanted).abs().max() < 0.1
