@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["explain", "inspect", "parse_requirement", "quantize"]
 
 Model = Annotated[
-    str, typer.Argument(help="module:factory; it gives model or (model, example_inputs).")
+    str,
+    typer.Argument(
+        help="module:factory, which gives model or (model, example_inputs), or a .pt2 file."
+    ),
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
 Inputs = Annotated[

@@ -1,7 +1,8 @@
 """``MODEL`` and ``--inputs`` on the command line: a factory by import path, example inputs by shape.
 
 ``module:name`` names a module (the current folder is searched first) and in it a model, a pair
-``(model, example_inputs)``, or a function or class that makes one of these without arguments.
+``(model, example_inputs)``, or a function or class that makes one of these without arguments. A name that
+ends in ``.pt2`` is that of a file with an exported program.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from backquant.errors import BackquantError, UsageError
+from backquant.graph.export import load_exported
 
 _IMPORTLIB = str(Path(importlib.__file__).parent)
 
@@ -101,14 +103,11 @@ def _failed(what: str, where: str, error: Exception) -> UsageError:
 def load_model(text: str) -> tuple[nn.Module, Any]:
     """The model that ``MODEL`` names, and its example inputs (None where it gives none).
 
-    Raises ``UsageError`` for anything that is or makes no ``nn.Module``.
+    Raises ``UsageError`` for anything that is or makes no ``nn.Module``, ``CaptureError`` for a file that
+    holds no exported program.
     """
     if text.endswith(".pt2"):
-        raise UsageError(
-            "a .pt2 file holds a torch.export graph, which this version does not capture",
-            where=f"MODEL {text}",
-            fix="name a factory instead: MODEL is module:factory, which returns the nn.Module",
-        )
+        return load_exported(text), None
     found = import_object(text, "MODEL")
     made = found if isinstance(found, nn.Module | tuple) else call(found, text, "MODEL")
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)

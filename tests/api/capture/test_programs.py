@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, UsageError
 
 
 def _exported(model: nn.Module) -> torch.export.ExportedProgram:
@@ -59,7 +59,7 @@ def test_a_file(
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="there is no such file"):
+    with pytest.raises(UsageError, match="there is no such file"):
         backquant.explain(tmp_path / "none.pt2", torch.ones(1))
     (tmp_path / "text.pt2").write_text("no program")
     with pytest.raises(CaptureError, match="holds no exported program"):

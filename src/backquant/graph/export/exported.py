@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, UsageError
 from backquant.graph.edit import set_module
 
 __all__ = ["ExportedModel", "load_exported"]
@@ -57,12 +57,12 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     """The program in a ``.pt2`` file that ``torch.export.save`` wrote.
 
-    Raises ``CaptureError`` for a file that is none (an AOTInductor package holds machine code, no graph).
+    Raises ``UsageError`` when there is no such file, ``CaptureError`` for one that is none (an AOTInductor package holds machine code, no graph).
     """
     try:
         program = torch.export.load(os.fspath(path))
     except FileNotFoundError:
-        raise CaptureError("there is no such file", where=str(path), fix="check the path") from None
+        raise UsageError("there is no such file", where=str(path), fix="check the path") from None
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CaptureError(

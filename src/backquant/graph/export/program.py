@@ -8,11 +8,12 @@ constants. Where that fails, sizes are those of the example inputs.
 
 from __future__ import annotations
 
+import io
 import logging
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,8 +125,9 @@ def _exported(
             with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs) as calls:
                 program = _run(model, attempt)
         except Exception as error:
-            if attempt is attempts[-1]:
-                raise failure_of(error, model) from error
+            failure = failure_of(error, model)
+            if attempt is attempts[-1] or failure.reason == _DEPENDS:
+                raise failure from error
             continue
         notes = (attempt.note,) if attempt.note else ()
         return Exported(program, opaque, calls, notes)
@@ -182,7 +184,8 @@ def quietly() -> Iterator[None]:
     fastpath, disabled = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with warnings.catch_warnings():
+        printed = io.StringIO()  # what was traced until it failed
+        with warnings.catch_warnings(), redirect_stdout(printed), redirect_stderr(printed):
             warnings.simplefilter("ignore")
             logging.disable(logging.WARNING)
             yield
