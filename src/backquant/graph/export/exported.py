@@ -57,7 +57,8 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     """The program in a ``.pt2`` file that ``torch.export.save`` wrote.
 
-    Raises ``UsageError`` when there is no such file, ``CaptureError`` for one that is none (an AOTInductor package holds machine code, no graph).
+    Raises ``UsageError`` when there is no such file, ``CaptureError`` for one that holds no program (an
+    AOTInductor package holds machine code).
     """
     try:
         program = torch.export.load(os.fspath(path))
