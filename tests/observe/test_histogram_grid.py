@@ -65,7 +65,7 @@ def test_values_that_count_several_times(data: list[float], times: int) -> None:
 def test_values_lie_where_the_spread_says(data: list[float], bits: int) -> None:
     x = torch.tensor(data, dtype=torch.float32)
     x = x[x.isfinite()]
-    lower, upper, number = count(x, bits).spread(bits, x.min(), x.max())
+    lower, upper, number = count(x, bits).spread(bits, float(x.min()), float(x.max()))
     assert (lower[0], upper[-1]) == (x.min(), x.max())
     assert bool((lower <= upper).all() and (upper[:-1] <= lower[1:]).all())
     assert int(number.sum()) == len(x)
@@ -77,7 +77,7 @@ def test_values_lie_where_the_spread_says(data: list[float], bits: int) -> None:
 
 def test_equal_values_have_no_width() -> None:
     x = torch.tensor([-3.0, 0.0, 0.0, 0.1875, 0.1875, 96.0])
-    lower, upper, _ = count(x, 7).spread(7, x.min(), x.max())
+    lower, upper, _ = count(x, 7).spread(7, float(x.min()), float(x.max()))
     assert lower.tolist() == upper.tolist() == [-3.0, 0.0, 0.1875, 96.0]
 
 
@@ -88,7 +88,7 @@ def test_every_level_of_8_bit_data_has_a_bin() -> None:
 
 def test_even_spread_is_recovered() -> None:
     x = torch.linspace(1, 2, 12801)[:-1]
-    lower, upper, _ = count(x, 7).spread(7, x.min(), x.max())
+    lower, upper, _ = count(x, 7).spread(7, float(x.min()), float(x.max()))
     edges = 1 + torch.arange(129, dtype=torch.float64) / 128
     assert np.allclose(lower, edges[:-1], atol=2e-4)
     assert np.allclose(upper, edges[1:], atol=2e-4)
@@ -104,7 +104,7 @@ def test_extremes_of_float32() -> None:
     x = torch.tensor([info.max, info.min, info.smallest_normal, 1e-45, -1e-45])
     bins = count(x, 7)
     assert bins.number.tolist() == [1, 1, 1, 1, 1]
-    lower, upper, _ = bins.spread(7, x.min(), x.max())
+    lower, upper, _ = bins.spread(7, float(x.min()), float(x.max()))
     assert np.isfinite(lower).all() and np.isfinite(upper).all()
     assert lower[0].item() == info.min
 

@@ -14,7 +14,7 @@ EPS = torch.tensor([torch.finfo(torch.float32).eps])
 
 
 def spread(x: torch.Tensor) -> Spread:
-    return add_to_bins(None, [Counted(x, 1)], 7).spread(7, x.min(), x.max())
+    return add_to_bins(None, [Counted(x, 1)], 7).spread(7, float(x.min()), float(x.max()))
 
 
 def measured(x: torch.Tensor, scale: float, zero_point: int, target: QuantRange) -> float:
@@ -55,7 +55,7 @@ def test_no_range_of_a_dense_scan_is_noticeably_better(target: QuantRange) -> No
         scale, zero_point = affine_qparams(low, high, target, EPS)
         return squared_error(values, scale, zero_point, target).tolist()
 
-    low, high = best_range(values, target, EPS)
+    low, high = torch.from_numpy(best_range(values, target, EPS.item()))
     grid = torch.linspace(0.02, 1.05, 70)
     scan = torch.cartesian_prod(grid * x.min(), grid * x.max())
     found = errors(low[None], high[None])
@@ -63,15 +63,15 @@ def test_no_range_of_a_dense_scan_is_noticeably_better(target: QuantRange) -> No
 
 
 def test_an_exact_range_is_kept() -> None:
-    low, high = best_range(spread(torch.arange(256) / 255), UNSIGNED, EPS)
+    low, high = best_range(spread(torch.arange(256) / 255), UNSIGNED, EPS.item())
     assert (low.item(), high.item()) == (0.0, 1.0)
 
 
 def test_ranges_hold_zero() -> None:
-    low, high = best_range(spread(torch.linspace(3, 4, 1000)), UNSIGNED, EPS)
+    low, high = best_range(spread(torch.linspace(3, 4, 1000)), UNSIGNED, EPS.item())
     assert low.item() == 0.0
     assert high.item() == pytest.approx(4, rel=0.02)
-    low, high = best_range(spread(-torch.linspace(3, 4, 1000)), UNSIGNED, EPS)
+    low, high = best_range(spread(-torch.linspace(3, 4, 1000)), UNSIGNED, EPS.item())
     assert high.item() == 0.0
     assert low.item() == pytest.approx(-4, rel=0.02)
 
@@ -79,6 +79,6 @@ def test_ranges_hold_zero() -> None:
 def test_an_overflowing_range_is_avoided() -> None:
     """The widest range has no finite scale in float32; the search finds one that has."""
     big = torch.finfo(torch.float32).max
-    low, high = best_range(spread(torch.tensor([-big, 0.0, big])), UNSIGNED, EPS)
-    scale, _ = affine_qparams(low, high, UNSIGNED, EPS)
+    low, high = best_range(spread(torch.tensor([-big, 0.0, big])), UNSIGNED, EPS.item())
+    scale, _ = affine_qparams(torch.tensor(low), torch.tensor(high), UNSIGNED, EPS)
     assert torch.isfinite(scale).all()

@@ -13,6 +13,7 @@ from backquant.observe.histogram_grid import Bins, Counted, add_to_bins, merge_b
 from backquant.observe.histogram_sample import sample_values
 from backquant.observe.histogram_search import best_range
 from backquant.observe.minmax import check_per_tensor, check_reduced_symmetric
+from backquant.observe.qparams import array_qparams, is_symmetric
 
 __all__ = ["HistogramObserver"]
 
@@ -130,11 +131,15 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """Scale (float32 ``[1]``) and zero point (``[1]``) of the range with the least squared
         error; 1 and 0, warned, before any data.
         """
-        low, high = self.min_val, self.max_val
-        if bool(low < high):
-            values = self.state.spread(self.mantissa_bits, low, high)
-            low, high = best_range(values, self.quant_range, self.eps)
-        return self._calculate_qparams(low, high)
+        low, high = self.min_val.item(), self.max_val.item()
+        if not low < high:
+            return self._calculate_qparams(self.min_val, self.max_val)
+        target, eps = self.quant_range, self.eps.item()
+        found = best_range(self.state.spread(self.mantissa_bits, low, high), target, eps)
+        scale, zero_point = array_qparams(found[:1], found[1:], target, eps)
+        dtype = torch.int64 if is_symmetric(target.qscheme) else torch.int32
+        device = self.min_val.device
+        return torch.from_numpy(scale).to(device), torch.from_numpy(zero_point).to(device, dtype)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything."""

@@ -56,13 +56,13 @@ class Bins(NamedTuple):
     first: Tensor
     second: Tensor
 
-    def spread(self, mantissa_bits: int, low: Tensor, high: Tensor) -> Spread:
-        """Where the values lie; ``low`` and ``high`` (``[]``) are the extremes of all.
+    def spread(self, mantissa_bits: int, low: float, high: float) -> Spread:
+        """Where the values lie; ``low`` and ``high`` are the extremes of all.
 
         Mean and variance are those of the values in each bin; a bin of equal values has no width.
 
         >>> bins = add_to_bins(None, [Counted(torch.tensor([-1.0, 2.0, 2.0]), 1)], mantissa_bits=2)
-        >>> bins.spread(2, torch.tensor(-1.0), torch.tensor(2.0)).lower.tolist()
+        >>> bins.spread(2, -1.0, 2.0).lower.tolist()
         [-1.0, 2.0]
         """
         key, counted, first, second = (part.cpu().numpy() for part in self)
@@ -81,10 +81,10 @@ class Bins(NamedTuple):
         unit = np.ldexp(1.0 / steps, exponent)
         inner = near + np.maximum(mean - reach, 0) * unit
         outer = near + np.minimum(mean + reach, steps) * unit
-        negative, ends = sign < 0, (low.item(), high.item())
-        lower = np.where(negative, -outer, inner).clip(*ends)
-        upper = np.where(negative, -inner, outer).clip(*ends)
-        lower[0], upper[-1] = ends
+        negative = sign < 0
+        lower = np.where(negative, -outer, inner).clip(low, high)
+        upper = np.where(negative, -inner, outer).clip(low, high)
+        lower[0], upper[-1] = low, high
         return Spread(lower, upper, number)
 
 

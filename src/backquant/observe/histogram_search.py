@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from backquant.observe.histogram_grid import Array, Spread
@@ -38,25 +37,23 @@ _TWO_ENDS = (_factors(-8.0, 0.0, 17), _factors(-0.5, 0.5, 17), _factors(-0.0625,
 _ONE_END = (_factors(-8.0, 0.0, 65), _factors(-0.125, 0.125, 33))
 # Ranges that get the exact error: a few in the last round; with few bins, more and in every round.
 _EXAMINED = 6
-_EXAMINED_BINS = 1 << 14  # bins times ranges
+_EXAMINED_BINS = 1 << 13  # bins times ranges
 
 
-def best_range(values: Spread, target: QuantRange, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """The range (float32 ``[]`` each, on the device of ``eps``) whose qparams lose least on
-    ``values`` (at least one).
+def best_range(values: Spread, target: QuantRange, eps: float) -> Array:
+    """The range (float32 ``[2]``) whose qparams lose least on ``values`` (at least one).
 
-    Args: ``eps`` (``[1]``): the smallest scale. The extremes, as they are, are kept unless a
-    narrower range has a smaller error.
+    Args: ``eps``: the smallest scale. The extremes, as they are, are kept unless a narrower range
+    has a smaller error.
 
+    >>> import torch
     >>> points = np.arange(256.0)
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
-    >>> best_range(Spread(points, points, np.ones_like(points)), target, torch.tensor([1e-7]))
-    (tensor(0.), tensor(255.))
+    >>> best_range(Spread(points, points, np.ones_like(points)), target, 1e-7).tolist()
+    [0.0, 255.0]
     """
     with np.errstate(all="ignore"):
-        best = _best(values, target, eps.item()).astype(np.float32)
-    low, high = torch.from_numpy(best).to(eps.device).unbind()
-    return low, high
+        return _best(values, target, eps).astype(np.float32)
 
 
 def _best(values: Spread, target: QuantRange, eps: float) -> Array:
@@ -103,6 +100,7 @@ def squared_error(
     With t = x / scale and n the nearest admitted integer, the squared error in t has the
     antiderivative n / 12 + (t - n)**3 / 3, inside and outside of the range alike.
 
+    >>> import torch
     >>> values = Spread(np.zeros(1), np.ones(1), np.ones(1))
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
     >>> (squared_error(values, np.array([0.01]), np.array([0]), target) * 12).round(6).tolist()
