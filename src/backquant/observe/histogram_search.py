@@ -190,35 +190,54 @@ class _Sketch:
 
     def of_ranges(self, low: Array, high: Array) -> Array:
         """The errors of the ranges (``[n]`` each) from ``low`` to ``high``."""
-        return self._error((low, self._up_to(low)), (high, self._up_to(high)))
+        half = (high - low) / (2 * self.span)
+        sums = self._up_to(np.concatenate((low, high, -half, half))).reshape(3, 4, len(low))
+        below = low, sums[:, 0]
+        above = high, sums[:, 1]
+        return self._error(below, above, half, sums[:, 2:])
 
     def of_pairs(self, low: Array, high: Array) -> Array:
         """The errors of all ranges from one of ``low`` to one of ``high``; the second runs faster."""
-        below, above = self._up_to(low), self._up_to(high)
-        first = low[:, None], tuple(sums[:, None] for sums in below)
-        second = high[None], tuple(sums[None] for sums in above)
-        return self._error(first, second).ravel()
+        half = (high - low[:, None]) / (2 * self.span)
+        inner = half.ravel()
+        sums = self._up_to(np.concatenate((low, high, -inner, inner)))
+        count = len(low)
+        below = low[:, None], sums[:, :count, None]
+        above = high, sums[:, None, count : 2 * count]
+        middle = sums[:, 2 * count :].reshape(3, 2, *half.shape)
+        return self._error(below, above, half, middle).ravel()
 
-    def _error(self, low: Any, high: Any) -> Array:
-        """``low`` and ``high``: ends, each with the sums up to it; of shapes that broadcast."""
-        (low, (low_number, low_first, low_second)) = low
-        (high, (high_number, high_first, high_second)) = high
-        step = (high - low) / self.span
-        half = step / 2
-        number, _, second = self._up_to(np.stack((-half, half)))
-        rounded = np.maximum(number[0] - low_number, 0) + np.maximum(high_number - number[1], 0)
+    def _error(self, below: Any, above: Any, half: Array, middle: Array) -> Array:
+        """``below`` and ``above``: ends, each with the sums up to it; ``middle``: the sums up to half
+        a step below and above zero; of shapes that broadcast."""
+        (low, (low_number, low_first, low_second)) = below
+        (high, (high_number, high_first, high_second)) = above
+        (number, _, second) = middle
         all_number, all_first, all_second = self.total
-        below = low_second - low * (2 * low_first - low * low_number)
-        above = all_second - high_second
-        above -= high * (2 * (all_first - high_first) - high * (all_number - high_number))
-        clipped = np.maximum(below, 0) + np.maximum(above, 0)
-        error: Array = rounded * (step * step / 12) + clipped + (second[1] - second[0])
-        return error
+        clipped = np.maximum(low_second - low * (2 * low_first - low * low_number), 0)
+        beyond = 2 * (all_first - high_first) - high * (all_number - high_number)
+        clipped = clipped + np.maximum(all_second - high_second - high * beyond, 0)
+        rounded: Array = np.maximum(number[0] - low_number, 0) + np.maximum(
+            high_number - number[1], 0
+        )
+        rounded *= half
+        rounded *= half
+        rounded /= 3
+        rounded += second[1]
+        rounded -= second[0]
+        rounded += clipped
+        return rounded
 
-    def _up_to(self, x: Array) -> tuple[Array, Array, Array]:
-        """Sums of weight, value and value**2 over the values less than ``x`` (any shape)."""
-        rows = self.rows.take(np.searchsorted(self.lower, x), axis=1)
-        low, high, density, point, number, first, second = rows
+    def _up_to(self, x: Array) -> Array:
+        """Sums of weight, value and value**2 (``[3, n]``) over the values less than ``x`` (``[n]``)."""
+        rows = self.rows.take(self.lower.searchsorted(x), axis=1)
+        low, high, density, point = rows[:4]
         x = np.minimum(np.maximum(x, low), high)
         part, mean = density * (x - low) + point, (low + x) / 2
-        return number + part, first + part * mean, second + part * (4 * mean * mean - low * x) / 3
+        sums = rows[4:]
+        sums[0] += part
+        sums[1] += part * mean
+        part /= 3
+        part *= 4 * mean * mean - low * x
+        sums[2] += part
+        return sums
