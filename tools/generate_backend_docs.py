@@ -1,4 +1,5 @@
-"""Write the files that are made from the package: docs/backends.md and the schema of spec files.
+"""Write the files that are made from the package: docs/backends.md, the schema of spec files, and the
+list of backends that ``backquant backends`` prints without importing them.
 
 With ``--check`` nothing is written: the exit status is 1 when a file is stale, and the first line that
 differs is shown.
@@ -53,7 +54,18 @@ def files() -> dict[Path, str]:
     return {
         ROOT / "docs" / "backends.md": backends_page(),
         package / "schema_v1.json": schema,
+        package.parent / "built_in.json": built_in(),
     }
+
+
+def built_in() -> str:
+    """Name, engine and number of entries of the backends of this package."""
+    configs = {n: get_backend_config(n) for n in list_backends() if _module_file(n) is not None}
+    rows = [
+        {"name": name, "engine": config.engine, "entries": len(config.configs)}
+        for name, config in configs.items()
+    ]
+    return json.dumps(rows, indent=1) + "\n"
 
 
 def backends_page() -> str:

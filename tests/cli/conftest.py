@@ -99,6 +99,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "zoo", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "zoo.py").write_text(MODELS)
     images = np.random.default_rng(0).normal(size=(10, 3, 8, 8)).astype("float32")
     np.savez(tmp_path / "images.npz", x=images)

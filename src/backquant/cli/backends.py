@@ -1,4 +1,4 @@
-"""``BACKEND`` on the command line: a name or a file, and whether its engine runs here."""
+"""``BACKEND`` on the command line: a name or a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.backend_config.registry import is_spec_file
 from backquant.backend_config.validate import Finding, Severity
 from backquant.errors import EngineError
-from backquant.lower.engine import ENGINES, engine_info
 
-__all__ = ["engine_here", "findings", "load_backend"]
+__all__ = ["findings", "load_backend"]
 
 
 def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendConfig:
@@ -22,20 +21,6 @@ def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendCon
     if is_spec_file(backend):
         return BackendConfig.load(backend, allow=tuple(allow or ()))
     return get_backend_config(backend)
-
-
-def engine_here(config: BackendConfig) -> str:
-    """What the backend's models run on, on this machine, in a few words.
-
-    >>> engine_here(BackendConfig("mine"))
-    'reference model'
-    """
-    if config.engine is None:
-        return "reference model"
-    try:
-        return f"yes, {engine_info(config.engine).isa}"
-    except EngineError as error:
-        return f"no: {error.what}"
 
 
 def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
@@ -64,6 +49,8 @@ def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
     """The engine of ``config`` on this machine, or what is to say about its absence."""
     if config.engine is None:
         return None, []
+    from backquant.lower.engine import ENGINES, engine_info
+
     try:
         return engine_info(config.engine), []
     except EngineError as error:

@@ -37,21 +37,14 @@ class Format(str, Enum):
 
 def backends(as_json: Json = False) -> None:
     """List the backends that are found by name, and which of their engines run here."""
-    from backquant.backend_config import list_backends
-    from backquant.cli.backends import engine_here, load_backend
+    from backquant.cli.engines import engine_here
+    from backquant.cli.listed import listed_backends
 
-    rows = []
     with guarded(as_json=as_json):
-        for name in list_backends():
-            config = load_backend(name)
-            rows.append(
-                {
-                    "name": name,
-                    "engine": config.engine,
-                    "entries": len(config.configs),
-                    "runs_here": engine_here(config),
-                }
-            )
+        rows = [
+            {**backend._asdict(), "runs_here": engine_here(backend.engine)}
+            for backend in listed_backends()
+        ]
     table = Table("backend", "engine", "entries", "runs here", show_edge=False)
     for row in rows:
         table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row.values()))
@@ -66,7 +59,8 @@ def show(
 ) -> None:
     """Print what a backend supports, operator by operator, and its default observers."""
     from backquant.backend_config import tables
-    from backquant.cli.backends import engine_here, load_backend
+    from backquant.cli.backends import load_backend
+    from backquant.cli.engines import engine_here
 
     with guarded(as_json=as_json):
         config = load_backend(backend, allow)
@@ -84,7 +78,7 @@ def show(
     data = {
         "name": config.name,
         "engine": config.engine,
-        "runs_here": engine_here(config),
+        "runs_here": engine_here(config.engine),
         "rows": rows,
         "defaults": tables.default_lines(config),
         "qdq": tables.qdq_lines(config),
@@ -145,6 +139,6 @@ def _finding_lines(found: list[Finding]) -> Iterator[str]:
 
 def schema(as_json: Json = True) -> None:  # noqa: ARG001 - accepted as on every command
     """Print the JSON Schema of description files. It is JSON with and without --json."""
-    from backquant.backend_config import json_schema
+    from backquant.cli.listed import published_schema
 
-    emit(as_json=True, data=json_schema(), shown="")
+    emit(as_json=True, data=published_schema(), shown="")
