@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backquant.errors import ConfigError
+from backquant.nn.quantized.reference import weights
 from backquant.nn.quantized.reference.weights import (
     WeightQParams,
     dequantize_weight,
@@ -191,3 +192,29 @@ def test_no_warning_and_no_quantized_tensor(recwarn: pytest.WarningsRecorder) ->
     quantized, dequantized = _both(torch.randn(2, 3), **GOOD)
     assert not quantized.is_quantized and not dequantized.is_quantized
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_large_weights_are_rounded_in_parts(
+    monkeypatch: pytest.MonkeyPatch, axis: int | None, dtype: torch.dtype, channels_last: bool
+) -> None:
+    weight = torch.randn(7, 6, 3, 3)
+    if channels_last:
+        weight = weight.to(memory_format=torch.channels_last)
+    channels = 1 if axis is None else weight.size(axis)
+    values: dict[str, object] = {
+        "qscheme": torch.per_tensor_affine if axis is None else torch.per_channel_affine,
+        "dtype": dtype,
+        "scale": torch.rand(channels) + 0.1,
+        "zero_point": torch.arange(channels),
+        "axis": axis,
+    }
+    qparams = weights.WeightQParams.from_dict(values)
+    whole = weights.quantize_weight(weight, qparams)
+    for part in (1, 100, 200):
+        monkeypatch.setattr(weights, "_PART", part)
+        made = weights.quantize_weight(weight, qparams)
+        assert torch.equal(made, whole) and made.dtype == whole.dtype
+        assert made.stride() == whole.stride()

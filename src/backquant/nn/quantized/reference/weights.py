@@ -222,14 +222,32 @@ def quantize_weight(weight: torch.Tensor, qparams: WeightQParams) -> torch.Tenso
         return torch.empty_like(weight, dtype=qparams.storage)
     inverse = _along_axis(1.0 / qparams.scale, weight, qparams.axis)
     zero_point = _along_axis(qparams.zero_point, weight, qparams.axis)
+    if weight.dim() == 0 or weight.numel() <= _PART:
+        return _rounded(weight, inverse, zero_point, qparams)
+    quantized = torch.empty_like(weight, dtype=qparams.storage)
+    rows = max(1, _PART * weight.size(0) // weight.numel())
+    for start in range(0, weight.size(0), rows):
+        part = slice(start, start + rows)
+        scales = (t if t.dim() == 0 or t.size(0) == 1 else t[part] for t in (inverse, zero_point))
+        quantized[part] = _rounded(weight[part], *scales, qparams)
+    return quantized
+
+
+# Larger weights are rounded in parts, so that no float copy of them is needed.
+_PART = 1 << 18
+
+
+def _rounded(
+    weight: torch.Tensor, inverse: torch.Tensor, zero_point: torch.Tensor, qparams: WeightQParams
+) -> torch.Tensor:
     if not qparams.per_channel and qparams.storage.itemsize == 1:
         # The float64 product of two float32 is exact: one rounding to float32 in all.
-        rounded = torch.round((weight.double() * inverse + zero_point).float())
+        rounded = (weight.double() * inverse).add_(zero_point).float().round_()
     else:
-        rounded = torch.round(weight * inverse + zero_point)
+        rounded = (weight * inverse).add_(zero_point).round_()
     if qparams.storage == torch.int32:  # float32 cannot hold the bounds of int32
         rounded = rounded.double()
-    return rounded.clamp(qparams.quant_min, qparams.quant_max).to(qparams.storage)
+    return rounded.clamp_(qparams.quant_min, qparams.quant_max).to(qparams.storage)
 
 
 def dequantize_weight(
