@@ -223,13 +223,14 @@ def quantize_weight(weight: torch.Tensor, qparams: WeightQParams) -> torch.Tenso
     inverse = _along_axis(1.0 / qparams.scale, weight, qparams.axis)
     zero_point = _along_axis(qparams.zero_point, weight, qparams.axis)
     if weight.dim() == 0 or weight.numel() <= _PART:
-        return _rounded(weight, inverse, zero_point, qparams)
+        return _rounded(weight, (inverse, zero_point), qparams)
     quantized = torch.empty_like(weight, dtype=qparams.storage)
     rows = max(1, _PART * weight.size(0) // weight.numel())
     for start in range(0, weight.size(0), rows):
         part = slice(start, start + rows)
-        scales = (t if t.dim() == 0 or t.size(0) == 1 else t[part] for t in (inverse, zero_point))
-        quantized[part] = _rounded(weight[part], *scales, qparams)
+        by_row = inverse.dim() > 0 and inverse.size(0) > 1
+        scales = (inverse[part], zero_point[part]) if by_row else (inverse, zero_point)
+        quantized[part] = _rounded(weight[part], scales, qparams)
     return quantized
 
 
@@ -238,8 +239,9 @@ _PART = 1 << 18
 
 
 def _rounded(
-    weight: torch.Tensor, inverse: torch.Tensor, zero_point: torch.Tensor, qparams: WeightQParams
+    weight: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor], qparams: WeightQParams
 ) -> torch.Tensor:
+    inverse, zero_point = scales
     if not qparams.per_channel and qparams.storage.itemsize == 1:
         # The float64 product of two float32 is exact: one rounding to float32 in all.
         rounded = (weight.double() * inverse).add_(zero_point).float().round_()
