@@ -71,6 +71,33 @@ def test_a_new_state_is_seen(quantized: Any) -> None:
     assert torch.equal(warmed(quantized, x)(x), after)
 
 
+def _set(module: nn.Module) -> None:
+    module.weight = nn.Parameter(module.weight.detach() + 1)
+
+
+def _set_data(module: nn.Module) -> None:
+    module.weight.data = module.weight.detach() + 1
+
+
+def _assign(module: nn.Module) -> None:
+    state = {key: value + 1 for key, value in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize("change", [_set, _set_data, _assign])
+def test_a_replaced_parameter_is_seen(change: Any) -> None:
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.LayerNorm(4), nn.ReLU()))
+    replays, x = Replays(graph), torch.randn(3, 4)
+    for _ in range(3):
+        before = replays(x)
+    assert replays.programs == 1
+    change(graph.get_submodule("0"))
+    for _ in range(3):
+        assert not torch.equal(replays(x), before)
+        assert torch.equal(replays(x), graph(x))
+    assert replays.programs == 1
+
+
 def test_a_state_of_one_kernel_is_seen(quantized: Any) -> None:
     x = torch.randn(2, 3, 8, 8)
     before = warmed(quantized, x)(x)

@@ -9,15 +9,17 @@ Invariants
 3. Nothing is replayed where someone looks: under hooks, another dispatch or function mode, a profiler's
    or compiler's trace, or with tensors of other classes.
 4. A kernel that drops its packed weight (``load_state_dict``, ``to``) makes every recording void.
+5. A parameter or buffer that was replaced (``load_state_dict(assign=True)``, an attribute set, new
+   ``.data``) makes the recordings void that read it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -52,7 +54,7 @@ class Replays:
         self.module = module
         self.refused = _foreign_code(module)
         self._never = bool(self.refused)
-        self._found: OrderedDict[Hashable, Program | str] = OrderedDict()
+        self._found: OrderedDict[Hashable, _Recorded | str] = OrderedDict()
         self._lock = threading.Lock()
         self._packings = packings()
         self._hooks = [
@@ -64,7 +66,7 @@ class Replays:
     @property
     def programs(self) -> int:
         """How many kinds of inputs are recorded."""
-        return sum(isinstance(program, Program) for program in self._found.values())
+        return sum(isinstance(found, _Recorded) for found in self._found.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives for these arguments."""
@@ -78,8 +80,11 @@ class Replays:
             self._found.clear()
             self._packings = packings()
         found = self._found.get(key)
-        if isinstance(found, Program):
-            return found(tensors)
+        if isinstance(found, _Recorded):
+            if all(place.is_unchanged() for place in found.read):
+                return found.program(tensors)
+            del self._found[key]
+            found = None
         if found is None:
             return self._first(key, args, kwargs)
         if found is not _SEEN or not self._lock.acquire(blocking=False):
@@ -100,14 +105,48 @@ class Replays:
     def _record(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constants = partial(known_constants, self.module)
         result, recording = record(self.module, args, kwargs, constants)
-        made: Program | str
+        made: _Recorded | str
         try:
-            made = str(recording) if isinstance(recording, NotReplayable) else Program(recording)
+            if isinstance(recording, NotReplayable):
+                raise recording
+            places = _places(self.module, recording.constants.values())
+            made = _Recorded(Program(recording), places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
         self._found[key] = made
         return result
+
+
+class _Recorded(NamedTuple):
+    program: Program
+    read: list[_Place]
+
+
+class _Place:
+    """Where a module holds a tensor that a recording reads."""
+
+    __slots__ = ("address", "key", "owner", "tensor")
+
+    def __init__(self, owner: dict[str, Any], key: str, tensor: torch.Tensor) -> None:
+        self.owner, self.key, self.tensor = owner, key, tensor
+        self.address = tensor.data_ptr()
+
+    def is_unchanged(self) -> bool:
+        held = self.owner.get(self.key)
+        return held is self.tensor and held.data_ptr() == self.address
+
+
+def _places(module: nn.Module, tensors: Iterable[torch.Tensor]) -> list[_Place]:
+    """Where ``module`` holds those of ``tensors`` that are parameters, buffers or attributes."""
+    wanted = {id(tensor) for tensor in tensors}
+    owners = [held for part in module.modules() for held in (part._parameters, part._buffers)]
+    return [
+        _Place(owner, key, tensor)
+        for owner in (*owners, vars(module))
+        for key, tensor in owner.items()
+        if isinstance(tensor, torch.Tensor) and id(tensor) in wanted
+    ]
 
 
 def _kind(
