@@ -30,12 +30,14 @@ CAPTURES = ("auto", "trace", "export")
 class Capturing:
     """How to capture: one of ``CAPTURES``; the rest is for ``torch.export``.
 
-    ``example_inputs`` ``None``: there are none, so that a model can only be traced.
+    ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``leave_float``: nobody
+    passed a mapping, so that what the backend leaves in float by default stays there.
     """
 
     how: str = "auto"
     example_inputs: Any = None
     dynamic_shapes: Any = None
+    leave_float: bool = False
 
     def __post_init__(self) -> None:
         if self.how not in CAPTURES:
@@ -119,8 +121,9 @@ def _exported_instead(
 
 
 def _reason(error: CaptureError) -> str:
-    """Without what all errors of a kind begin with."""
-    return error.what.partition(": ")[2] or error.what
+    """The first sentence, without what all errors of a kind begin with."""
+    reason = error.what.partition(": ")[2] or error.what
+    return reason.partition(". ")[0]
 
 
 def with_reasons(plan: Plan, captured: Captured) -> Plan:

@@ -120,7 +120,9 @@ def quantize(
     model = opened_model(model)
     frozen = evaluation_copy(model)
     example, batches = example_from(frozen, example_inputs, calibration)
-    step = _planned(frozen, ask, Capturing(capture, example, dynamic_shapes))
+    step = _planned(
+        frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
+    )
     config = step.backend
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
@@ -179,7 +181,9 @@ def explain(  # size: as quantize
     model = opened_model(model)
     frozen = evaluation_copy(model)
     example = checked_example(frozen, example_inputs)
-    step = _planned(frozen, ask, Capturing(capture, example, dynamic_shapes))
+    step = _planned(
+        frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
+    )
     config = step.backend
     prepared = _prepared(step, ask)
     state = prepared_state(prepared)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from backquant.api.arguments import given_model
 from backquant.api.capturing import Capturing, captured_with, spelled_for, with_reasons
+from backquant.api.left_float import rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
 from backquant.graph import shallow_copy, without_collector
@@ -70,11 +71,21 @@ def planned(  # size: what is asked for of a model, and how to capture it
     custom: PrepareCustomConfig | None = None,
     capturing: Capturing | None = None,
 ) -> Planned:
-    """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused."""
+    """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
+
+    ``capturing.leave_float``: what the backend leaves in float by default is left there.
+    """
     captured = captured_with(custom, model, capturing)
     without_sync(captured.module)
     backend, mapping = spelled_for(captured, backend, mapping)
-    fused, plan = plan_fused(captured, backend, mapping, CustomMatching.of(custom))
+    matching = CustomMatching.of(custom)
+    fused, plan = plan_fused(captured, backend, mapping, matching)
+    if capturing is not None and capturing.leave_float:
+        left = rules_for_left(fused, plan, backend, mapping)
+        if left is not None:
+            mapping = left.mapping
+            fused, plan = plan_fused(captured, backend, mapping, matching)
+            plan = replace(plan, notes=(*plan.notes, *left.notes))
     return Planned(fused, with_reasons(plan, captured), backend, mapping)
 
 

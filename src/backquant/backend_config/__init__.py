@@ -35,6 +35,7 @@ from backquant.backend_config.fusers import (
     reverse_sequential_wrapper2,
 )
 from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
+from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name, short_name
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import (
@@ -80,6 +81,7 @@ __all__ = [
     # defaults
     "BackendDefaults",
     "DefaultOverride",
+    "LeaveFloat",
     "QuantDefault",
     # deployment targets
     "QDQRules",

@@ -20,6 +20,7 @@ from backquant.backend_config.checks import (
     check_number,
     within,
 )
+from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
@@ -186,9 +187,10 @@ class DefaultOverride:
 
 @dataclass(frozen=True, repr=False)
 class BackendDefaults:
-    """The defaults of a backend: four roles of tensors, and overrides by operator.
+    """The defaults of a backend: four roles of tensors, overrides by operator, and what stays float.
 
-    ``qat_activation`` and ``qat_weight`` None: the backend has no default for training.
+    ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
+    is for ``quantize`` and ``explain`` without a mapping; the default mappings are PyTorch's.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(
@@ -203,10 +205,17 @@ class BackendDefaults:
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
     overrides: tuple[DefaultOverride, ...] = ()
+    leave_float: tuple[LeaveFloat, ...] = ()
 
     def __post_init__(self) -> None:
         for role in _ROLES:
             _check_role(getattr(self, role), role)
+        object.__setattr__(self, "leave_float", tuple(self.leave_float))
+        for index, rule in enumerate(self.leave_float):
+            if not isinstance(rule, LeaveFloat):
+                raise SpecError(
+                    f"expected a LeaveFloat, got {rule!r}", where=f"leave_float[{index}]"
+                )
         for role in ("activation", "weight"):
             if getattr(self, role) is None:
                 raise SpecError(f"the defaults of a backend name its {role}", where=role)
@@ -257,6 +266,8 @@ class BackendDefaults:
         values: dict[str, Any] = _roles_to_dict(self)
         if self.overrides:
             values["overrides"] = [override.to_dict() for override in self.overrides]
+        if self.leave_float:
+            values["leave_float"] = [rule.to_dict() for rule in self.leave_float]
         return values
 
     @classmethod
@@ -267,19 +278,26 @@ class BackendDefaults:
         >>> BackendDefaults.from_dict({"activation": minmax, "weight": minmax}).overrides
         ()
         """
-        check_keys(values, (*_ROLES, "overrides"), "BackendDefaults")
+        check_keys(values, (*_ROLES, "overrides", "leave_float"), "BackendDefaults")
         overrides = []
         for index, item in enumerate(values.get("overrides") or ()):
             with within(f"overrides[{index}]"):
                 is_dict = isinstance(item, Mapping)
                 overrides.append(DefaultOverride.from_dict(item) if is_dict else item)
         roles = {"activation": None, "weight": None, **_roles_from_dict(values)}
-        return cls(**roles, overrides=tuple(overrides))
+        rules = []
+        for index, item in enumerate(values.get("leave_float") or ()):
+            with within(f"leave_float[{index}]"):
+                is_dict = isinstance(item, Mapping)
+                rules.append(LeaveFloat.from_dict(item) if is_dict else item)
+        return cls(**roles, overrides=tuple(overrides), leave_float=tuple(rules))
 
     def __repr__(self) -> str:
         parts = _roles_repr(self)
         if self.overrides:
             parts.append(f"overrides={self.overrides!r}")
+        if self.leave_float:
+            parts.append(f"leave_float={self.leave_float!r}")
         return f"BackendDefaults({', '.join(parts)})"
 
 

@@ -30,6 +30,7 @@ from backquant.backend_config.describe import (
     mode_of,
     operator_label,
 )
+from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 
@@ -207,7 +208,17 @@ def default_lines(config: BackendConfig) -> list[str]:
             if (value := getattr(override, role)) is not None
         ]
         lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
-    return lines
+    return [*lines, *map(_left_float, defaults.leave_float)]
+
+
+def _left_float(rule: LeaveFloat) -> str:
+    places = [
+        f"{word} {', '.join(map(operator_label, operators))}"
+        for word, operators in (("after", rule.after), ("before", rule.before))
+        if operators
+    ]
+    places += ["with a mask or table"] if rule.with_table else []
+    return f"{', '.join(map(operator_label, rule.operators))} – float {', '.join(places)}"
 
 
 def qdq_lines(config: BackendConfig) -> list[str]:

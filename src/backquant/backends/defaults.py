@@ -13,11 +13,18 @@ Fields are set only where they differ from the observer's own default, as in PyT
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.backend_config import BackendDefaults, DefaultOverride, QuantDefault
+from backquant.backend_config import (
+    BackendDefaults,
+    DefaultOverride,
+    LeaveFloat,
+    QuantDefault,
+)
 
 __all__ = [
     "EXECUTORCH_DEFAULTS",
@@ -83,6 +90,18 @@ TENSOR_TRANSPOSED = DefaultOverride(
 PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
 
 
+ADDITIONS = (operator.add, torch.add)
+PRODUCTS = (operator.mul, torch.mul)
+# residual additions of transformers, and what is added to or multiplied with masks and rotary angles
+RESIDUAL = LeaveFloat(
+    ADDITIONS,
+    after=(nn.Linear, F.linear),
+    before=(nn.LayerNorm, F.layer_norm, nn.RMSNorm, F.rms_norm),
+)
+TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
+LEAVE_FLOAT = (RESIDUAL, TABLES)
+
+
 def _trained(reduce_range: bool | None = None) -> QuantDefault:
     """The unsigned activation of quantization-aware training."""
     return QuantDefault(
@@ -100,6 +119,7 @@ FBGEMM_DEFAULTS = BackendDefaults(
     qat_activation=_trained(reduce_range=True),
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE, TENSOR_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+    leave_float=LEAVE_FLOAT,
 )
 
 ONEDNN_DEFAULTS = BackendDefaults(
@@ -108,6 +128,7 @@ ONEDNN_DEFAULTS = BackendDefaults(
     qat_activation=_trained(),
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+    leave_float=LEAVE_FLOAT,
 )
 
 QNNPACK_DEFAULTS = BackendDefaults(
@@ -116,6 +137,7 @@ QNNPACK_DEFAULTS = BackendDefaults(
     qat_activation=_trained(reduce_range=False),
     qat_weight=QAT_TENSOR_WEIGHT,
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
+    leave_float=LEAVE_FLOAT,
 )
 
 QNNPACK_PT2E_DEFAULTS = BackendDefaults(

@@ -114,6 +114,10 @@ def _layer_norm(x: Any, shape: Any, *rest: Any, **_: Any) -> Call:
     return _function(F.layer_norm, x, tuple(shape), weight, bias, **kwargs)
 
 
+def _rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Call:
+    return _function(F.rms_norm, x, tuple(shape), weight, eps)
+
+
 def _group_norm(x: Any, groups: int, *rest: Any, **_: Any) -> Call:
     weight, bias, eps = (*rest, None, None, None)[:3]
     kwargs = {} if eps is None else {"eps": eps}
@@ -172,11 +176,11 @@ _ARGUMENTS: dict[Any, Callable[..., Call]] = {
     _aten.softmax.int: _softmax,
     _aten.layer_norm.default: _layer_norm,
     _aten.group_norm.default: _group_norm,
+    _aten.rms_norm.default: _rms_norm,
     _aten.batch_norm.default: _batch_norm,
     _aten.instance_norm.default: _instance_norm,
     _aten.embedding.default: _embedding,
     _aten.elu.default: _elu,
-    _aten.bmm.default: _matmul,
     _aten.mm.default: _matmul,
     _aten.constant_pad_nd.default: _constant_pad,
     _aten.upsample_nearest1d.vec: _upsampled("nearest"),

@@ -6,7 +6,8 @@ Export keeps ``linear``, ``conv2d``, ``batch_norm`` and the like; ``run_decompos
    between two ``view`` for inputs of more than two dimensions. ``addmm`` with a weight that is not
    transposed is a linear layer, too: its weight is transposed here.
 2. A convolution of any dimension, transposed or not, is ``convolution``.
-3. Norms, max pooling and attention give a tuple of which item 0 is read.
+3. Norms and max pooling give a tuple of which item 0 is read.
+4. A root-mean-square norm is the arithmetic that it stands for.
 """
 
 from __future__ import annotations
@@ -137,6 +138,42 @@ def _convolution(node: fx.Node) -> _Call | None:
     return _CONV[len(shape)], (x, weight, bias, stride, padding, dilation, groups)
 
 
+def _rms_norm(node: fx.Node) -> _Call | None:
+    """``weight * (x * rsqrt(mean(x ** 2) + eps))``, as models write it that have no module for it."""
+    weight, scaled = _with_target(node.args, _aten.mul.Tensor)
+    if scaled is None or not _is_parameter(weight) or len(_shape(weight) or ()) != 1:
+        return None
+    x, root = _with_target(scaled.args, _aten.rsqrt.default)
+    added: Any = root.args[0] if root is not None else None
+    if not _calls(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
+        return None
+    mean: Any = added.args[0]
+    if not _calls(mean, _aten.mean.dim) or tuple(mean.args[1:]) != ([-1], True):
+        return None
+    power: Any = mean.args[0]
+    if not _calls(power, _aten.pow.Tensor_Scalar) or power.args != (x, 2):
+        return None
+    inner = (scaled, root, added, mean, power)
+    if any(len(part.users) > 1 for part in inner) or _shape(x) is None:
+        return None
+    eps = added.args[1]
+    return _aten.rms_norm.default, (x, list(_shape(weight) or ()), weight, eps)
+
+
+def _calls(value: Any, target: Any) -> bool:
+    return isinstance(value, fx.Node) and value.target is target
+
+
+def _with_target(values: Any, target: Any) -> tuple[Any, Any]:
+    """Of two values: the other one, and the one that calls ``target`` (else ``None``)."""
+    if len(values) != 2:
+        return None, None
+    for one, other in (values, tuple(reversed(values))):
+        if _calls(other, target) and isinstance(one, fx.Node):
+            return one, other
+    return None, None
+
+
 def _softmax(node: fx.Node) -> _Call | None:
     x, dim, to_float = node.args
     return None if to_float else (_aten.softmax.int, (x, dim))
@@ -150,6 +187,7 @@ _WHOLE: dict[Any, Callable[[fx.Node], _Call | None]] = {
     _aten.reshape.default: _view,
     _aten.convolution.default: _convolution,
     _aten._softmax.default: _softmax,
+    _aten.mul.Tensor: _rms_norm,
 }
 
 

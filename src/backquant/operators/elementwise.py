@@ -121,8 +121,8 @@ OPERATORS: tuple[Operator, ...] = (
         name="matmul",
         family="elementwise",
         sample=Sample(((2, 4, 8), (2, 8, 6)), call=(INPUT, INPUT)),
-        functions=(torch.matmul, operator.matmul),
-        methods=("matmul",),
-        aten=(_aten.matmul.default,),
+        functions=(torch.matmul, operator.matmul, torch.bmm),
+        methods=("matmul", "bmm"),
+        aten=(_aten.matmul.default, _aten.bmm.default),
     ),
 )

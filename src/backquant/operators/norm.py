@@ -121,6 +121,15 @@ OPERATORS: tuple[Operator, ...] = (
         bias_index=3,
     ),
     Operator(
+        name="rms_norm",
+        family="norm",
+        sample=Sample(((2, 3, 4),), module_args=((4,),), call=(INPUT, (4,), _C)),
+        modules=(nn.RMSNorm,),
+        functions=(F.rms_norm,),
+        aten=(torch.ops.aten.rms_norm.default,),
+        weight_index=2,
+    ),
+    Operator(
         name="group_norm",
         family="norm",
         sample=Sample(module_args=(2, 4), call=(INPUT, 2, _C, _C)),

@@ -146,6 +146,13 @@ def _layer_norm(
     return _filled(made, weight=weight, bias=bias)
 
 
+def _rms_norm(_: Any, shape: Any, weight: Any = None, eps: float | None = None) -> nn.Module | None:
+    if not _given(weight):
+        return None
+    made = nn.RMSNorm(tuple(shape), eps, weight is not None, device="meta")
+    return _filled(made, weight=weight)
+
+
 def _group_norm(
     _: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *__: Any
 ) -> nn.Module | None:
@@ -201,6 +208,7 @@ _BUILDERS: dict[Any, Callable[..., nn.Module | None]] = {
     _aten.batch_norm.default: _batch_norm,
     _aten.layer_norm.default: _layer_norm,
     _aten.group_norm.default: _group_norm,
+    _aten.rms_norm.default: _rms_norm,
     _aten.embedding.default: _embedding,
     _aten.prelu.default: _prelu,
     _aten.gelu.default: _gelu,

@@ -18,6 +18,7 @@ from backquant.backend_config import (
     DTypeConfig,
     DTypeWithConstraints,
     ForwardFuser,
+    LeaveFloat,
     MatchAllNode,
     ObservationType,
     QuantDefault,
@@ -155,6 +156,16 @@ defaults = st.builds(
     overrides=st.sampled_from([(), (torch.nn.Linear,), ("view", torch.conv2d)]).map(
         lambda operators: (DefaultOverride(operators, QuantDefault("noop")),) if operators else ()
     ),
+    leave_float=st.lists(
+        st.builds(
+            LeaveFloat,
+            st.sampled_from([(torch.add,), (torch.add, "add", torch.mul)]),
+            st.sampled_from([(torch.nn.Linear,), (torch.nn.Linear, torch.nn.functional.linear)]),
+            st.sampled_from([(), (torch.nn.LayerNorm,)]),
+            st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 
 

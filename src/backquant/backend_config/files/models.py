@@ -179,6 +179,22 @@ class DefaultOverride(Model):
     qat_weight: QuantDefault | None = None
 
 
+class LeaveFloat(Model):
+    """Operators that stay float by default at some places."""
+
+    operators: list[Pattern] = Field(min_length=1)
+    after: list[Pattern] = Field(
+        default_factory=list, description="Where they read what one of these computes."
+    )
+    before: list[Pattern] = Field(
+        default_factory=list, description="Where one of these reads what they compute."
+    )
+    with_table: bool | None = Field(
+        None,
+        description="Where they read a mask or a table: a value that depends on no float input.",
+    )
+
+
 class Defaults(Model):
     """What a user who asks for nothing in particular gets on this backend."""
 
@@ -187,6 +203,9 @@ class Defaults(Model):
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
     overrides: list[DefaultOverride] = Field(default_factory=list)
+    leave_float: list[LeaveFloat] = Field(
+        default_factory=list, description="What stays float when nobody asks for anything else."
+    )
 
 
 class QDQ(Model):

@@ -156,12 +156,12 @@ class _Builder:
     def defaults_values(self, data: dict[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name, value in data.items():
-            if name == "operators":
+            if name in ("operators", "after", "before"):
                 values[name] = [
                     _at((name, index), pattern_from, item, self.resolver)[0]
                     for index, item in enumerate(value)
                 ]
-            elif name == "overrides":
+            elif name in ("overrides", "leave_float"):
                 values[name] = [
                     _at((name, index), self.defaults_values, item)
                     for index, item in enumerate(value)

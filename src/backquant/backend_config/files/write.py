@@ -161,9 +161,9 @@ def _defaults_data(value: Any) -> Any:
         return _scalar(value)
     data = {}
     for name, item in value.items():
-        if name == "operators":
+        if name in ("operators", "after", "before"):
             data[name] = [pattern_data(operator) for operator in item]
-        elif name == "overrides":
+        elif name in ("overrides", "leave_float"):
             data[name] = [_defaults_data(override) for override in item]
         else:
             data[name] = _defaults_data(item)

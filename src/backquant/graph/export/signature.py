@@ -88,7 +88,12 @@ def signature_of(
         leaves = pytree.tree_leaves(given[name])
         sizes = [next(shapes) for _ in leaves]
         found = tuple(size for size in sizes if size is not None)
-        arguments.append(Argument(name, found, None if found else given[name]))
+        dtypes = tuple(
+            str(leaf.dtype).removeprefix("torch.")
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor)
+        )
+        arguments.append(Argument(name, found, None if found else given[name], dtypes))
     output = Structure.of(program.call_spec.out_spec)
     return Signature(tuple(parameters), given, Interface(tuple(arguments), output))
 

@@ -165,18 +165,24 @@ class Argument:
     """One argument of the model.
 
     ``shapes``: for each tensor in it the size of each dimension (``None`` where any is accepted, and a
-    name where all dimensions of that name must agree). Without tensors it is a constant, ``value``,
-    that is part of the graph.
+    name where all dimensions of that name must agree); ``dtypes``: the name of the dtype
+    of each. Without tensors it is a constant, ``value``, that is part of the graph.
     """
 
     name: str
     shapes: tuple[tuple[int | str | None, ...], ...] = ()
     value: Any = None
+    dtypes: tuple[str, ...] = ()
 
     @property
     def is_constant(self) -> bool:
         """Whether it holds no tensor."""
         return not self.shapes
+
+    @property
+    def holds_floats(self) -> bool:
+        """Whether one of its tensors does, as far as is known."""
+        return not self.dtypes or any(getattr(torch, d).is_floating_point for d in self.dtypes)
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,12 @@ class Interface:
         """JSON-able. Constants that are no numbers, strings, booleans or None are left unchecked."""
         plain = (bool, int, float, str, type(None))
         arguments = [
-            {"name": a.name, "shapes": [list(s) for s in a.shapes], "value": a.value}
+            {
+                "name": a.name,
+                "shapes": [list(s) for s in a.shapes],
+                "value": a.value,
+                "dtypes": list(a.dtypes),
+            }
             for a in self.arguments
             if a.shapes or isinstance(a.value, plain)
         ]
@@ -227,7 +238,12 @@ class Interface:
         True
         """
         arguments = (
-            Argument(str(a["name"]), tuple(tuple(s) for s in a["shapes"]), a["value"])
+            Argument(
+                str(a["name"]),
+                tuple(tuple(s) for s in a["shapes"]),
+                a["value"],
+                tuple(map(str, a["dtypes"])),
+            )
             for a in data["arguments"]
         )
         return cls(tuple(arguments), Structure.from_dict(data["output"]))
@@ -253,8 +269,15 @@ def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, 
             where=f"{argument.name}: " + ("missing" if value is _ABSENT else describe(value)),
             fix=f"pass {argument.name!r} as in the example inputs",
         )
-    for tensor, shape in zip(tensors, argument.shapes, strict=True):
+    for index, (tensor, shape) in enumerate(zip(tensors, argument.shapes, strict=True)):
         _check_shape(argument.name, tensor, shape, sizes)
+        wanted = argument.dtypes[index] if argument.dtypes else ""
+        if wanted and getattr(torch, wanted, None) != tensor.dtype:
+            raise InputError(
+                f"input {argument.name!r} is {_dtype(tensor)}, and the model was exported for {wanted}",
+                where=f"{argument.name}: {describe_value(tensor)}",
+                fix=f"{argument.name}.to(torch.{wanted})",
+            )
 
 
 def _check_shape(
@@ -288,6 +311,10 @@ def _check_shape(
                 where=where,
                 fix=fix,
             )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _shape_text(shape: tuple[int | str | None, ...]) -> str:

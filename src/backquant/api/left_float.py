@@ -1,0 +1,105 @@
+"""What a backend leaves in float by default, as rules of the mapping.
+
+``get_default_qconfig_mapping`` is PyTorch's, and asks for everything; this is the choice of ``quantize``
+and ``explain`` when nobody passes a mapping. Each place becomes a rule by module, operator and number, so
+that the plan says of each operator why it stays float.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from backquant.backend_config import BackendConfig, LeaveFloat
+from backquant.backend_config.naming import operator_name
+from backquant.fuse import Fused
+from backquant.graph import Scope
+from backquant.graph.export import interface_of
+from backquant.match import Plan
+from backquant.match.left_float import LeftFloat, left_in_float
+from backquant.qconfig import QConfigMapping
+
+__all__ = ["LeftRules", "rules_for_left"]
+
+_SHOWN = 3
+
+
+class LeftRules(NamedTuple):
+    """The mapping with a rule for each place, and a note for each kind of place."""
+
+    mapping: QConfigMapping
+    notes: tuple[str, ...]
+
+
+def rules_for_left(
+    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping
+) -> LeftRules | None:
+    """The rules for what ``backend`` leaves in float in this graph; ``None`` where it leaves nothing.
+
+    Operators that stay float anyway get no rule.
+    """
+    defaults = backend.defaults
+    rules = () if defaults is None else defaults.leave_float
+    if not rules:
+        return None
+    found = left_in_float(fused.module, rules, _float_inputs(fused.module))
+    found = tuple(left for left in found if plan.decisions[left.node].quantized)
+    if not found:
+        return None
+    places = _places(fused.module, fused.scopes)
+    result = copy.copy(mapping)
+    result.module_name_object_type_order_qconfigs = copy.copy(
+        mapping.module_name_object_type_order_qconfigs
+    )
+    for left in found:
+        result.set_module_name_object_type_order(*places[left.node], None)
+    return LeftRules(result, tuple(_notes(found, rules, backend)))
+
+
+def _float_inputs(module: fx.GraphModule) -> Any:
+    interface = interface_of(module)
+    if interface is None:
+        return lambda _: True
+    floats = {a.name: a.holds_floats for a in interface.arguments}
+    return lambda name: floats.get(name, True)
+
+
+def _places(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, tuple[str, Any, int]]:
+    """Module, operator and number of each function call, as rules count them."""
+    uses: Counter[tuple[str, Any]] = Counter()
+    found: dict[str, tuple[str, Any, int]] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            path = scopes.get(node.name, Scope("", None)).path
+            found[node.name] = (path, node.target, uses[path, node.target])
+            uses[path, node.target] += 1
+    return found
+
+
+def _notes(
+    found: Sequence[LeftFloat], rules: Sequence[LeaveFloat], backend: BackendConfig
+) -> list[str]:
+    notes = []
+    for position, rule in enumerate(rules):
+        names = [left.node for left in found if left.rule == position]
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            notes.append(
+                f"{len(names)} stay float by default on {backend.name} ({shown}): {_why(rule)}"
+            )
+    return notes
+
+
+def _why(rule: LeaveFloat) -> str:
+    words = " or ".join(dict.fromkeys(operator_name(one) for one in rule.operators))
+    places = [
+        f"{word} {', '.join(map(operator_name, operators))}"
+        for word, operators in (("after", rule.after), ("before", rule.before))
+        if operators
+    ]
+    places += ["with a mask or table"] if rule.with_table else []
+    return f"{words} {' or '.join(places)}"

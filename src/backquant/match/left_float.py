@@ -1,0 +1,181 @@
+"""Where the defaults of a backend leave operators in float (``LeaveFloat``), found in one walk each way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from backquant.backend_config import LeaveFloat
+from backquant.backend_config.pattern import normal_form
+from backquant.graph import GraphIndex, OperatorKey
+from backquant.match.index import key_of
+from backquant.operators.index import find, find_root
+
+__all__ = ["LeftFloat", "left_in_float"]
+
+
+class LeftFloat(NamedTuple):
+    """A node that stays float, and the rule that says so, by position."""
+
+    node: str
+    rule: int
+
+
+def left_in_float(
+    module: fx.GraphModule,
+    rules: Sequence[LeaveFloat],
+    is_float_input: Callable[[str], bool] = lambda _: True,
+) -> tuple[LeftFloat, ...]:
+    """The nodes that ``rules`` leave in float, in graph order.
+
+    Args:
+        module: the (fused) graph.
+        is_float_input: whether an input of this name may hold floats; others are indices and masks.
+
+    >>> import operator
+    >>> def f(x, y):
+    ...     return torch.nn.functional.layer_norm(x + y, (2,)) + 1
+    >>> rule = LeaveFloat((operator.add,), before=(torch.nn.functional.layer_norm,))
+    >>> left_in_float(fx.symbolic_trace(f), [rule])
+    (LeftFloat(node='add', rule=0),)
+    """
+    graph = GraphIndex(module)
+    found: dict[str, int] = {}
+    tables: set[fx.Node] | None = None
+    for position, rule in enumerate(rules):
+        if rule.with_table and tables is None:
+            tables = _tables(graph, is_float_input)
+        for node in _left_by(graph, rule, tables or set()):
+            found.setdefault(node.name, position)
+    return tuple(LeftFloat(name, found[name]) for name in graph.nodes if name in found)
+
+
+def _keys(operators: Iterable[Any]) -> set[OperatorKey | None]:
+    return {key_of(normal_form(one).anchor) for one in operators}
+
+
+def _left_by(graph: GraphIndex, rule: LeaveFloat, tables: set[fx.Node]) -> set[fx.Node]:
+    own = [n for n in graph.calls() if graph.key(n) in _keys(rule.operators)]
+    after, before = _keys(rule.after), _keys(rule.before)
+    left = {node for node in own if any(_made_by(graph, v, after) for v in _read(graph, node))}
+    for node in reversed(own):
+        readers = _readers(graph, node)
+        if any(_is_one(graph, user, before) for user in readers) or (
+            before and any(user in left for user in readers)
+        ):
+            left.add(node)
+    return left | (_with_tables(graph, own, tables) if rule.with_table else set())
+
+
+def _read(graph: GraphIndex, node: fx.Node) -> list[fx.Node]:
+    return [value for value in node.all_input_nodes if not graph.has_no_tensors(value)]
+
+
+# -- what is looked through ------------------------------------------------------------------------------
+
+
+def _moves(graph: GraphIndex, node: fx.Node) -> bool:
+    """Whether a node only moves the values of its first argument, drops some, or scales them."""
+    key = graph.key(node)
+    if key is None or not node.all_input_nodes:
+        return False
+    known = find(key.op)
+    if known is None:
+        return key.op in _MOVES
+    if known.name == "mul":
+        return any(value.op == "get_attr" for value in node.all_input_nodes)
+    return known.family == "dropout" or (known.family == "shape" and known.shares_qparams)
+
+
+_aten = torch.ops.aten
+# moves that no entry names
+_MOVES = frozenset(
+    {
+        _aten.slice.Tensor,
+        _aten.select.int,
+        _aten.expand.default,
+        _aten.roll.default,
+        "expand",
+        "roll",
+    }
+)
+
+
+def _moved(node: fx.Node) -> fx.Node:
+    """The activation that a move reads."""
+    values = [value for value in node.all_input_nodes if value.op != "get_attr"]
+    return values[0] if values else node.all_input_nodes[0]
+
+
+def _made_by(graph: GraphIndex, value: fx.Node, operators: set[OperatorKey | None]) -> bool:
+    while not _is_one(graph, value, operators):
+        if not _moves(graph, value):
+            return False
+        value = _moved(value)
+    return True
+
+
+def _readers(graph: GraphIndex, node: fx.Node) -> list[fx.Node]:
+    """Who reads a value, and who reads what moves make of it."""
+    found: list[fx.Node] = []
+    pending = list(node.users)
+    seen: set[fx.Node] = set()
+    while pending:
+        user = pending.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        found.append(user)
+        if _moves(graph, user):
+            pending.extend(user.users)
+    return found
+
+
+def _is_one(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | None]) -> bool:
+    """Whether a node calls one of ``operators``; a fused module counts as its root."""
+    key = graph.key(node)
+    if key is None:
+        return False
+    if key in operators:
+        return True
+    root = find_root(key.op) if key.kind == "module" else None
+    return root is not None and any(OperatorKey("module", cls) in operators for cls in root.modules)
+
+
+# -- masks and tables ------------------------------------------------------------------------------------
+
+
+def _tables(graph: GraphIndex, is_float_input: Callable[[str], bool]) -> set[fx.Node]:
+    """The values that depend on no float input and on no parameter of an operator."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes.values():
+        if node.op == "placeholder":
+            is_table = not is_float_input(str(node.target))
+        elif node.op == "get_attr":
+            is_table = not _is_parameter(graph, str(node.target))
+        elif node.op == "call_module":
+            is_table = False
+        else:
+            is_table = all(value in found for value in node.all_input_nodes)
+        if is_table:
+            found.add(node)
+    return found
+
+
+def _is_parameter(graph: GraphIndex, path: str) -> bool:
+    owner, _, name = path.rpartition(".")
+    return name in graph.modules[owner]._parameters
+
+
+def _with_tables(graph: GraphIndex, own: list[fx.Node], tables: set[fx.Node]) -> set[fx.Node]:
+    left: set[fx.Node] = set()
+    for node in own:
+        values = _read(graph, node)
+        if any(value in tables for value in values) or (
+            values and all(value in left for value in values)
+        ):
+            left.add(node)
+    return left

@@ -1,0 +1,62 @@
+"""``quantize`` leaves residual additions in float; the default mapping, as PyTorch's, does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import backquant
+
+
+class Layers(nn.Module):
+    """Pre-norm residual layers without attention, with a convolution's skip connection in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 1)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv(x) + x).transpose(1, 2)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def _outcomes(report: Any) -> list[str]:
+    return [row.outcome for row in report.rows if row.operator == "operator.add"]
+
+
+def test_residual_additions_stay_float() -> None:
+    model = Layers().eval()
+    for layer in model.layers:
+        nn.init.normal_(layer.weight, std=2.0)
+    batches = [torch.randn(2, 8, 5) for _ in range(4)]
+    quantized = backquant.quantize(model, calibration=batches)
+    assert _outcomes(quantized.report) == ["quantized", "float", "float", "float"]
+    row = next(row for row in quantized.report.rows if row.outcome == "float")
+    assert row.reasons[0].rule == "qconfig-none"
+    assert any("3 stay float by default on x86" in note for note in quantized.report.notes)
+    asked = backquant.quantize(
+        model,
+        calibration=batches,
+        qconfig_mapping=backquant.get_default_qconfig_mapping("x86"),
+    )
+    assert _outcomes(asked.report) == ["quantized"] * 4
+    with torch.no_grad():
+        wanted = model(batches[0])
+    errors = [(q(batches[0]) - wanted).pow(2).sum() for q in (quantized, asked)]
+    assert errors[0] < errors[1]
+
+
+def test_a_backend_without_the_rule() -> None:
+    config = backquant.get_backend_config("x86")
+    assert config.defaults is not None
+    from dataclasses import replace
+
+    config.set_defaults(replace(config.defaults, leave_float=()))
+    report = backquant.explain(Layers().eval(), torch.randn(2, 8, 5), backend=config)
+    assert _outcomes(report) == ["quantized"] * 4
