@@ -25,7 +25,7 @@ class Block(nn.Module):
         self.register_buffer("mask", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a = self.conv(x) + x  # neither
+        a = torch.relu(self.conv(x) + x)  # neither
         b = a + 1  # read by c, which a norm reads
         c = self.drop(self.fc(a).view(-1, 4)) * self.gamma + b
         d = self.norm(c.transpose(0, 1))
