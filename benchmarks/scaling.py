@@ -1,9 +1,11 @@
 """How the time of the tool grows with the graph: prepare and convert, us beside torch.ao, in one run.
 
-A chain of conv-bn-relu-conv-add blocks (five operators each), 8 channels, one thread. Prints a table
-and the fitted exponent of time over operators, and writes JSON with ``--out``.
+A chain of conv-bn-relu-conv-add blocks (five operators each), 8 channels, one thread, CPU seconds.
+``prepare``: capture, match, fuse, insert observers. ``convert``: qparams, reference model, lowering to
+kernels. Prints a table and the fitted exponents of time over operators, and writes JSON with ``--out``
+and a picture with ``--plot``.
 
-    python benchmarks/scaling.py --blocks 50 100 200 400 --torch-ao-up-to 200
+    python -m benchmarks.scaling --out out/scaling.json --plot out/scaling.png
 """
 
 from __future__ import annotations
@@ -79,34 +81,74 @@ def exponent(sizes: list[int], seconds: list[float]) -> float:
     return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / spread
 
 
+def fitted(rows: list[dict[str, Any]], peer: str, least: int) -> float | None:
+    """The exponent over the rows of a peer with at least ``least`` operators."""
+    known = [row for row in rows if peer in row and row["operators"] >= least]
+    if len(known) < 2:
+        return None
+    totals = [sum(row[peer].values()) for row in known]
+    return exponent([row["operators"] for row in known], totals)
+
+
+def smallest(step: Callable[[int], dict[str, float]], blocks: int, runs: int) -> dict[str, float]:
+    """Of each part the smallest time of several runs."""
+    times = [step(blocks) for _ in range(runs)]
+    return {part: min(each[part] for each in times) for part in times[0]}
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Both curves on logarithmic axes; the kind of picture by the suffix of ``path``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    for peer, title in (("ours", "backquant"), ("torch_ao", "torch.ao")):
+        known = [row for row in rows if peer in row]
+        sizes = [row["operators"] for row in known]
+        axes.loglog(sizes, [sum(row[peer].values()) for row in known], "o-", label=title)
+    axes.set_xlabel("operators")
+    axes.set_ylabel("CPU seconds to prepare and convert")
+    axes.grid(which="both", linewidth=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[50, 100, 200, 400])
-    parser.add_argument("--torch-ao-up-to", type=int, default=200, metavar="BLOCKS")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[50, 200, 400, 800, 2000, 4000])
+    parser.add_argument("--torch-ao-up-to", type=int, default=800, metavar="BLOCKS")
+    parser.add_argument("--runs", type=int, default=1, help="the smallest time of so many counts")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    ours(5)
-    rows = []
+    ours(5), torch_ao(5)
+    rows: list[dict[str, Any]] = []
     print("operators   ours prepare  convert    torch.ao prepare  convert    ratio")
     for blocks in arguments.blocks:
-        row: dict[str, Any] = {"operators": blocks * OPERATORS_PER_BLOCK, "ours": ours(blocks)}
-        line = f"{row['operators']:9d} {row['ours']['prepare']:13.2f} {row['ours']['convert']:8.2f}"
+        row: dict[str, Any] = {"operators": blocks * OPERATORS_PER_BLOCK}
+        own = row["ours"] = smallest(ours, blocks, arguments.runs)
+        line = f"{row['operators']:9d} {own['prepare']:13.2f} {own['convert']:8.2f}"
         if blocks <= arguments.torch_ao_up_to:
-            row["torch_ao"] = torch_ao(blocks)
-            row["ratio"] = sum(row["torch_ao"].values()) / sum(row["ours"].values())
-            theirs = row["torch_ao"]
+            theirs = row["torch_ao"] = smallest(torch_ao, blocks, arguments.runs)
+            row["ratio"] = sum(theirs.values()) / sum(own.values())
             line += f" {theirs['prepare']:17.2f} {theirs['convert']:8.2f} {row['ratio']:7.1f}×"
         print(line, flush=True)
         rows.append(row)
-    fitted = None
-    if len(rows) > 1:
-        totals = [sum(row["ours"].values()) for row in rows]
-        fitted = exponent([row["operators"] for row in rows], totals)
-        print(f"ours grows with the {fitted:.2f}th power of the graph")
+    exponents = {peer: fitted(rows, peer, 1000) for peer in ("ours", "torch_ao")}
+    for peer, power in exponents.items():
+        if power is not None:
+            print(
+                f"{peer} grows with the {power:.2f}th power of the graph, from 1,000 operators on"
+            )
     if arguments.out:
-        arguments.out.write_text(json.dumps({"rows": rows, "exponent": fitted}, indent=2))
+        arguments.out.write_text(json.dumps({"rows": rows, "exponents": exponents}, indent=2))
+    if arguments.plot:
+        draw(rows, arguments.plot)
 
 
 if __name__ == "__main__":
