@@ -3,7 +3,7 @@
 The variants take turns, step by step, so that what else the machine does meets all of them; medians
 of CPU time, and their ratios. Ours and torch.ao's end with the same weights, which is checked.
 
-    python -m benchmarks.qat_step --model resnet18 --batch 8 --size 64 --steps 15 --out out/qat.json
+    python -m benchmarks.qat_step --model resnet18 --batch 8 --size 224 --steps 5 --out out/qat.json
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18", choices=sorted(MODELS))
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

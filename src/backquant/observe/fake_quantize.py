@@ -18,6 +18,7 @@ from backquant.observe.moving_average import (
 )
 from backquant.observe.partial import with_args, with_callable_args
 from backquant.observe.qparams import is_per_channel, is_per_tensor, is_symmetric
+from backquant.observe.rounding import channel_ends, is_plain, rounded
 from backquant.observe.storage import with_shape
 
 __all__ = [
@@ -135,11 +136,8 @@ class FakeQuantize(FakeQuantizeBase):
         if self.fake_quant_enabled[0] == 0:
             return x
         low, high = self.activation_post_process.quant_min, self.activation_post_process.quant_max
-        if self.is_per_channel:
-            return torch.fake_quantize_per_channel_affine(
-                x, self.scale, self.zero_point, self.ch_axis, low, high
-            )
-        return torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, low, high)
+        axis = self.ch_axis if self.is_per_channel else None
+        return rounded(x, self.scale, self.zero_point, axis, (low, high))
 
     def merge(self, other: FakeQuantize) -> Self:
         """Merge the observers (see ``ObserverBase.merge``) and recompute scale and zero point.
@@ -267,6 +265,22 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         return result
 
     def _kernel(self, x: Tensor, observer_enabled: Tensor) -> Tensor:
+        by_parts = is_plain(x) and not self.zero_point.is_floating_point()
+        if not by_parts or (self.is_per_channel and self.ch_axis != 0):
+            return self._fused(x, observer_enabled)
+        if observer_enabled.item():
+            with torch.no_grad():  # the ends have the range of the whole
+                per_channel = self.is_per_channel
+                ends = channel_ends(x, 0) if per_channel else torch.stack(torch.aminmax(x))
+                self._fused(ends, observer_enabled)
+        if not self.fake_quant_enabled.item():
+            return x
+        measured = self.activation_post_process
+        axis = self.ch_axis if self.is_per_channel else None
+        bounds = (measured.quant_min, measured.quant_max)
+        return rounded(x, self.scale, self.zero_point, axis, bounds)
+
+    def _fused(self, x: Tensor, observer_enabled: Tensor) -> Tensor:
         measured = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
             x,
