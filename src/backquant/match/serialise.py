@@ -86,7 +86,7 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _match(values: dict[str, Any]) -> Match:
-    ports = tuple(PortUse(**_tuples(port)) for port in values["ports"])
+    ports = tuple(PortUse(**_tuples(port)) for port in values.get("ports", ()))
     return Match(**{**_tuples(values), "kind": MatchKind(values["kind"]), "ports": ports})
 
 

@@ -22,6 +22,7 @@ __all__ = ["Placement"]
 
 _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _NOT_OBSERVED = "INPUT_OUTPUT_NOT_OBSERVED"
+_FROM_INPUT = "the output takes its qparams from the input, which is not quantized"
 _UNSIGNED = (torch.quint8, torch.uint8)
 
 
@@ -284,7 +285,7 @@ class Placement:
             if not port.shares_with or not (mine or others):
                 continue
             if not (mine and others):
-                self._refuse(match)
+                self._refuse(match, f"{port.name!r} and {port.shares_with!r} quantized alike")
                 return False
             head, *rest = self._apart_from_fixed(match.anchor, match, [*others, *mine])
             for other in rest:
@@ -325,7 +326,7 @@ class Placement:
             self._entries[match.entry]._num_tensor_args_to_observation_type
         )
 
-    def _refuse(self, match: Match) -> None:
+    def _refuse(self, match: Match, admitted: str = _FROM_INPUT) -> None:
         decision = self._plan.decisions[match.anchor]
         asked = decision.asked_activation
         self._refused.append(
@@ -333,7 +334,7 @@ class Placement:
                 node=match.anchor,
                 rule="nothing-to-share",
                 asked=f"output {asked.dtype}" if asked is not None else "a quantized output",
-                admitted="the output takes its qparams from the input, which is not quantized",
+                admitted=admitted,
                 fix="quantize the operator that produces its input",
                 place=match.pattern,
             )

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from backquant.backend_config import (
+    AnyOrder,
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
+    GraphPattern,
     MatchAllNode,
     SequentialFuser,
     from_reversed,
@@ -145,3 +147,30 @@ def test_linear_in_the_number_of_entries():
             sys.setprofile(None)
         totals.append(calls)
     assert totals[1] < 12 * totals[0]
+
+
+def linear_graph() -> BackendPatternConfig:
+    nodes = {"fc": (torch.nn.functional.linear, "x", "w"), "out": (torch.relu, "fc")}
+    return entry(GraphPattern(["x", "w"], nodes), WEIGHTED)
+
+
+def test_a_graph_names_the_port_of_its_weight():
+    assert found(linear_graph()) == [("warning", "weight-index-missing", 0)]
+    assert found(linear_graph().set_ports({"w": "weight"})) == []
+    with_root = linear_graph().set_root_module(nn.Linear)
+    assert found(with_root.set_reference_quantized_module(nn.Linear)) == []
+
+
+def test_a_value_that_is_read_twice_generalizes_nothing_else():
+    gate = {"gate": (torch.sigmoid, "x"), "out": (torch.mul, "x", "gate")}
+    other = {"gate": (torch.sigmoid, "x"), "out": (torch.mul, "y", "gate")}
+    swish, gated = GraphPattern(["x"], gate).normal, GraphPattern(["x", "y"], other).normal
+    assert generalizes(gated, swish)
+    assert not generalizes(swish, gated)
+
+
+def test_either_order_is_not_generalized_by_one_order():
+    one = GraphPattern(["x", "y"], {"out": (torch.mul, "x", "y")}).normal
+    any_order = GraphPattern(["x", "y"], {"out": (AnyOrder(torch.mul), "x", "y")}).normal
+    assert generalizes(any_order, one)
+    assert not generalizes(one, any_order)

@@ -7,7 +7,8 @@
    the fuser must return one of the modules that it is given.
 4. ``fuser-on-single``: one operator has nothing to be fused with.
 5. ``qat-module-without-entry``: after training, conversion looks the QAT module up as a pattern.
-6. ``weight-index-missing``: a function's weight is found by its position among the arguments.
+6. ``weight-index-missing``: a function's weight is found by its position among the arguments, that of
+   a graph pattern by its port.
 7. ``pattern-shadowed``: an earlier pattern of the same size matches all that this one matches.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from backquant.backend_config.config import BackendConfig
+from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import NormalPattern, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
@@ -138,6 +140,9 @@ def _weight_index(
 ) -> Iterator[Finding]:
     pattern = entry.normal_pattern
     weighted = any(config.weight_dtype is not None for config in entry.dtype_configs)
+    if weighted and isinstance(entry.pattern, GraphPattern):
+        yield from _weight_port(entry, neighbours, place)
+        return
     operators = [node for node in pattern.nodes if node.kind in ("function", "method")]
     if not weighted or len(operators) < len(pattern.nodes):
         return
@@ -152,6 +157,22 @@ def _weight_index(
             "weight-index-missing",
             message,
             "input_type_to_index: {weight: 1}, or no weight_dtype",
+        )
+
+
+def _weight_port(
+    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
+) -> Iterator[Finding]:
+    has_port = any(port.role == "weight" for port in entry.ports.values())
+    free = [node.op for node in entry.normal_pattern.nodes if node.inputs is None]
+    known = any(callable(op) and neighbours.weight_index(op) is not None for op in free)
+    if entry.root_module is None and not has_port and not known:
+        message = "a weight dtype, and neither a port for a weight nor a root module"
+        yield place.at("ports").find(
+            "warning",
+            "weight-index-missing",
+            f"{message}: no weight is quantized",
+            "ports: {<input>: weight}, root_module, or no weight_dtype",
         )
 
 
