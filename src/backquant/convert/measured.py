@@ -13,6 +13,9 @@ from backquant.observe import is_noop, is_per_channel, is_placeholder, storage_d
 __all__ = ["Measured", "measure"]
 
 
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Measured:
     """The qparams of one observer.
@@ -50,8 +53,10 @@ class Measured:
         return int(self.zero_point)
 
 
-def measure(observer: Any) -> Measured:
+def measure(observer: Any, calculated: _Pair | None = None) -> Measured:
     """The qparams of an observer or fake-quantizer, ours or by protocol.
+
+    ``calculated``: what its ``calculate_qparams()`` would return, if that is known.
 
     >>> from backquant.observe import MinMaxObserver
     >>> observer = MinMaxObserver()
@@ -74,7 +79,7 @@ def measure(observer: Any) -> Measured:
             qscheme=qscheme,
             eps=float(getattr(observer, "eps", torch.finfo(torch.float32).eps)),
         )
-    scale, zero_point = _calculated(observer)
+    scale, zero_point = _calculated(observer) if calculated is None else calculated
     return Measured(
         dtype,
         scale=scale.detach().clone(),

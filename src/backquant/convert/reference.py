@@ -32,6 +32,7 @@ from backquant.convert.weights import convert_weighted_modules
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
+    get_module,
     preserve,
     rebuilt,
     remove_unused_modules,
@@ -41,6 +42,7 @@ from backquant.graph import (
     without_collector,
 )
 from backquant.match.recheck import recheck
+from backquant.observe.together import calculate_together
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,
@@ -164,11 +166,12 @@ def _working_copy(
 def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measured]:
     """By head of each group; constant weights are measured now, the rest was in calibration."""
     found = measure_functional_weights(prepared, work)
-    for head in work.prepared.sites.groups():
-        if head in found:
-            continue
+    heads = [head for head in work.prepared.sites.groups() if head not in found]
+    observers = {head: get_module(prepared, head) for head in heads}
+    calculated = calculate_together(observers.values())
+    for head, observer in observers.items():
         try:
-            found[head] = measure(prepared.get_submodule(head))
+            found[head] = measure(observer, calculated.get(id(observer)))
         except BackquantError as error:
             where = f"{head}, the observer of {work.prepared.sites[head].value!r}"
             raise type(error)(error.what, where=where, fix=error.fix) from error

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Bins", "Counted", "Spread", "add_to_bins", "merge_bins"]
+__all__ = ["Array", "Bins", "bin_places", "Counted", "Spread", "add_to_bins", "merge_bins"]
 
 Array = np.ndarray[Any, Any]
 
@@ -86,6 +86,23 @@ class Bins(NamedTuple):
         upper = np.where(negative, -inner, outer).clip(low, high)
         lower[0], upper[-1] = low, high
         return Spread(lower, upper, number)
+
+
+def bin_places(values: Array, mantissa_bits: int) -> tuple[Array, Array, Array]:
+    """Of float32 ``values`` (``[k]``): the key of the bin (int64), the position in it (int64), and
+    whether the value is finite.
+
+    >>> key, position, finite = bin_places(np.array([1.01, np.nan], np.float32), mantissa_bits=2)
+    >>> key[0] >> 2, position[0], finite.tolist()
+    (np.int64(127), np.int64(163), [True, False])
+    """
+    bits, width = (values + np.float32(0)).view(np.int32), _MANTISSA - mantissa_bits
+    sign = bits >> 31
+    magnitude = (bits >> width) & (((_INFINITE + 1) << mantissa_bits) - 1)
+    steps = min(width, _POSITION)
+    position = (bits >> (width - steps)) & ((1 << steps) - 1)
+    finite = magnitude < (_INFINITE << mantissa_bits)
+    return (magnitude ^ sign).astype(np.int64), position.astype(np.int64), finite
 
 
 def add_to_bins(bins: Bins | None, counted: Sequence[Counted], mantissa_bits: int) -> Bins:
