@@ -28,7 +28,7 @@ from backquant.api.prepared import prepared_for_inference
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig
-from backquant.convert import convert_to_reference, reference_state
+from backquant.convert import convert_to_reference, keep_results_float, reference_state
 from backquant.errors import EngineError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, QuantizedModel, engine_info
@@ -134,6 +134,8 @@ def quantize(
     check_requirement(build_report(source), required)
     calibrated = measure(prepared, batches, progress=progress)
     reference = convert_to_reference(prepared)
+    if qconfig_mapping is None and ask.quantized_outputs == "where_read":
+        keep_results_float(reference)
     state = reference_state(reference)
     source = _source(
         replace(step, plan=state.plan),
@@ -215,6 +217,12 @@ class _Ask:
         if mapping is None:
             return cls(config, default, given_custom(custom), (own, default), notes)
         return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
+
+    @property
+    def quantized_outputs(self) -> str:
+        """The backend's default."""
+        defaults = self.config.defaults
+        return "always" if defaults is None else defaults.quantized_outputs
 
     def is_of_the_backend(self, rule: RuleRef) -> bool:
         """Whether a rule stands in the backend's own mapping, too: no news when nothing used it."""

@@ -23,6 +23,7 @@ from backquant.backend_config.checks import (
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
+from backquant.backend_config.qdq import QUANTIZED_OUTPUTS
 from backquant.errors import SpecError
 
 __all__ = ["FAKE_QUANTIZES", "OBSERVERS", "BackendDefaults", "DefaultOverride", "QuantDefault"]
@@ -43,6 +44,7 @@ OBSERVERS = (
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
 _ROLES = ("activation", "weight", "qat_activation", "qat_weight")
+_MORE = ("overrides", "leave_float", "quantized_outputs")
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +192,9 @@ class BackendDefaults:
     """The defaults of a backend: four roles of tensors, overrides by operator, and what stays float.
 
     ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
-    is for ``quantize`` and ``explain`` without a mapping; the default mappings are PyTorch's.
+    and ``quantized_outputs`` are for ``quantize`` and ``explain`` without a mapping; the default mappings
+    are PyTorch's. ``quantized_outputs``: ``"where_read"`` leaves results of convolutions and linear layers
+    in float that only float operators read.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(
@@ -206,11 +210,13 @@ class BackendDefaults:
     qat_weight: QuantDefault | None = None
     overrides: tuple[DefaultOverride, ...] = ()
     leave_float: tuple[LeaveFloat, ...] = ()
+    quantized_outputs: str = "always"
 
     def __post_init__(self) -> None:
         for role in _ROLES:
             _check_role(getattr(self, role), role)
         object.__setattr__(self, "leave_float", tuple(self.leave_float))
+        check_choice(self.quantized_outputs, "quantized_outputs", QUANTIZED_OUTPUTS)
         for index, rule in enumerate(self.leave_float):
             if not isinstance(rule, LeaveFloat):
                 raise SpecError(
@@ -268,6 +274,8 @@ class BackendDefaults:
             values["overrides"] = [override.to_dict() for override in self.overrides]
         if self.leave_float:
             values["leave_float"] = [rule.to_dict() for rule in self.leave_float]
+        if self.quantized_outputs != "always":
+            values["quantized_outputs"] = self.quantized_outputs
         return values
 
     @classmethod
@@ -278,7 +286,7 @@ class BackendDefaults:
         >>> BackendDefaults.from_dict({"activation": minmax, "weight": minmax}).overrides
         ()
         """
-        check_keys(values, (*_ROLES, "overrides", "leave_float"), "BackendDefaults")
+        check_keys(values, (*_ROLES, *_MORE), "BackendDefaults")
         overrides = []
         for index, item in enumerate(values.get("overrides") or ()):
             with within(f"overrides[{index}]"):
@@ -290,7 +298,10 @@ class BackendDefaults:
             with within(f"leave_float[{index}]"):
                 is_dict = isinstance(item, Mapping)
                 rules.append(LeaveFloat.from_dict(item) if is_dict else item)
-        return cls(**roles, overrides=tuple(overrides), leave_float=tuple(rules))
+        outputs = values.get("quantized_outputs") or "always"
+        return cls(
+            **roles, overrides=tuple(overrides), leave_float=tuple(rules), quantized_outputs=outputs
+        )
 
     def __repr__(self) -> str:
         parts = _roles_repr(self)
@@ -298,6 +309,8 @@ class BackendDefaults:
             parts.append(f"overrides={self.overrides!r}")
         if self.leave_float:
             parts.append(f"leave_float={self.leave_float!r}")
+        if self.quantized_outputs != "always":
+            parts.append(f"quantized_outputs={self.quantized_outputs!r}")
         return f"BackendDefaults({', '.join(parts)})"
 
 

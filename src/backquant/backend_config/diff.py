@@ -268,6 +268,8 @@ def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
         for operator in override.operators:
             label = describe_pattern(normal_form(operator))
             texts[f"overrides[{label}]"] = "; ".join(words) or "as the backend"
+    if defaults.quantized_outputs != "always":
+        texts["quantized_outputs"] = defaults.quantized_outputs
     texts |= {f"leave_float[{i}]": repr(rule) for i, rule in enumerate(defaults.leave_float)}
     return texts
 

@@ -208,7 +208,10 @@ def default_lines(config: BackendConfig) -> list[str]:
             if (value := getattr(override, role)) is not None
         ]
         lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
-    return [*lines, *map(_left_float, defaults.leave_float)]
+    lines += map(_left_float, defaults.leave_float)
+    if defaults.quantized_outputs != "always":
+        lines.append("results that only float operators read – float")
+    return lines
 
 
 def _left_float(rule: LeaveFloat) -> str:

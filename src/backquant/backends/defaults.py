@@ -14,6 +14,7 @@ Fields are set only where they differ from the observer's own default, as in PyT
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ __all__ = [
     "QNNPACK_DEFAULTS",
     "QNNPACK_PT2E_DEFAULTS",
     "TENSORRT_DEFAULTS",
+    "X86_DEFAULTS",
 ]
 
 TENSOR_WEIGHT = QuantDefault("minmax", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
@@ -122,6 +124,9 @@ FBGEMM_DEFAULTS = BackendDefaults(
     leave_float=LEAVE_FLOAT,
 )
 
+# as FBGEMM; but its kernels are oneDNN's, which give floats, too
+X86_DEFAULTS = replace(FBGEMM_DEFAULTS, quantized_outputs="where_read")
+
 ONEDNN_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
     weight=CHANNEL_WEIGHT,
@@ -129,6 +134,7 @@ ONEDNN_DEFAULTS = BackendDefaults(
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
     leave_float=LEAVE_FLOAT,
+    quantized_outputs="where_read",
 )
 
 QNNPACK_DEFAULTS = BackendDefaults(

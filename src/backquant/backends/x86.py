@@ -7,7 +7,7 @@ range overflow the 16-bit sum), weights signed 8-bit per output channel.
 from __future__ import annotations
 
 from backquant.backend_config import BackendConfig
-from backquant.backends.defaults import FBGEMM_DEFAULTS
+from backquant.backends.defaults import X86_DEFAULTS
 from backquant.backends.dtypes import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
@@ -43,7 +43,7 @@ def backend_config() -> BackendConfig:
     return (
         BackendConfig("x86")
         .set_engine("x86")
-        .set_defaults(FBGEMM_DEFAULTS)
+        .set_defaults(X86_DEFAULTS)
         .set_backend_pattern_configs(
             [
                 *conv.entries([WEIGHTED_QUINT8]),

@@ -206,6 +206,9 @@ class Defaults(Model):
     leave_float: list[LeaveFloat] = Field(
         default_factory=list, description="What stays float when nobody asks for anything else."
     )
+    quantized_outputs: Literal["always", "where_read"] | None = Field(
+        None, description="Where results of convolutions and linear layers are quantized then."
+    )
 
 
 class QDQ(Model):
