@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
+from torch.ao.quantization.backend_config import get_onednn_backend_config
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, MatchAllNode
 from backquant.backend_config import get_backend_config as get_backend
@@ -341,3 +344,53 @@ def test_training_leaves_what_no_fuser_can_train(settled: Any) -> None:
     fused = fuse(settled(Block()).train(), get_backend("onednn"), is_qat=True)
     assert types_of(fused) == {"conv": "ConvBn2d"}
     assert "add" in names_of(fused)
+
+
+class Twice(nn.Module):
+    """One layer, called twice."""
+
+    def __init__(self, layer: nn.Module, call: Any) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(self.layer, self.call(self.layer, x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "fused_class"),
+    [
+        # what is added is an argument of the call, not a part of the fused module
+        (nn.Conv2d(2, 2, 1), lambda m, x: m(x) + x, "ConvAdd2d"),
+        (nn.Linear(2, 2), lambda m, x: F.relu(m(x)), "LinearReLU"),
+        (nn.Linear(2, 2), lambda m, x: F.leaky_relu(m(x)), "LinearLeakyReLU"),
+    ],
+    ids=["sum", "relu", "leaky relu"],
+)
+def test_calls_fused_alike_share_one_module(layer: nn.Module, call: Any, fused_class: str) -> None:
+    model = Twice(layer, call).eval()
+    fused = fuse(model, get_backend("onednn"))
+    assert types_of(fused) == {"layer": fused_class}
+    x = torch.randn(3, 2, 2, 2)
+    torch.testing.assert_close(fused.module(x), model(x))
+
+
+def test_calls_fused_differently_have_modules_of_their_own() -> None:
+    """In PyTorch both calls compute what one of them was fused with."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(F.relu(self.layer(x)))
+
+    model, x = Model().eval(), torch.randn(3, 2)
+    fused = fuse(model, get_backend("onednn"))
+    assert types_of(fused) == {"layer": "Linear", "layer_1": "LinearReLU"}
+    torch.testing.assert_close(fused.module(x), model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = torch_fx.fuse_fx(copy.deepcopy(model), backend_config=get_onednn_backend_config())
+    assert not torch.allclose(theirs(x), model(x))

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
-from backquant.fuse.modules import run_fuser
+from backquant.fuse.modules import parts_of_call, run_fuser
 from backquant.graph import (
     DeferredGraphModule,
     GraphIndex,
@@ -80,7 +80,8 @@ def apply_fusion(
     made = [_run_fuser(fusion, graph, backend_config, is_qat) for fusion in planned]
     provenance = Provenance()
     copied = _copy_graph(graph, planned, provenance)
-    targets = dict(zip((fusion.root for fusion in planned), _targets(planned, graph), strict=True))
+    paths = _targets(planned, graph, backend_config)
+    targets = dict(zip((fusion.root for fusion in planned), paths, strict=True))
     values: dict[str, Any] = dict(zip(targets.values(), made, strict=True))
     for node in copied.nodes:
         if node.name in targets:
@@ -126,18 +127,18 @@ class _Alike:
     """What two calls of one module have to share to be served by one fused module."""
 
     entry: int
-    modules: tuple[Any, ...]
+    parts: tuple[Any, ...]
 
 
-def _targets(fusions: tuple[Fusion, ...], graph: GraphIndex) -> list[str]:
+def _targets(fusions: tuple[Fusion, ...], graph: GraphIndex, backend: BackendConfig) -> list[str]:
     """Where each fused module goes: the root's path, unless other calls of that path differ."""
     variants: dict[str, dict[_Alike, int]] = {}
     fused_calls: dict[str, int] = {}
     keys = []
     for fusion in fusions:
         path = str(graph.nodes[fusion.root].target)
-        parts = (graph.nodes.get(name) for name in fusion.bound)
-        key = _Alike(fusion.entry, tuple(None if n is None else n.target for n in parts))
+        bound = tuple(graph.nodes.get(name) for name in fusion.bound)
+        key = _Alike(fusion.entry, parts_of_call(backend.configs[fusion.entry], bound))
         keys.append((path, key))
         numbers = variants.setdefault(path, {})
         numbers.setdefault(key, len(numbers))

@@ -23,7 +23,7 @@ from backquant.backend_config import (
 from backquant.backend_config.pattern import NormalPattern
 from backquant.operators import module_for_call
 
-__all__ = ["fuser_arguments", "run_fuser"]
+__all__ = ["fuser_arguments", "parts_of_call", "run_fuser"]
 
 
 def run_fuser(
@@ -83,6 +83,26 @@ def fuser_arguments(
     pattern = config.normal_pattern
     inputs = pattern.anchor.inputs or ()
     return [values[-1], *(_nested(pattern, values, position) for position in inputs)]
+
+
+def parts_of_call(
+    config: BackendPatternConfig, bound: tuple[fx.Node | None, ...]
+) -> tuple[Any, ...]:
+    """What two calls have to share for their fused modules to be alike; hashable.
+
+    Modules count by path. Inputs of the pattern (``MatchAllNode``) do not count: they are arguments
+    of the call.
+
+    >>> entry = BackendPatternConfig((nn.Linear, nn.ReLU))
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    >>> parts_of_call(entry, tuple(node for node in gm.graph.nodes if node.op == "call_module"))
+    ('0', '1')
+    """
+    kinds = (node.kind for node in config.normal_pattern.nodes)
+    return tuple(
+        None if node is None or kind == "any" else node.target
+        for node, kind in zip(bound, kinds, strict=True)
+    )
 
 
 def _nested(pattern: NormalPattern, values: list[Any], position: int) -> Any:
