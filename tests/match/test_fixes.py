@@ -18,6 +18,7 @@ from backquant.backend_config import (
     DTypeConfig,
     DTypeWithConstraints,
     get_backend_config,
+    list_backends,
 )
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
@@ -88,6 +89,58 @@ def test_fixes_of_the_zoo(zoo_model: SimpleNamespace, backend_name: str, request
         run_fix(fix, changed)
         decision = make_plan(fused, scopes, backend, changed).decisions[name]
         assert decision.quantized, f"{fix}\n{decision}"
+
+
+class EveryKind(nn.Module):
+    """Operators with weights, with fixed qparams, recurrent, embedding, and functions of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.up, self.fc, self.gate = nn.ConvTranspose2d(4, 4, 1), nn.Linear(4, 4), nn.Sigmoid()
+        self.embedding, self.scale = nn.Embedding(4, 4), nn.LayerNorm(4)
+        self.softmax, self.cell, self.lstm = nn.Softmax(1), nn.GRUCell(4, 4), nn.LSTM(4, 4)
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x, i):
+        x = self.up(torch.relu(self.norm(self.conv(x)))).mean([2, 3])
+        x = self.scale(nn.functional.linear(self.gate(self.fc(x)), self.weight))
+        x = self.cell(self.softmax(torch.tanh(x) + self.embedding(i)).tanh())
+        x = self.lstm(x)[0].reshape(-1, 4)
+        return torch.cat([x, x + 1], 1).hardsigmoid()
+
+
+@pytest.mark.parametrize("backend_name", list_backends())
+def test_fixes_where_nothing_was_asked(backend_name: str) -> None:
+    backend = get_backend_config(backend_name)
+    captured = capture(EveryKind().eval())
+    fusions = plan_fusion(captured.module, backend)
+    fused, scopes, _ = apply_fusion(
+        captured.module, captured.scopes, fusions, backend, is_qat=False
+    )
+    before = make_plan(fused, scopes, backend, QConfigMapping()).decisions
+    refused = {
+        name: decision.reasons[0].fix
+        for name, decision in before.items()
+        if decision.outcome is Outcome.FLOAT and decision.reasons[0].rule == "qconfig-none"
+    }
+    assert len(refused) >= (0 if backend_name == "qnnpack_pt2e" else 7)  # that is for aten graphs
+    for name, fix in refused.items():
+        mapping = QConfigMapping()
+        run_fix(fix, mapping)
+        decision = make_plan(fused, scopes, backend, mapping).decisions[name]
+        assert decision.quantized, f"{fix}\n{decision}"
+
+
+def test_fix_where_nothing_was_asked_of_a_backend_without_a_name() -> None:
+    entry = BackendPatternConfig(nn.Linear).set_root_module(nn.Linear)
+    entry.add_dtype_config(DTypeConfig(torch.int8, torch.int8, torch.int8, torch.float))
+    backend = BackendConfig("mine").set_backend_pattern_config(entry)
+    captured = capture(nn.Sequential(nn.Linear(2, 2)))
+    mapping = QConfigMapping()
+    before = make_plan(captured.module, captured.scopes, backend, mapping).decisions["_0"]
+    run_fix(before.reasons[0].fix, mapping)
+    assert make_plan(captured.module, captured.scopes, backend, mapping).decisions["_0"].quantized
 
 
 def decide_one(model: nn.Module, demand: DTypeWithConstraints, qconfig: QConfig) -> Any:

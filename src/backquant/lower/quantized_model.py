@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo
+from backquant.lower.fingerprint import fingerprint
 from backquant.lower.kernels.boundary import quantize
+from backquant.lower.pickling import pickled, unpickled
 from backquant.lower.qdq import QParams
 from backquant.lower.replay import Replays
 from backquant.lower.rule import KernelUse
@@ -65,6 +69,9 @@ class QuantizedModel(nn.Module):
     the output is of the class that the model returns.
 
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
+
+    A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
+    model with the same qparams of activations. ``backquant.save`` stores everything.
 
     Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
@@ -160,6 +167,28 @@ class QuantizedModel(nn.Module):
     def audit(self) -> Audit:
         """Count integer kernels, boundaries, and weighted operators left in float."""
         return audit(self.graph_module)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """A digest of what ``state_dict`` does not hold: the qparams of activations, the kernels."""
+        return fingerprint(self.graph_module)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Refuse weights of another model, before any is loaded. Raises UsageError."""
+        if not torch.equal(torch.as_tensor(state).cpu(), self.get_extra_state()):
+            raise UsageError(
+                "this state_dict is of a model with other qparams or other kernels",
+                where="QuantizedModel.load_state_dict",
+                fix='backquant.save(quantized, "model.bq"), and backquant.load("model.bq")',
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpickled, (type(self), pickled(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def extra_repr(self) -> str:
         engine = self.engine.describe() if self.engine is not None else "reference model"

@@ -28,6 +28,7 @@ from backquant.match.plan import (
 from backquant.match.reasons import ReasonWriter, Refused
 from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
+from backquant.match.unasked import Unasked
 from backquant.match.verdict import Asks, Judge
 from backquant.qconfig import QConfigMapping
 
@@ -74,14 +75,16 @@ def make_plan(
     graph = GraphIndex(module)
     patterns = PatternIndex(backend_config)
     table = RuleTable(qconfig_mapping)
+    asks, judge = AskReader(), Judge()
     facts = _Facts(
         graph=graph,
         scopes=scopes,
         hits=resolve(graph, scopes, table, backend_config, fusions),
         patterns=patterns,
         writer=ReasonWriter(backend_config, graph, patterns, scopes),
-        asks=AskReader(),
-        judge=Judge(),
+        asks=asks,
+        judge=judge,
+        unasked=Unasked(backend_config, asks, judge),
         custom=custom or CustomMatching(),
     )
     declined = facts.custom.declined
@@ -115,6 +118,7 @@ class _Facts:
     writer: ReasonWriter
     asks: AskReader
     judge: Judge
+    unasked: Unasked
     custom: CustomMatching
     valueless: frozenset[str] = frozenset()
 
@@ -139,6 +143,11 @@ class _Facts:
         where = f"QConfigMapping: {hit.rule}, node {node.name!r}"
         activation = self.asks.activation(hit.qconfig, where)
         return Asks(activation, self.asks.weight(hit.qconfig, where))
+
+    def request(self, occurrence: Occurrence) -> str:
+        """What could be asked for an occurrence that no rule asks for."""
+        roles = roles_of(occurrence, self.graph, self.patterns, self.valueless)
+        return self.unasked.request(occurrence.match.entry, roles)
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:
         """A decision for float without reasons: what is known of a node by itself."""
@@ -184,7 +193,8 @@ def _decide(occurrence: Occurrence, facts: _Facts) -> tuple[Decision, list[Predi
     if hit.qconfig is None and not facts.asks_itself(occurrence):
         if anchor.name in facts.valueless:
             return replace(base, outcome=Outcome.NOT_TENSOR), []
-        return replace(base, reasons=(writer.no_qconfig(anchor, hit),)), []
+        request = "" if hit.rule is not None else facts.request(occurrence)
+        return replace(base, reasons=(writer.no_qconfig(anchor, hit, request),)), []
     if occurrence.config is None:
         return replace(base, outcome=Outcome.QUANTIZED), []
     if observation is None:

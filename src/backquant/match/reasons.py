@@ -126,13 +126,13 @@ class ReasonWriter:
             place="PrepareCustomConfig.set_float_to_observed_mapping",
         )
 
-    def no_qconfig(self, node: fx.Node, hit: Hit) -> Reason:
-        """No rule asks for quantization, or one asks to skip."""
+    def no_qconfig(self, node: fx.Node, hit: Hit, request: str) -> Reason:
+        """No rule asks for quantization (``request`` is what could be asked), or one asks to skip."""
         if hit.rule is not None:
             return Reason(node.name, "qconfig-none", f"{hit.rule} is None: skip", "")
-        call = mapping_call(node, self._path(node), hit, f'get_default_qconfig("{self._name}")')
+        fix = request and mapping_call(node, self._path(node), hit, request)
         return Reason(
-            node.name, "qconfig-none", "no rule of the QConfigMapping applies", "", fix=call
+            node.name, "qconfig-none", "no rule of the QConfigMapping applies", "", fix=fix
         )
 
     def tensor_count(self, occurrence: Occurrence) -> Reason:

@@ -78,7 +78,11 @@ def test_a_loaded_weight_is_used(case):
 def test_casting_a_model_leaves_the_kernel_as_it_is(case):
     kernel, inputs, expected = case
     other = copy.deepcopy(kernel)
-    assert torch.equal(other.double()(*inputs), expected)
+    before = {name: buffer.clone() for name, buffer in kernel.named_buffers()}
+    for cast in (other.double, other.half, other.bfloat16):
+        assert torch.equal(cast()(*inputs), expected)
+        for name, buffer in other.named_buffers():  # not a digit of a scale is lost
+            assert torch.equal(buffer, before[name]) and buffer.dtype == before[name].dtype
     assert torch.equal(other.to("cpu")(*inputs), expected)
 
 

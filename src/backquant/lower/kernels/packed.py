@@ -124,13 +124,15 @@ class PackedKernel(KernelModule):
             yield from (part for part in parts if isinstance(part, torch.Tensor))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the buffers; ``.half()`` and the like do not touch what the kernel reads as float32."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
         self._packed = {}
         self.note_dropped()
-        super()._apply(fn, recurse)
-        # .half() or .bfloat16() must not touch what the kernel reads as float32.
-        self.weight_scale = self.weight_scale.float()
-        if self.bias is not None:
-            self.bias = self.bias.float()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

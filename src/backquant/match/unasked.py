@@ -1,0 +1,67 @@
+"""What could be asked for an operator that no rule asks for, as code."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.errors import BackquantError
+from backquant.match.asks import AskReader
+from backquant.match.fixes import qconfig_code
+from backquant.match.verdict import Asks, Judge, Roles
+from backquant.qconfig import QConfig, get_default_qconfig
+
+__all__ = ["Unasked"]
+
+_NOTHING = Asks(None, None)
+
+
+class Unasked:
+    """The backend's default QConfig where the entry admits it, else one that the entry admits.
+
+    >>> import torch
+    >>> from backquant.backend_config import get_backend_config
+    >>> backend = get_backend_config("x86")
+    >>> unasked, roles = Unasked(backend, AskReader(), Judge()), Roles(True, False, False)
+    >>> known = [config.pattern for config in backend.configs]
+    >>> unasked.request(known.index(torch.add), roles)
+    'get_default_qconfig("x86")'
+    >>> unasked.request(known.index(torch.sigmoid), roles)[:46]
+    'QConfig(\\n    activation=FixedQParamsObserver.w'
+    """
+
+    def __init__(self, backend: BackendConfig, asks: AskReader, judge: Judge) -> None:
+        self._backend = backend
+        self._entries = backend.configs
+        self._asks = asks
+        self._judge = judge
+
+    def request(self, entry: int, roles: Roles) -> str:
+        """For an operator that matches ``entry``; below zero for modules that match none."""
+        if entry < 0:
+            return "default_qconfig" if self._default is None else self._default_code
+        config = self._entries[entry]
+        if self._default is not None and self._admits(entry, config, self._default, roles):
+            return self._default_code
+        nearest = self._judge.rule(entry, config, _NOTHING, roles).nearest
+        if nearest is None:
+            return ""
+        return qconfig_code(config.dtype_configs[nearest], _NOTHING, roles)
+
+    @property
+    def _default_code(self) -> str:
+        return f'get_default_qconfig("{self._backend.name}")'
+
+    @cached_property
+    def _default(self) -> QConfig | None:
+        try:
+            return get_default_qconfig(self._backend.name)
+        except BackquantError:  # a backend that no name leads to
+            return None
+
+    def _admits(
+        self, entry: int, config: BackendPatternConfig, qconfig: QConfig, roles: Roles
+    ) -> bool:
+        where = self._default_code
+        asks = Asks(self._asks.activation(qconfig, where), self._asks.weight(qconfig, where))
+        return self._judge.rule(entry, config, asks, roles).dtype_config is not None
