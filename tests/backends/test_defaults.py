@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.ao.quantization import (
     get_default_qat_qconfig,
     get_default_qat_qconfig_mapping,
@@ -15,6 +16,7 @@ from torch.ao.quantization import (
     get_default_qconfig_mapping,
 )
 
+import backquant as bq
 from backquant.backend_config import BackendDefaults, get_backend_config, list_backends
 
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
@@ -152,3 +154,23 @@ def test_each_call_builds_a_new_description(name: str) -> None:
     one.configs[0].dtype_configs.clear()
     assert one != two
     assert one.configs[1].dtype_configs
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "executorch"])
+def test_signed_activations_pass_through_reshape(name: str) -> None:
+    """A ``ReuseInputObserver`` is of quint8, and these take int8: PyTorch has no mapping for them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    traced = Reshaped(model)
+    report = bq.explain(traced, torch.randn(2, 4), backend=name)
+    rows = {row.node: row for row in report.rows}
+    assert rows["reshape"].quantized
+    assert "qint8" in rows["reshape"].dtype_config and "quint8" not in rows["reshape"].dtype_config
+
+
+class Reshaped(nn.Module):
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.one, self.two = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x).reshape(-1, 4))

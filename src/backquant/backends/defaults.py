@@ -4,8 +4,9 @@ What PyTorch's engines share:
 
 1. Activations are measured with a histogram; for training with a moving average of minimum and
    maximum, observer and rounding in one kernel.
-2. ``reshape`` reuses the observer of its input. Layer norm keeps its weight in float, so its
-   weight is not observed. PReLU's weight is unsigned.
+2. ``reshape`` reuses the observer of its input, where that is of ``quint8``, the one dtype of
+   ``ReuseInputObserver``; elsewhere its entry says that it shares. Layer norm keeps its weight in
+   float, so its weight is not observed. PReLU's weight is unsigned.
 3. A transposed convolution has per-tensor weights where the engine's kernels take no others.
 
 Fields are set only where they differ from the observer's own default, as in PyTorch's qconfigs.
@@ -182,7 +183,6 @@ EXECUTORCH_DEFAULTS = BackendDefaults(
         eps=2**-12,
         fake_quantize="fused_moving_average",
     ),
-    overrides=(RESHAPE,),
 )
 
 # symmetric everywhere: TensorRT's zero point is 0
@@ -198,5 +198,5 @@ TENSORRT_DEFAULTS = BackendDefaults(
         fake_quantize="fused_moving_average",
     ),
     qat_weight=QAT_CHANNEL_WEIGHT,
-    overrides=(RESHAPE, TENSOR_TRANSPOSED),
+    overrides=(TENSOR_TRANSPOSED,),
 )
