@@ -182,14 +182,20 @@ class QuantizedModel(nn.Module):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unpickled, (type(self), pickled(self))
+        return _restored, (type(self), pickled(self.__getstate__()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return made
 
     def extra_repr(self) -> str:
         engine = self.engine.describe() if self.engine is not None else "reference model"
         return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
+
+
+def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
+    made = kind.__new__(kind)
+    made.__setstate__(unpickled(stored))
+    return made
