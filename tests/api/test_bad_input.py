@@ -251,10 +251,16 @@ def test_a_model_that_is_traced_another_way_than_it_is_called(
     unchanged: Any, snapshot: Callable[..., None]
 ) -> None:
     model, x = Optional(), torch.ones(1, 4)
-    for call in (quantize(calibration=[x]), lambda m: backquant.explain(m, x)):
+    for call in (
+        quantize(calibration=[x], capture="trace"),
+        lambda m: backquant.explain(m, x, capture="trace"),
+    ):
         with unchanged(model), pytest.raises(CaptureError) as caught:
             call(model)
     snapshot("capture-optional", plain(caught.value))
+    exported = backquant.quantize(model, calibration=[x])
+    assert "the traced model fails on inputs" in exported.report.notes[0]
+    assert exported(x).shape == (1, 4)
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.api.export_flow import prepare_export
 from backquant.api.exporting import export
 from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
 from backquant.api.one_call import explain, quantize
@@ -14,6 +15,7 @@ __all__ = [
     "explain",
     "export",
     "fuse_fx",
+    "prepare_export",
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",

@@ -12,16 +12,26 @@ from typing import Any
 
 from torch import nn
 
+from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
+from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import Captured, capture
-from backquant.graph.export import ExportedModel, ExportOptions, capture_export
+from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["CAPTURES", "Capturing", "captured_with", "is_exported", "spelled_for", "with_reasons"]
+__all__ = [
+    "CAPTURES",
+    "Capturing",
+    "captured_with",
+    "is_exported",
+    "spelled_for",
+    "spelled_request",
+    "with_reasons",
+]
 
 CAPTURES = ("auto", "trace", "export")
 
@@ -68,7 +78,11 @@ def captured_with(
     if capturing.how == "export" or capturing.dynamic_shapes is not None:
         return _exported(custom, model, capturing)
     try:
-        return _traced(custom, model)
+        traced = _traced(custom, model)
+        if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
+            # a trace decides about arguments that are left out as if they were given
+            costs_of(traced.module, capturing.example_inputs)
+        return traced
     except CaptureError as error:
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
@@ -91,6 +105,22 @@ def spelled_for(
     if not is_exported(captured):
         return backend, mapping
     return with_export_spellings(backend), mapping_for_export(mapping)
+
+
+def spelled_request(prepared: nn.Module, asked: ConvertAsked) -> ConvertAsked:
+    """A conversion's request in the spelling of the prepared graph.
+
+    >>> spelled_request(nn.ReLU(), ConvertAsked()) == ConvertAsked()
+    True
+    """
+    if interface_of(prepared) is None:
+        return asked
+    mapping, backend = asked.qconfig_mapping, asked.backend_config
+    return replace(
+        asked,
+        qconfig_mapping=None if mapping is None else mapping_for_export(mapping),
+        backend_config=None if backend is None else with_export_spellings(backend),
+    )
 
 
 def _traced(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
@@ -122,7 +152,9 @@ def _exported_instead(
 
 def _reason(error: CaptureError) -> str:
     """The first sentence, without what all errors of a kind begin with."""
-    reason = error.what.partition(": ")[2] or error.what
+    reason = error.what
+    for general in ("the model cannot be traced symbolically: ", "the model cannot be exported: "):
+        reason = reason.removeprefix(general)
     return reason.partition(". ")[0]
 
 

@@ -10,7 +10,7 @@ from backquant.errors import CaptureError
 from backquant.graph import as_arguments
 from backquant.graph.costs import multiply_adds
 
-__all__ = ["costs_of"]
+__all__ = ["costs_of", "left_out"]
 
 
 def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
@@ -28,8 +28,8 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
         return multiply_adds(module, example_inputs)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        left_out = _left_out(module, example_inputs)
-        where = f"arguments that were left out: {', '.join(left_out)}" if left_out else "forward"
+        names = left_out(module, example_inputs)
+        where = f"arguments that were left out: {', '.join(names)}" if names else "forward"
         raise CaptureError(
             f"the traced model fails on inputs that the model accepts: {reason}",
             where=where,
@@ -38,8 +38,14 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
         ) from error
 
 
-def _left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
-    """Arguments with defaults that ``example_inputs`` does not give."""
+def left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
+    """Arguments with defaults that ``example_inputs`` does not give.
+
+    >>> left_out(fx.symbolic_trace(lambda x, mask=None: x), 1)
+    ['mask']
+    """
+    if example_inputs is None:
+        return []
     args, kwargs = as_arguments(example_inputs)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [

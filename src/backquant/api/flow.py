@@ -14,7 +14,7 @@ from backquant.api.arguments import (
     given_model,
     given_request,
 )
-from backquant.api.capturing import Capturing
+from backquant.api.capturing import Capturing, spelled_request
 from backquant.api.examples import checked_example
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
@@ -155,6 +155,7 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     torch.int8
     """
     asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, dialect=dialect, asked=asked)
     reference.recompile()
     return reference
@@ -202,6 +203,7 @@ def convert_fx(  # size: PyTorch's signature
     ['quantized', 'float']
     """
     asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, asked=asked)
     engine = reference_state(reference).backend_config.engine
     quantized = quantized_model(
