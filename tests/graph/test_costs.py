@@ -46,3 +46,14 @@ def test_cells_cost_their_weights(cell, gates):
 def test_what_multiplies_nothing_is_not_listed():
     gm = capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).module
     assert multiply_adds(gm, torch.zeros(2, 4)) == {"_0": 64}
+
+
+def test_keywords_go_to_their_arguments() -> None:
+    """Also where an argument between them is left out."""
+
+    class Scaled(nn.Module):
+        def forward(self, x, bias=None, scale=1.0):
+            return torch.matmul(x, x) * scale
+
+    module = capture(Scaled()).module
+    assert multiply_adds(module, {"x": torch.ones(2, 2), "scale": torch.ones(1)}) == {"matmul": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,3 +27,26 @@ def test_a_view_of_channels_last() -> None:
     with torch.no_grad():
         wanted = model(batches[0])
     assert (quantized(batches[0]) - wanted).abs().max() < 0.1
+
+
+class Transposed(nn.Module):
+    """Weights that are views of a transposed matrix: linear, and a convolution that is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 6))
+        self.k = nn.Parameter(torch.randn(6, 4).t()[:, :, None, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.linear(x, self.w.t())
+        return nn.functional.conv2d(y[:, :, None, None], self.k)
+
+
+@pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm", "qnnpack"])
+def test_weights_that_are_not_contiguous(backend: str) -> None:
+    model = Transposed().eval()
+    batches = [torch.randn(16, 8) for _ in range(3)]
+    quantized = backquant.quantize(model, calibration=batches, backend=backend)
+    with torch.no_grad():
+        wanted = model(batches[0])
+    assert (quantized(batches[0]) - wanted).abs().max() < 0.03 * wanted.abs().max()

@@ -62,6 +62,7 @@ def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
     >>> multiply_adds(gm, (torch.zeros(2, 4),))
     {'_0': 64}
     """
+    module.recompile()  # a deferred graph module has no signature before
     args, kwargs = as_arguments(example_inputs)
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     bound.apply_defaults()

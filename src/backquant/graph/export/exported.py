@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.edit import set_module
+from backquant.graph.export.signature import program_signature
 
 __all__ = ["ExportedModel", "load_exported"]
 
@@ -27,7 +28,7 @@ class ExportedModel(nn.Module):
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
         self.program = program
-        self.__dict__["_runs"] = None
+        self.__dict__["forward"] = _Forward(program)
         parameters = set(program.graph_signature.parameters)
         for name, tensor in {**program.state_dict, **program.constants}.items():
             if isinstance(tensor, torch.Tensor):
@@ -47,11 +48,19 @@ class ExportedModel(nn.Module):
         else:
             owner.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original model's arguments and result."""
-        if self.__dict__.get("_runs") is None:
-            self.__dict__["_runs"] = self.program.module(check_guards=False)
-        return self.__dict__["_runs"](*args, **kwargs)
+
+class _Forward:
+    """Runs a program; its signature is that of the program."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.__signature__ = program_signature(program)
+        self._module: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._module is None:
+            self._module = self.program.module(check_guards=False)
+        return self._module(*args, **kwargs)
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:

@@ -84,7 +84,7 @@ class OnednnConv(PackedKernel):
         c, padding = self.config, self._padding
         bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
         if self._is_linear:
-            return torch.ops.onednn.qlinear_prepack(self.weight.flatten(1), None), bias
+            return torch.ops.onednn.qlinear_prepack(self.weight.flatten(1).contiguous(), None), bias
         weight = torch.ops.onednn.qconv_prepack(
             self.weight,
             self.weight_scale,

@@ -64,7 +64,7 @@ class OnednnLinear(PackedKernel):
 
     def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config
-        weight = torch.ops.onednn.qlinear_prepack(self.weight, None)
+        weight = torch.ops.onednn.qlinear_prepack(self.weight.contiguous(), None)
         zero_point = c.x_zero_point
         bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, zero_point)
         return weight, bias
