@@ -152,11 +152,28 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config).eval()
 
 
+def gpt2() -> nn.Module:
+    """Its layers are ``Conv1D``: ``addmm`` with a weight that is not transposed."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        vocab_size=100,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return GPT2Model(config).eval()
+
+
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, torch.Tensor]]]] = {
     "bert": (bert, tokens),
     "vit": (vit, pixels),
     "swin": (swin, pixels),
     "llama": (llama, tokens),
+    "gpt2": (gpt2, tokens),
 }
 
 
