@@ -16,7 +16,12 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
 
-__all__ = ["QUANTIZED_OUTPUTS", "WEIGHTS", "QDQRules"]
+#: How the bias of a product with a float result is stored.
+BIASES = ("float", "int32")
+#: The fields that name operators.
+OPERATOR_FIELDS = ("float_outputs", "only_between_quantized")
+
+__all__ = ["BIASES", "OPERATOR_FIELDS", "QUANTIZED_OUTPUTS", "WEIGHTS", "QDQRules"]
 
 #: Where the outputs of quantized operators are quantized.
 QUANTIZED_OUTPUTS = ("always", "where_read")
@@ -33,10 +38,13 @@ class QDQRules:
     2. ``quantize_constants``: also a value that depends on no input of the model (a position
        embedding) is quantized where a quantized operator reads it. Default: True.
     3. ``quantized_outputs``: ``"always"``, or ``"where_read"``: only where a quantized operator reads
-       them; else the operator's result is float (TensorRT).
+       them; else the operator's result is float. ``float_outputs``: operators for which the latter
+       holds in any case, because their kernels give floats as well.
     4. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
        quantize and a dequantize node, for targets that fold the weights themselves.
-    5. ``only_between_quantized``: operators that are quantized only where every activation that they
+    5. ``bias``: of a product that gives floats: ``"float"``, or ``"int32"``: integers whose scale is
+       that of the input times that of the weight.
+    6. ``only_between_quantized``: operators that are quantized only where every activation that they
        read comes out of a quantized operator and a quantized operator reads their result. Elsewhere
        their kernels save less than the conversions cost, in time and in accuracy: the residual
        additions of transformers.
@@ -56,6 +64,8 @@ class QDQRules:
     quantize_constants: bool = True
     quantized_outputs: str = "always"
     weights: str = "integer"
+    bias: str = "float"
+    float_outputs: tuple[Any, ...] = ()
     only_between_quantized: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,17 +76,9 @@ class QDQRules:
         check_bool(self.quantize_constants, "quantize_constants")
         check_choice(self.quantized_outputs, "quantized_outputs", QUANTIZED_OUTPUTS)
         check_choice(self.weights, "weights", WEIGHTS)
-        given: Any = self.only_between_quantized
-        if not isinstance(given, (tuple, list)):
-            raise SpecError(
-                f"operators are named in a tuple, got {given!r}",
-                where="only_between_quantized",
-                fix="QDQRules(only_between_quantized=(torch.add,))",
-            )
-        object.__setattr__(self, "only_between_quantized", tuple(given))
-        for index, operator in enumerate(self.only_between_quantized):
-            with within(f"only_between_quantized[{index}]"):
-                normal_form(operator)
+        check_choice(self.bias, "bias", BIASES)
+        for name in OPERATOR_FIELDS:
+            object.__setattr__(self, name, _operators(getattr(self, name), name))
 
     def to_dict(self) -> dict[str, Any]:
         """The rules that differ from their defaults.
@@ -110,3 +112,18 @@ class QDQRules:
             else:
                 parts.append(f"{name}={value!r}")
         return f"QDQRules({', '.join(parts)})"
+
+
+def _operators(given: Any, name: str) -> tuple[Any, ...]:
+    """``given`` as a tuple of single operators. Raises ``SpecError``."""
+    if not isinstance(given, (tuple, list)):
+        raise SpecError(
+            f"operators are named in a tuple, got {given!r}",
+            where=name,
+            fix=f"QDQRules({name}=(torch.add,))",
+        )
+    for index, operator in enumerate(given):
+        with within(f"{name}[{index}]"):
+            if normal_form(operator).size > 1:
+                raise SpecError("single operators are named here, not patterns")
+    return tuple(given)

@@ -19,6 +19,8 @@ __all__ = [
     "get_native_backend_config",
     "get_native_backend_config_dict",
     "get_onednn_backend_config",
+    "get_onnxruntime_backend_config",
+    "get_openvino_backend_config",
     "get_qnnpack_backend_config",
     "get_qnnpack_pt2e_backend_config",
     "get_tensorrt_backend_config",
@@ -137,6 +139,24 @@ def get_onednn_backend_config() -> BackendConfig:
     'onednn'
     """
     return get_backend_config("onednn")
+
+
+def get_onnxruntime_backend_config() -> BackendConfig:
+    """ONNX Runtime's CPU provider, by way of an ONNX file.
+
+    >>> get_onnxruntime_backend_config().name
+    'onnxruntime'
+    """
+    return get_backend_config("onnxruntime")
+
+
+def get_openvino_backend_config() -> BackendConfig:
+    """OpenVINO's CPU plugin.
+
+    >>> get_openvino_backend_config().name
+    'openvino'
+    """
+    return get_backend_config("openvino")
 
 
 def get_tensorrt_backend_config() -> BackendConfig:

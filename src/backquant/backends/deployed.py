@@ -21,10 +21,13 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.nn import intrinsic, qat
+from backquant.nn.intrinsic import qat as intrinsic_qat
 
 __all__ = [
     "ADDITIONS",
     "DEPLOYED_DEFAULTS",
+    "FLOAT_OUTPUTS",
     "MATMULS",
     "MOVES",
     "POOLS",
@@ -40,10 +43,13 @@ VALUES = DTypeConfig(torch.quint8, torch.quint8)
 WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
-MATMULS: tuple[Any, ...] = (torch.matmul, torch.bmm, operator.matmul)
+MATMULS: tuple[Any, ...] = (torch.matmul, operator.matmul)
 
 # kernels on integers whose output keeps the input's qparams
 POOLS: tuple[Any, ...] = (
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
     nn.MaxPool1d,
     nn.MaxPool2d,
     nn.MaxPool3d,
@@ -56,6 +62,9 @@ POOLS: tuple[Any, ...] = (
     F.avg_pool1d,
     F.avg_pool2d,
     F.avg_pool3d,
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
 )
 # values are moved, or clipped at a bound that the integers have anyway
 MOVES: tuple[Any, ...] = (
@@ -88,6 +97,17 @@ MOVES: tuple[Any, ...] = (
     "transpose",
     "unsqueeze",
     "view",
+)
+
+# products: their kernels also give the sums as floats
+FLOAT_OUTPUTS: tuple[Any, ...] = (
+    nn.Linear,
+    qat.Linear,
+    intrinsic.LinearReLU,
+    intrinsic_qat.LinearReLU,
+    intrinsic_qat.LinearBn1d,
+    F.linear,
+    *MATMULS,
 )
 
 DEPLOYED_DEFAULTS = BackendDefaults(

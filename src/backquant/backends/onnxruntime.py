@@ -21,6 +21,7 @@ from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
+    FLOAT_OUTPUTS,
     MATMULS,
     MOVES,
     POOLS,
@@ -38,7 +39,7 @@ __all__ = ["backend_config"]
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
 PRODUCTS = (operator.mul, torch.mul)
 FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", nn.Softmax)
-GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+BETWEEN = (*ADDITIONS, *PRODUCTS, *FIXED, nn.LeakyReLU, *shape.CAT, *POOLS, *MOVES)
 
 
 def backend_config() -> BackendConfig:
@@ -52,7 +53,9 @@ def backend_config() -> BackendConfig:
     return (
         BackendConfig("onnxruntime")
         .set_defaults(DEPLOYED_DEFAULTS)
-        .set_qdq(QDQRules(only_between_quantized=(*ADDITIONS, *PRODUCTS, *FIXED)))
+        .set_qdq(
+            QDQRules(bias="int32", float_outputs=FLOAT_OUTPUTS, only_between_quantized=BETWEEN)
+        )
         .set_backend_pattern_configs(
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
@@ -63,7 +66,7 @@ def backend_config() -> BackendConfig:
                 *shape.cat_entries([VALUES], shape.CAT),
                 *fixed,
                 *admit([observed(nn.LeakyReLU)], [VALUES]),
-                *shape.sharing_entries([VALUES], (*POOLS, *GLOBAL_POOLS, *MOVES)),
+                *shape.sharing_entries([VALUES], (*POOLS, *MOVES)),
                 *shape.tensor_info_entries([VALUES]),
             ]
         )

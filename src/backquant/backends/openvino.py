@@ -13,12 +13,12 @@ from __future__ import annotations
 import operator
 
 import torch
-from torch import nn
 
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
+    FLOAT_OUTPUTS,
     MATMULS,
     MOVES,
     POOLS,
@@ -32,7 +32,14 @@ from backquant.operators.entry import admit, observed
 __all__ = ["backend_config"]
 
 PRODUCTS = (operator.mul, torch.mul)
-GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+# convolutions give floats as well, except where their output is clamped by the quantization
+CONVS = tuple(
+    entry.normal_pattern.anchor.op
+    for d in (1, 2, 3)
+    for entry in conv.conv_entries(conv.CONV[d])
+    if entry.normal_pattern.size == 1
+)
+BETWEEN = (*ADDITIONS, *PRODUCTS, *shape.CAT, *POOLS, *MOVES)
 
 
 def backend_config() -> BackendConfig:
@@ -42,7 +49,11 @@ def backend_config() -> BackendConfig:
     >>> config.name, config.qdq.quantize_constants
     ('openvino', False)
     """
-    rules = QDQRules(quantize_constants=False, only_between_quantized=(*ADDITIONS, *PRODUCTS))
+    rules = QDQRules(
+        quantize_constants=False,
+        float_outputs=(*FLOAT_OUTPUTS, *CONVS),
+        only_between_quantized=BETWEEN,
+    )
     return (
         BackendConfig("openvino")
         .set_defaults(DEPLOYED_DEFAULTS)
@@ -55,7 +66,7 @@ def backend_config() -> BackendConfig:
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [VALUES]),
                 *shape.cat_entries([VALUES], shape.CAT),
-                *shape.sharing_entries([VALUES], (*POOLS, *GLOBAL_POOLS, *MOVES)),
+                *shape.sharing_entries([VALUES], (*POOLS, *MOVES)),
                 *shape.tensor_info_entries([VALUES]),
             ]
         )

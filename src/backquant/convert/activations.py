@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import fx
 
+from backquant.backend_config import QDQRules
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.state import Conversion
 from backquant.prepare import Site
@@ -17,13 +18,48 @@ __all__ = ["convert_activations", "needed_sites"]
 
 
 def needed_sites(work: Conversion) -> set[str]:
-    """Names of the sites that the final plan still needs."""
+    """Names of the sites that the final plan still needs.
+
+    The output of an operator that may give floats (``QDQRules``, rule 3) is not needed where no
+    quantized operator reads it, unless the model gives it quantized.
+    """
+    floats = _give_floats(work)
+    given = _given_quantized(work) if floats else frozenset()
     return {
         site.name
         for site in work.prepared.sites.sites
-        if (site.producer and work.quantized(site.producer))
-        or any(work.quantized(reader) for reader in site.readers)
+        if any(work.quantized(reader) for reader in site.readers)
+        or (
+            (site.producer and work.quantized(site.producer))
+            and (site.producer not in floats or site.name in given)
+        )
     }
+
+
+def _give_floats(work: Conversion) -> frozenset[str]:
+    """Anchors of the matches of operators whose outputs are quantized only where they are read."""
+    config = work.prepared.backend_config
+    rules = config.qdq or QDQRules()
+    if rules.quantized_outputs == "where_read":
+        return frozenset(match.anchor for match in work.plan.matches)
+    listed, entries = set(rules.float_outputs), config.configs
+    if not listed:
+        return frozenset()
+    return frozenset(
+        match.anchor
+        for match in work.plan.matches
+        if match.entry >= 0
+        and any(node.op in listed for node in entries[match.entry].normal_pattern.nodes[:1])
+    )
+
+
+def _given_quantized(work: Conversion) -> frozenset[str]:
+    """The observers that outputs are read through, if there are outputs that stay quantized."""
+    custom = work.prepared.custom
+    if custom is None or not custom.output_quantized_indexes:
+        return frozenset()
+    output = next(node for node in reversed(work.module.graph.nodes) if node.op == "output")
+    return frozenset(node.name for node in output.all_input_nodes)
 
 
 def convert_activations(work: Conversion, skipped: set[str]) -> None:

@@ -17,8 +17,6 @@ from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
 
-_TALKATIVE = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "nncf")
-
 __all__ = ["Program", "as_dims", "export_program", "quiet"]
 
 
@@ -36,18 +34,15 @@ class Program:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Deprecations and remarks inside of torch's and other exporters are no news for our users."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning, UserWarning):
-            warnings.simplefilter("ignore", category)
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning, UserWarning):
+                warnings.simplefilter("ignore", category)
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(disabled)
 
 
 class _Traced(nn.Module):

@@ -44,11 +44,14 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
 
 
 def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> Exported:
-    integer_nodes = {node for use in written.kernels if use.integer for node in use.nodes}
+    """An operator without multiply-adds that no kernel names was merged into its neighbours."""
     reasons = {reason.node: reason for reason in written.left_in_float}
+    integer_nodes = {node for use in written.kernels if use.integer for node in use.nodes}
+    named = {node for use in written.kernels for node in use.nodes} | set(reasons)
     on_integers, left = [], []
     for operator in job.expected:
-        if integer_nodes.intersection(operator.nodes):
+        gone = not operator.multiply_adds and not named.intersection(operator.nodes)
+        if gone or integer_nodes.intersection(operator.nodes):
             on_integers.append(operator)
         else:
             left.append(_reason(operator, written, reasons))

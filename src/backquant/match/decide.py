@@ -13,6 +13,7 @@ from backquant.match.asks import AskReader
 from backquant.match.custom import CustomMatching, kind_asked
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
+from backquant.match.neighbours import settle_neighbours
 from backquant.match.notes import unused_rules
 from backquant.match.occurrences import Occurrence, find_occurrences, valueless_nodes
 from backquant.match.plan import (
@@ -91,6 +92,8 @@ def make_plan(
     found = find_occurrences(graph, patterns, backend_config, facts.special(), declined)
     facts = replace(facts, valueless=valueless_nodes(graph, found))
     decisions, predicates = _decide_all(found, facts)
+    decisions = settle_neighbours(graph, backend_config, found, decisions)
+    predicates = [question for question in predicates if decisions[question.node].quantized]
     unused, notes = unused_rules(table, decisions, scopes, fusions)
     notes += _uncalled(facts)
     matches = tuple(occurrence.match for occurrence in found)

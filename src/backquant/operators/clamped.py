@@ -1,4 +1,4 @@
-"""Convolutions and linear layers followed by ReLU6 (clamping): one operator to kernels that saturate.
+"""Convolutions and linear layers followed by a clamp: one operator to kernels that saturate.
 
 The output is observed behind the clamp, so that its bounds are those of the integers and the clamp
 itself costs nothing. The clamp stays an operator of its own in the reference model.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,7 +20,15 @@ from backquant.operators.entry import admit, observed, swapped
 
 __all__ = ["CLAMPS", "entries"]
 
-CLAMPS: tuple[Any, ...] = (nn.ReLU6, nn.Hardtanh, F.relu6, F.hardtanh)
+CLAMPS: tuple[Any, ...] = (
+    nn.ReLU6,
+    nn.Hardtanh,
+    F.relu6,
+    F.hardtanh,
+    torch.relu,  # the other spellings of ReLU are fused modules
+    "relu",
+    "relu_",
+)
 
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
@@ -27,7 +36,7 @@ def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
 
     >>> from backquant.backend_config import DTypeConfig
     >>> len(entries([DTypeConfig()]))
-    32
+    56
     """
     rows = []
     for conv in CONV.values():

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig
+from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.prepare.apart import interfaces
 from backquant.prepare.groups import Groups
@@ -64,6 +65,7 @@ class Placement:
         self._dtype: dict[str, torch.dtype | None] = self._known_dtypes(custom)
         self._current: dict[str, str] = {}
         self._read: dict[tuple[str, str], str] = {}
+        self._left_alone = _constants_left_alone(module, backend_config)
         self._drafts: dict[str, _Draft] = {}
         self._on_value: dict[str, list[_Draft]] = {}
         self._groups = Groups()
@@ -136,7 +138,8 @@ class Placement:
         if observation == _NOT_OBSERVED or self._is_no_float_tensor(reader):
             return
         for argument, role in observed_arguments(reader, match, self._positions):
-            self._place_input(reader, argument, role, match)
+            if role is not Role.INPUT or argument.name not in self._left_alone:
+                self._place_input(reader, argument, role, match)
 
     def _place_input(self, reader: fx.Node, argument: fx.Node, role: Role, match: Match) -> None:
         value = self._current.get(argument.name, argument.name)
@@ -358,6 +361,14 @@ class Placement:
         if value in self._drafts:
             return self._probe_of(value).dtype
         return self._dtype.get(value, torch.float32)
+
+
+def _constants_left_alone(module: fx.GraphModule, backend_config: BackendConfig) -> set[str]:
+    """Values without an input behind them, where the backend does not quantize constants."""
+    rules = backend_config.qdq
+    if rules is None or rules.quantize_constants:
+        return set()
+    return input_independent(module.graph)
 
 
 def _defaults_to_scalar(placeholder: fx.Node) -> bool:

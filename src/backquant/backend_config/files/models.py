@@ -226,7 +226,14 @@ class QDQ(Model):
     weights: Literal["integer", "quantized_float"] | None = Field(
         None, description="How the weights of an exported model are stored."
     )
-    only_between_quantized: list[Pattern] = Field(
+    bias: Literal["float", "int32"] | None = Field(
+        None, description="How the bias of a product with a float result is stored."
+    )
+    float_outputs: list[Operator] = Field(
+        default_factory=list,
+        description="Operators whose outputs are quantized only where quantized operators read them.",
+    )
+    only_between_quantized: list[Operator] = Field(
         default_factory=list,
         description="Operators that are quantized only between quantized operators.",
     )

@@ -24,7 +24,7 @@ from backquant.backend_config.files.spelling import callable_from, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
-from backquant.backend_config.qdq import QDQRules
+from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.errors import SpecError
 
 __all__ = ["Base", "build"]
@@ -174,12 +174,12 @@ class _Builder:
 
     def qdq(self, data: dict[str, Any]) -> QDQRules:
         values = {name: value for name, value in data.items() if value is not None}
-        operators = values.pop("only_between_quantized", [])
-        found = [
-            _at(("only_between_quantized", index), pattern_from, item, self.resolver)[0]
-            for index, item in enumerate(operators)
-        ]
-        return QDQRules(**values, only_between_quantized=tuple(found))
+        for name in OPERATOR_FIELDS:
+            values[name] = tuple(
+                _at((name, index), pattern_from, item, self.resolver)[0]
+                for index, item in enumerate(values.get(name, []))
+            )
+        return QDQRules(**values)
 
     # -- patterns --------------------------------------------------------------------------------
 

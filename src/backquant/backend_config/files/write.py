@@ -23,7 +23,7 @@ from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import Port
-from backquant.backend_config.qdq import QDQRules
+from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.backend_config.ranges import integer_range
 from backquant.errors import SpecError
 
@@ -149,10 +149,9 @@ def _defaults(defaults: BackendDefaults | None) -> Any:
 def _qdq(rules: QDQRules | None) -> Any:
     assert rules is not None  # the caller asked
     data = rules.to_dict()
-    if "only_between_quantized" in data:
-        data["only_between_quantized"] = [
-            pattern_data(operator) for operator in rules.only_between_quantized
-        ]
+    for name in OPERATOR_FIELDS:
+        if name in data:
+            data[name] = [pattern_data(operator) for operator in data[name]]
     return data
 
 

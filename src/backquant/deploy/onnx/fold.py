@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["fold_integer_constants"]
+__all__ = [
+    "add_initializer",
+    "drop_unused",
+    "fold_integer_constants",
+    "transposed_dequantize",
+]
 
 
 def fold_integer_constants(model: Any) -> None:
@@ -19,7 +24,7 @@ def fold_integer_constants(model: Any) -> None:
             _fold_cast(model, node)
         elif node.op_type == "Transpose":
             _fold_transpose(model, node)
-    _drop_unused(model)
+    drop_unused(model)
 
 
 def _is_constant(value: Any) -> bool:
@@ -35,7 +40,7 @@ def _fold_cast(model: Any, node: Any) -> None:
         return
     array = source.numpy().astype(target.numpy())
     _replace(model, node.outputs[0], array)
-    model.graph.remove(node)
+    model.graph.remove(node, safe=True)
 
 
 def _is_integer(dtype: Any) -> bool:
@@ -44,29 +49,36 @@ def _is_integer(dtype: Any) -> bool:
 
 def _fold_transpose(model: Any, node: Any) -> None:
     """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
+    source = node.inputs[0]
+    rank = None if source.shape is None else len(source.shape)
+    made = transposed_dequantize(model, source, _permutation(node, rank or 2), before=node)
+    if made is not None:
+        node.outputs[0].replace_all_uses_with(made)
+        model.graph.remove(node, safe=True)
+
+
+def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, before: Any) -> Any:
+    """A dequantized integer constant, transposed; ``None`` if ``value`` is no such thing."""
     import onnx_ir as ir
 
-    dequantize = node.inputs[0].producer()
+    dequantize = value.producer()
     if dequantize is None or dequantize.op_type != "DequantizeLinear":
-        return
+        return None
     weight = dequantize.inputs[0]
     if not _is_constant(weight) or not _is_integer(weight.const_value.dtype):
-        return
-    array = weight.const_value.numpy()
-    permutation = _permutation(node, array.ndim)
-    inputs = list(dequantize.inputs)
-    inputs[0] = _initializer(model, np.ascontiguousarray(array.transpose(permutation)), weight.name)
+        return None
+    array = np.ascontiguousarray(weight.const_value.numpy().transpose(permutation))
+    inputs = [add_initializer(model, array, weight.name), *dequantize.inputs[1:]]
     attributes = []
     if inputs[1].shape is not None and len(inputs[1].shape) == 1:
         axis = dequantize.attributes["axis"].as_int() % array.ndim
         attributes.append(ir.AttrInt64("axis", permutation.index(axis)))
-    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=dequantize.name)
-    made.outputs[0].name = f"{node.outputs[0].name}_dequantized"
-    made.outputs[0].shape, made.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
+    made = ir.Node("", "DequantizeLinear", inputs, attributes, name=f"{dequantize.name}/transposed")
+    made.outputs[0].name = f"{value.name}_transposed"
+    made.outputs[0].shape, made.outputs[0].type = ir.Shape(array.shape), value.type
     made.metadata_props.update(dequantize.metadata_props)
-    model.graph.insert_before(node, made)
-    node.outputs[0].replace_all_uses_with(made.outputs[0])
-    model.graph.remove(node, safe=True)
+    model.graph.insert_before(before, made)
+    return made.outputs[0]
 
 
 def _permutation(node: Any, rank: int) -> list[int]:
@@ -75,10 +87,11 @@ def _permutation(node: Any, rank: int) -> list[int]:
 
 
 def _replace(model: Any, value: Any, array: np.ndarray[Any, Any]) -> None:
-    value.replace_all_uses_with(_initializer(model, array, value.name))
+    value.replace_all_uses_with(add_initializer(model, array, value.name))
 
 
-def _initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
+def add_initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
+    """A new constant of ``model``, named after ``like``."""
     import onnx_ir as ir
 
     name, number = f"{like}_folded", 1
@@ -96,7 +109,8 @@ def _initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
     return made
 
 
-def _drop_unused(model: Any) -> None:
+def drop_unused(model: Any) -> None:
+    """Remove nodes and constants that nothing reads, in place."""
     graph = model.graph
     for node in reversed(list(graph)):
         outputs = node.outputs

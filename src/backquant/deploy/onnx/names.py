@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORIGIN", "name_nodes", "origins_of"]
+__all__ = ["ORIGIN", "name_nodes", "origin_of", "origins_of"]
 
 #: The key of a node's metadata that holds the name of the reference graph's node.
 ORIGIN = "backquant.node"
@@ -27,6 +28,17 @@ def name_nodes(model: Any) -> None:
         base = f"{origin}/{node.op_type}" if origin else node.op_type
         taken[base] = taken.get(base, 0) + 1
         node.name = base if taken[base] == 1 else f"{base}_{taken[base]}"
+
+
+def origin_of(name: str, origins: Mapping[str, str]) -> str:
+    """The origin of what a runtime made of a node or tensor: it appends to the name behind a slash.
+
+    >>> origin_of("fc/MatMul/Fused", {"fc/MatMul": "fc"}), origin_of("other", {})
+    ('fc', '')
+    """
+    while name and name not in origins:
+        name = name.rpartition("/")[0]
+    return origins.get(name, "")
 
 
 def origins_of(model: Any) -> dict[str, str]:

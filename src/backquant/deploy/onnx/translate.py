@@ -5,7 +5,8 @@
 2. Zero points have the type of the integers; the axis is written out.
 3. Pooling to one value is ``GlobalAveragePool``, which has integer kernels; the exporter's ReduceMean has
    none.
-4. A dynamically quantized activation is ``DynamicQuantizeLinear``.
+4. GELU is written in the order of operators that runtimes recognise and fuse.
+5. A dynamically quantized activation is ``DynamicQuantizeLinear``.
 
 Sources: ONNX operator documentation, QuantizeLinear-13, DequantizeLinear-13, DynamicQuantizeLinear-11,
 GlobalAveragePool-1.
@@ -37,6 +38,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ops.choose_qparams.tensor: _choose_qparams,
         ops.quantize_per_tensor.tensor: _quantize_dynamic,
         ops.dequantize_per_tensor.tensor: _dequantize_dynamic,
+        aten.gelu.default: _gelu,
         aten.adaptive_avg_pool1d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
@@ -152,6 +154,17 @@ def _dequantize_dynamic(  # size: the signature of the torch operator
     out_dtype: int = -1,  # noqa: ARG001
 ) -> Any:
     return _op().DequantizeLinear(input, scale, zero_point)
+
+
+def _gelu(self: Any, approximate: str = "none") -> Any:
+    """Rule 4: x * (1 + erf(x / √2)) * 0.5, or its approximation by tanh."""
+    op = _op()
+    if approximate == "tanh":
+        cube = op.Mul(op.Mul(op.Mul(self, self), self), _float(0.044715))
+        inner = op.Mul(op.Add(self, cube), _float(math.sqrt(2.0 / math.pi)))
+        return op.Mul(op.Mul(self, op.Add(op.Tanh(inner), _float(1.0))), _float(0.5))
+    error = op.Erf(op.Div(self, _float(math.sqrt(2.0))))
+    return op.Mul(op.Mul(self, op.Add(error, _float(1.0))), _float(0.5))
 
 
 def _adaptive_avg_pool(self: Any, output_size: Any) -> Any:

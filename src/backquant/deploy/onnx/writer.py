@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.fold import fold_integer_constants
+from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
+from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
+from backquant.deploy.onnx.gemm import store_integer_biases
 from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.translate import translations
 from backquant.deploy.program import quiet
@@ -50,10 +52,15 @@ def onnx_model(job: ExportJob) -> Any:
         raise _refused(error) from error
     assert made is not None
     name_nodes(made.model)
+    settle_types(made.model)
     fold_integer_constants(made.model)
     with quiet(), contextlib.redirect_stdout(io.StringIO()):
         made.optimize()
     fold_integer_constants(made.model)
+    use_integer_products(made.model)
+    if job.qdq.bias == "int32":
+        store_integer_biases(made.model)
+    drop_unused(made.model)
     return made.model
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
+from backquant.deploy.onnx.names import origin_of
 
 __all__ = ["kernels_of"]
 
@@ -58,9 +59,8 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
     for node in graph.node:
         if node.op_type in _CONVERSIONS or node.op_type == "Constant":
             continue
-        base = node.name.split("_token_")[0]
-        names = (base, *node.output)
-        origin = next((origins[name] for name in names if name in origins), "")
+        names = (node.name.split("_token_")[0], *node.output)
+        origin = next(filter(None, (origin_of(name, origins) for name in names)), "")
         integer = node.op_type in _QUANTIZING or _reads_integers(node, types)
         found.append(
             TargetKernel(

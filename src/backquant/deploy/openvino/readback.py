@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
+from backquant.deploy.onnx.names import origin_of
 
 __all__ = ["kernels_of"]
 
@@ -33,16 +34,9 @@ def kernels_of(model: Any, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
             continue
         precision = info.get("runtimePrecision", "").lower()
         layers = info.get("originalLayersNames", "").split(",")
-        nodes = tuple(dict.fromkeys(filter(None, (_origin(name, origins) for name in layers))))
+        nodes = tuple(dict.fromkeys(filter(None, (origin_of(name, origins) for name in layers))))
         found.append(TargetKernel(kind, nodes, precision or "?", precision in _INTEGER))
     return tuple(found)
-
-
-def _origin(layer: str, origins: Mapping[str, str]) -> str:
-    """A layer is named after a node of the file, with what the plugin made of it behind a slash."""
-    while layer and layer not in origins:
-        layer = layer.rpartition("/")[0]
-    return origins.get(layer, "")
 
 
 def _runtime_info(node: Any) -> list[tuple[str, Any]]:

@@ -1,0 +1,225 @@
+"""ONNX files: what ONNX Runtime makes of them, by the node types of its optimised graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.deploy import Exported
+from backquant.lower import QuantizedModel
+from backquant.observe import PerChannelMinMaxObserver, PlaceholderObserver
+from backquant.qconfig import QConfig, QConfigMapping, per_channel_dynamic_qconfig
+
+
+def run(path: Path, *inputs: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
+    return torch.from_numpy(session.run(None, feed)[0])
+
+
+def kernels(exported: Exported) -> Counter[str]:
+    return Counter(use.kernel for use in exported.kernels)
+
+
+def sqnr(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    return float(10 * torch.log10((wanted**2).sum() / ((wanted - found) ** 2).sum()))
+
+
+def export(model: nn.Module, batch: torch.Tensor, path: Path, **more: Any) -> tuple[Any, Exported]:
+    torch.manual_seed(0)
+    quantized = backquant.quantize(model.eval(), backend="onnxruntime", calibration=[batch])
+    return quantized, backquant.export(quantized, path, **more)
+
+
+def test_residual_network_runs_whole_on_integer_kernels(residual, tmp_path) -> None:
+    model: QuantizedModel = residual("onnxruntime")
+    path = tmp_path / "m.onnx"
+    exported = backquant.export(model, path, dynamic_shapes={"x": {0: "batch"}})
+    assert exported.integer == exported.expected == 7
+    assert exported.integer_share == 1.0
+    assert exported.left_in_float == ()
+    found = kernels(exported)
+    for kernel in ("QLinearAdd", "NhwcMaxPool", "QLinearGlobalAveragePool", "QLinearConv"):
+        assert found[kernel] >= 1, found
+    assert found["QLinearConv"] == 2
+    assert found["QGemm"] + found["MatMulIntegerToFloat"] == 1
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        assert torch.allclose(run(path, x), model(x), atol=2e-2)
+
+
+def test_file_is_clean_and_declares_what_it_is(residual, tmp_path) -> None:
+    path = tmp_path / "m.onnx"
+    backquant.export(residual("onnxruntime"), path, options={"opset": 19})
+    model = onnx.load(str(path))
+    onnx.checker.check_model(model, full_check=True)
+    assert {o.domain: o.version for o in model.opset_import}[""] == 19
+    constants = {t.name: t for t in model.graph.initializer}
+    weights = [
+        n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in constants
+    ]
+    integers = [constants[node.input[0]].data_type for node in weights]
+    assert sorted(integers) == 3 * [onnx.TensorProto.INT8] + [onnx.TensorProto.INT32]  # a bias
+    for node in weights:
+        assert constants[node.input[2]].data_type == constants[node.input[0]].data_type
+        assert "axis" in {a.name for a in node.attribute}
+    per_tensor = [n for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    assert per_tensor
+    assert all(list(constants[n.input[1]].dims) == [] for n in per_tensor)
+    used = {name for node in model.graph.node for name in node.input}
+    assert set(constants) <= used
+    assert str(Path.cwd()) not in str(model)
+    assert not any(
+        p.key.startswith("pkg.torch") for n in model.graph.node for p in n.metadata_props
+    )
+
+
+class Mixed(nn.Module):
+    """Operators with integer kernels beside those without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.left, self.right = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+        self.mean, self.middle = nn.AvgPool2d(2), nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.silu = nn.SiLU()
+        self.last = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.depthwise(torch.relu(self.conv(x)))
+        x = torch.cat([self.left(x), self.right(x)], 1)
+        return self.last(self.silu(self.up(self.middle(self.mean(x)))))
+
+
+def test_mixed_operators(tmp_path) -> None:
+    quantized, exported = export(Mixed(), torch.randn(2, 4, 8, 8), tmp_path / "m.onnx")
+    found = kernels(exported)
+    assert found["QLinearConv"] == 6
+    assert found["QLinearAveragePool"] == 1
+    assert found["QLinearConcat"] == 1
+    assert found["ConvTranspose"] == 1
+    [transposed] = [use for use in exported.kernels if use.kernel == "ConvTranspose"]
+    assert (transposed.nodes, transposed.dtype, transposed.integer) == (("up",), "float32", False)
+    assert exported.integer_share < 1
+    floats = {row.node for row in quantized.report.float_rows}
+    assert {"up", "silu"} <= floats
+
+
+class Sequence(nn.Module):
+    """1-d convolution, products of activations, softmax between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.softmax = nn.Softmax(-1)
+        self.out = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv(x)).transpose(1, 2)
+        scores = self.softmax(torch.matmul(self.q(x), self.k(x).transpose(1, 2)))
+        return self.out(torch.matmul(scores, self.v(x)))
+
+
+def test_attention_with_dynamic_batch_and_length(tmp_path) -> None:
+    path = tmp_path / "m.onnx"
+    quantized, exported = export(
+        Sequence(), torch.randn(2, 8, 6), path, dynamic_shapes={"x": {0: "batch", 2: "length"}}
+    )
+    assert exported.integer == exported.expected
+    found = kernels(exported)
+    assert found["QLinearConv"] == 1
+    assert found["QLinearSoftmax"] == 1
+    assert found["QLinearMatMul"] + found["MatMulIntegerToFloat"] == 6
+    x = torch.randn(3, 8, 11)
+    assert sqnr(quantized(x), run(path, x)) > 35
+
+
+class Feed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16, bias=False)
+        self.act, self.norm = nn.GELU(), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.b(self.act(self.a(x))))
+
+
+def test_products_give_floats_where_nothing_quantized_reads_them(tmp_path) -> None:
+    """No conversion stands between them and the GELU or the addition."""
+    for name, shape in (("three.onnx", (2, 4, 16)), ("two.onnx", (4, 16))):
+        quantized, exported = export(Feed(), torch.randn(*shape), tmp_path / name)
+        found = kernels(exported)
+        assert found["MatMulIntegerToFloat"] + found["QGemm"] == 2
+        assert found["BiasGelu"] + found["Gelu"] == 1
+        assert found["SkipLayerNormalization"] + found["LayerNormalization"] == 1
+        x = torch.randn(*shape)
+        assert sqnr(quantized(x), run(tmp_path / name, x)) > 50
+
+
+def test_dynamic_quantization_is_written_as_integer_products(tmp_path) -> None:
+    model, x = Feed().eval(), torch.randn(2, 4, 16)
+    mapping = QConfigMapping().set_global(per_channel_dynamic_qconfig)
+    quantized = backquant.quantize(model, x, backend="onnxruntime", qconfig_mapping=mapping)
+    path = tmp_path / "m.onnx"
+    exported = backquant.export(quantized, path, dynamic_shapes={"x": {0: "b", 1: "t"}})
+    types = Counter(node.op_type for node in onnx.load(str(path)).graph.node)
+    assert types["DynamicQuantizeLinear"] == types["MatMulInteger"] == 2
+    assert types["DequantizeLinear"] == types["QuantizeLinear"] == 0
+    assert kernels(exported)["DynamicQuantizeMatMul"] == 2
+    assert exported.integer == exported.expected == 2
+    longer = torch.randn(1, 9, 16)
+    assert sqnr(quantized(longer), run(path, longer)) > 60
+    with torch.no_grad():
+        assert sqnr(model(longer), run(path, longer)) > 30
+
+
+def test_weight_only_is_written_as_integer_weights(tmp_path) -> None:
+    model, x = Feed().eval(), torch.randn(2, 4, 16)
+    weight = PerChannelMinMaxObserver.with_args(
+        dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+    )
+    activation = PlaceholderObserver.with_args(dtype=torch.float32)
+    mapping = QConfigMapping().set_object_type(nn.Linear, QConfig(activation, weight))
+    quantized = backquant.quantize(model, x, backend="onnxruntime", qconfig_mapping=mapping)
+    path = tmp_path / "m.onnx"
+    exported = backquant.export(quantized, path)
+    graph = onnx.load(str(path)).graph
+    types = Counter(node.op_type for node in graph.node)
+    assert types["DequantizeLinear"] == 2
+    assert types["QuantizeLinear"] == 0
+    assert exported.expected == 0  # nothing was to compute on integers
+    found = run(path, x)
+    assert sqnr(quantized(x), found) > 35
+
+
+def test_narrow_range_is_clipped_before_it_is_quantized(tmp_path) -> None:
+    """Seven bits: the file computes what the reference model computes."""
+    mapping = backquant.get_default_qconfig_mapping("x86")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval()
+    quantized = backquant.quantize(
+        model, backend="onnxruntime", qconfig_mapping=mapping, calibration=[torch.randn(4, 8)]
+    )
+    path = tmp_path / "m.onnx"
+    backquant.export(quantized, path, require=0.0)
+    x = torch.randn(4, 8) * 100
+    np.testing.assert_allclose(run(path, x).numpy(), quantized(x).numpy(), atol=1e-3)
+
+
+def test_require_by_share_and_by_module(residual, tmp_path) -> None:
+    model = residual("onnxruntime")
+    assert backquant.export(model, tmp_path / "a.onnx", require=1.0).integer_share == 1.0
+    assert backquant.export(model, tmp_path / "b.onnx", require="body").path.exists()
+    with pytest.raises(backquant.UsageError, match="no quantized operator is in a module 'bdy'"):
+        backquant.export(model, tmp_path / "c.onnx", require="bdy")

@@ -1,0 +1,69 @@
+"""OpenVINO: the precisions of the model that its CPU plugin compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openvino
+import torch
+from torch import nn
+
+import backquant
+from backquant.deploy import Exported
+
+
+def run(path: Any, x: torch.Tensor) -> torch.Tensor:
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    return torch.from_numpy(compiled(x.numpy())[0].copy())
+
+
+def precisions(exported: Exported, kind: str) -> set[str]:
+    return {use.dtype for use in exported.kernels if use.kernel == kind}
+
+
+def test_residual_network_runs_in_int8(residual, tmp_path) -> None:
+    model = residual("openvino")
+    path = tmp_path / "m.xml"
+    exported = backquant.export(model, path, dynamic_shapes={"x": {0: "batch"}})
+    assert [file.name for file in exported.files] == ["m.xml", "m.bin"]
+    assert exported.integer_share == 1.0
+    assert exported.integer == exported.expected == 7
+    for kind in ("Convolution", "Eltwise", "Pooling", "FullyConnected"):
+        assert precisions(exported, kind) == {"u8"}, kind
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        assert torch.allclose(run(path, x), model(x), atol=3e-2)
+
+
+def test_onnx_file_is_read_back_by_openvino(residual, tmp_path) -> None:
+    exported = backquant.export(residual("openvino"), tmp_path / "m.onnx", to="openvino")
+    assert exported.runtime.startswith("openvino")
+    assert exported.integer == exported.expected
+
+
+class Positions(nn.Module):
+    """A constant added to activations, and a transposed convolution: neither is quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.position = nn.Parameter(torch.randn(1, 8, 8, 8))
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.up(self.conv(x) + self.position * 2))
+
+
+def test_constants_and_transposed_convolutions_stay_float(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = backquant.quantize(
+        Positions().eval(), backend="openvino", calibration=[torch.randn(2, 4, 8, 8)]
+    )
+    exported = backquant.export(model, tmp_path / "m.xml")
+    assert precisions(exported, "Convolution") <= {"u8", "i8"}
+    [up] = [use for use in exported.kernels if use.kernel == "Deconvolution"]
+    assert not up.integer
+    assert "up" in up.nodes
+    x = torch.randn(2, 4, 8, 8)
+    assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)

@@ -1,0 +1,115 @@
+"""Operators that are quantized only between quantized operators."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import backquant
+from backquant.backend_config import QDQRules
+
+
+def outcomes(model: nn.Module, *shape: int) -> dict[str, str]:
+    report = backquant.explain(model.eval(), torch.randn(*shape), backend="onnxruntime")
+    return {row.node: row.outcome for row in report.rows}
+
+
+class Transformer(nn.Module):
+    """Pre-norm blocks: the residual stream is read by layer norms."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x) + 0 * x
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def test_residual_additions_of_transformers_stay_float() -> None:
+    found = outcomes(Transformer(4), 2, 3, 8)
+    additions = {name: outcome for name, outcome in found.items() if name.startswith("add")}
+    assert len(additions) == 5
+    assert set(additions.values()) == {"float"}
+    linears = {n: o for n, o in found.items() if n.startswith(("embed", "layers"))}
+    assert set(linears.values()) == {"quantized"}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.c(torch.relu(x + self.b(x)))
+
+
+def test_residual_additions_between_convolutions_are_quantized() -> None:
+    found = outcomes(Residual(), 1, 4, 8, 8)
+    assert set(found.values()) == {"quantized"}
+
+
+class Tail(nn.Module):
+    """A chain whose last reader is float: what stands before it loses its reason, link by link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.pool, self.norm = nn.MaxPool2d(2), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.pool(self.a(x) + self.b(x))
+        return self.norm(y.permute(0, 2, 3, 1))
+
+
+def test_reasons_spread_backwards() -> None:
+    report = backquant.explain(Tail().eval(), torch.randn(1, 4, 8, 8), backend="onnxruntime")
+    rows = {row.node: row for row in report.rows}
+    assert [rows[n].outcome for n in ("a", "b", "add", "pool", "permute")] == [
+        "quantized",
+        "quantized",
+        "float",
+        "float",
+        "float",
+    ]
+    reason = rows["add"].reasons[-1]
+    assert reason.rule == "float-neighbours"
+    assert "no quantized operator reads its result" in reason.admitted
+
+
+def test_other_backends_are_not_concerned() -> None:
+    config = backquant.get_backend_config("onnxruntime").set_qdq(None)
+    report = backquant.explain(Tail().eval(), torch.randn(1, 4, 8, 8), backend=config)
+    assert {row.node: row.outcome for row in report.rows}["add"] == "quantized"
+
+
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.offset = nn.Parameter(torch.randn(1, 4, 8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) + self.offset * 2)
+
+
+def test_constants_count_where_they_are_quantized() -> None:
+    assert outcomes(Constant(), 1, 4, 8, 8)["add"] == "quantized"
+    left = backquant.explain(Constant().eval(), torch.randn(1, 4, 8, 8), backend="openvino")
+    assert {row.node: row.outcome for row in left.rows}["add"] == "float"
+
+
+def test_constants_get_no_nodes_where_they_are_not_quantized() -> None:
+    """Also where the operator that reads them is quantized."""
+    rules = QDQRules(quantize_constants=False)
+    config = backquant.get_backend_config("openvino").set_qdq(rules)
+    batch = torch.randn(1, 4, 8, 8)
+    quantized = backquant.quantize(Constant().eval(), backend=config, calibration=[batch])
+    assert {row.node: row.outcome for row in quantized.report.rows}["add"] == "quantized"
+    [mul] = [n for n in quantized.graph_module.graph.nodes if n.name == "mul"]
+    assert [user.name for user in mul.users] == ["add"]
