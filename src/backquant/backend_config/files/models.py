@@ -229,11 +229,11 @@ class QDQ(Model):
     bias: Literal["float", "int32"] | None = Field(
         None, description="How the bias of a product with a float result is stored."
     )
-    float_outputs: list[Operator] = Field(
+    float_outputs: list[Pattern] = Field(
         default_factory=list,
         description="Operators whose outputs are quantized only where quantized operators read them.",
     )
-    only_between_quantized: list[Operator] = Field(
+    only_between_quantized: list[Pattern] = Field(
         default_factory=list,
         description="Operators that are quantized only between quantized operators.",
     )
