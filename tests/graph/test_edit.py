@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from torch import fx, nn
 
@@ -84,3 +85,16 @@ def test_provenance_is_transitive_and_plain() -> None:
     again = table.copy()
     again.record("x", ["y"])
     assert again != table
+
+
+def test_modules_are_found_by_path_as_torch_finds_them() -> None:
+    class Aside(nn.Module):
+        """A child that is an attribute of the class instance, not registered."""
+
+    root = nn.Sequential(nn.Sequential(nn.ReLU()))
+    aside = Aside()
+    vars(root[0])["aside"] = aside
+    for path in ("", "0", "0.0", "0.aside"):
+        assert get_module(root, path) is root.get_submodule(path)
+    with pytest.raises(AttributeError, match="has no attribute"):
+        get_module(root, "0.1")

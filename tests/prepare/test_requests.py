@@ -13,6 +13,7 @@ from backquant.observe import (
     FixedQParamsObserver,
     HistogramObserver,
     MinMaxObserver,
+    PerChannelMinMaxObserver,
     PlaceholderObserver,
     ReuseInputObserver,
 )
@@ -104,3 +105,17 @@ def test_what_is_no_observer_is_refused():
     source = _source(QConfig(torch.nn.ReLU, WEIGHT))
     with pytest.raises(ConfigError, match="makes a ReLU"):
         source.probe(ObserverSpec(GLOBAL, "activation"))
+
+
+def test_a_reused_observer_is_as_good_as_fresh() -> None:
+    for observer in (MinMaxObserver, PerChannelMinMaxObserver, HistogramObserver):
+        ask = QConfig(MinMaxObserver, observer)
+        source = ObserverSource(BackendConfig("b"), QConfigMapping().set_global(ask))
+        spec = ObserverSpec(RuleRef(RuleKind.GLOBAL, 0, ""), "weight")
+        for x in (torch.randn(3, 50) * 9, torch.randn(4, 60)):
+            reused, fresh = source.reused(spec), source.make(spec)
+            assert reused(x) is x and fresh(x) is x
+            for mine, wanted in zip(
+                reused.calculate_qparams(), fresh.calculate_qparams(), strict=True
+            ):
+                assert torch.equal(mine, wanted)

@@ -24,7 +24,7 @@ from backquant.api.steps import fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
-from backquant.graph import preserve
+from backquant.graph import preserve, without_collector
 from backquant.lower import QuantizedModel, engine_info
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
@@ -37,6 +37,7 @@ from backquant.qconfig import (
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
 
 
+@without_collector
 def fuse_fx(
     model: nn.Module,
     fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
@@ -73,6 +74,7 @@ def fuse_fx(
     return fused
 
 
+@without_collector
 def prepare_fx(  # size: PyTorch's signature
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],
@@ -129,6 +131,7 @@ def prepare_fx(  # size: PyTorch's signature
     return prepared
 
 
+@without_collector
 def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
@@ -161,6 +164,7 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     return reference
 
 
+@without_collector
 def convert_fx(  # size: PyTorch's signature
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,

@@ -19,6 +19,7 @@ from backquant.backends.tables import lowering_rules
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
 from backquant.graph import (
     DeferredGraphModule,
+    get_module,
     preserve,
     rebuilt,
     set_module,
@@ -90,7 +91,7 @@ def _standalone(reference: fx.GraphModule) -> dict[str, ReferenceModel]:
     """The standalone modules that ``reference`` calls, by path."""
     found: dict[str, ReferenceModel] = {}
     for node in reference.graph.nodes:
-        module = reference.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = get_module(reference, str(node.target)) if node.op == "call_module" else None
         if isinstance(module, ReferenceModel):
             found[str(node.target)] = module
     return found

@@ -16,7 +16,13 @@ from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import FusedGraph, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
 from backquant.fuse import apply_fusion, put_back, without_sync
-from backquant.graph import DeferredGraphModule, capture_for_training, own_tensors, rebuilt
+from backquant.graph import (
+    DeferredGraphModule,
+    capture_for_training,
+    own_tensors,
+    rebuilt,
+    without_collector,
+)
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.prepare import (
@@ -33,6 +39,7 @@ __all__ = ["prepare_qat_fx"]
 _SHOWN = 10
 
 
+@without_collector
 def prepare_qat_fx(
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from backquant.graph import get_module
 from backquant.observe import is_observer_or_fake_quantize
 
 __all__ = ["Constants"]
@@ -69,7 +70,7 @@ class Constants:
             return getattr(first, str(node.target))(*rest, **kwargs)
         call: Callable[..., Any] = node.target  # type: ignore[assignment]
         if node.op == "call_module":
-            call = self._module.get_submodule(str(node.target))
+            call = get_module(self._module, str(node.target))
             if is_observer_or_fake_quantize(call):
                 return args[0]
         return call(*args, **kwargs)

@@ -14,7 +14,7 @@ from torch import fx
 from backquant.convert.dialects import is_dequantize
 from backquant.convert.interface import insert_dequantize, plain_qparams
 from backquant.convert.state import Conversion, PlainQParams, ReferenceModel, reference_state
-from backquant.graph import free_path, set_module
+from backquant.graph import free_path, get_module, set_module
 from backquant.prepare import PreparedModule, prepared_state
 
 __all__ = ["Passed", "convert_standalone_modules"]
@@ -39,7 +39,7 @@ def convert_standalone_modules(
         if node.op != "call_module":
             continue
         path = str(node.target)
-        module = inner.get(path) or work.module.get_submodule(path)
+        module = inner.get(path) or get_module(work.module, path)
         if not isinstance(module, PreparedModule):
             continue
         inner[path] = module
@@ -50,7 +50,7 @@ def convert_standalone_modules(
             made[key] = free_path(work.module, path) if taken else path
             set_module(work.module, made[key], convert(module, node, passed))
         node.target = made[key]
-        reference = work.module.get_submodule(made[key])
+        reference = get_module(work.module, made[key])
         outputs = reference_state(reference).outputs
         if 0 in outputs:
             insert_dequantize(work, node, outputs[0])

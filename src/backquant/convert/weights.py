@@ -160,7 +160,7 @@ def _observer_factory(
     own = getattr(trained, "weight_fake_quant", None)
     if own is not None:
         return lambda: copy.deepcopy(own)
-    return lambda: work.source.make(spec)
+    return lambda: work.source.reused(spec)
 
 
 def _fresh_path(work: Conversion, path: str) -> str:
@@ -233,7 +233,10 @@ def _weight_qparams(module: nn.Module, make_observer: Callable[[], nn.Module]) -
 
 
 def _observed(weight: Any, make_observer: Callable[[], nn.Module]) -> dict[str, Any]:
-    observer = make_observer().to(weight.device)
+    observer = make_observer()
+    held = next(observer.buffers(), None)
+    if held is None or held.device != weight.device:
+        observer = observer.to(weight.device)
     observer(weight.detach())
     return qparam_dict(observer)
 

@@ -26,7 +26,13 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
     >>> get_module(nn.Sequential(nn.ReLU()), "0")
     ReLU()
     """
-    return root.get_submodule(path)
+    module: Any = root
+    for name in path.split(".") if path else ():
+        module = module._modules.get(name)
+        if module is None:
+            return root.get_submodule(path)  # an attribute on the way, or its error
+    found: nn.Module = module
+    return found
 
 
 def set_module(root: nn.Module, path: str, module: nn.Module) -> None:

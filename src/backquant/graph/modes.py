@@ -22,7 +22,7 @@ from torch import fx, nn
 from backquant.errors import CaptureError
 from backquant.graph.capture import Captured
 from backquant.graph.clone import shallow_copy
-from backquant.graph.edit import NamePool, set_module
+from backquant.graph.edit import NamePool, get_module, set_module
 from backquant.graph.scope import Scope
 
 __all__ = ["CapturedForTraining", "ModeValue", "capture_for_training", "settle_mode_values"]
@@ -108,7 +108,7 @@ def settle_mode_values(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.op != "call_module":
             continue
-        called = module.get_submodule(str(node.target))
+        called = get_module(module, str(node.target))
         if isinstance(called, ModeValue):
             for user in list(node.users):
                 _replace(user, partial(_settled, node, called.in_evaluation))

@@ -74,6 +74,7 @@ class GraphIndex:
         self.position: dict[fx.Node, int] = {}
         self.callers: dict[str, list[fx.Node]] = {}
         self.readers: dict[str, list[fx.Node]] = {}
+        self._keys: dict[fx.Node, OperatorKey | None] = {}
         self._no_tensors: dict[fx.Node, bool] = {}
         for position, node in enumerate(module.graph.nodes):
             self.nodes[node.name] = node
@@ -90,7 +91,9 @@ class GraphIndex:
 
     def key(self, node: fx.Node) -> OperatorKey | None:
         """``operator_key`` of a node of this graph."""
-        return operator_key(node, self.modules)
+        if node not in self._keys:
+            self._keys[node] = operator_key(node, self.modules)
+        return self._keys[node]
 
     def calls(self) -> list[fx.Node]:
         """The nodes that compute something, in graph order."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.kernels.activation import clamp
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
@@ -55,7 +56,7 @@ def _only_for(graph_module: GraphModule, source: object) -> _Kernel | None:
     """The kernel that makes ``source``, if only one node reads that."""
     if not isinstance(source, Node) or source.op != "call_module" or len(source.users) != 1:
         return None
-    module = graph_module.get_submodule(str(source.target))
+    module = get_module(graph_module, str(source.target))
     return module if isinstance(module, (OnednnConv, OnednnLinear)) else None
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
+from backquant.graph import get_module
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 from backquant.lower.kernels.configured import KernelModule
@@ -124,7 +125,7 @@ def _is_dequantize(node: object) -> bool:
 
 def _kernel(graph_module: GraphModule, node: Node) -> str | None:
     if node.op == "call_module":
-        module = graph_module.get_submodule(str(node.target))
+        module = get_module(graph_module, str(node.target))
         return module.name if isinstance(module, KernelModule) else None
     if node.op != "call_function":
         return None
@@ -135,6 +136,6 @@ def _kernel(graph_module: GraphModule, node: Node) -> str | None:
 
 def _is_float_weighted(graph_module: GraphModule, node: Node) -> bool:
     if node.op == "call_module":
-        module = graph_module.get_submodule(str(node.target))
+        module = get_module(graph_module, str(node.target))
         return any(isinstance(part, _WEIGHTED) for part in module.modules())
     return node.op == "call_function" and node.target in _WEIGHTED_FUNCTIONS

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.engine import EngineInfo
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.lower.rule import LowerRule, Site, Step
@@ -42,7 +43,7 @@ def index_rules(rules: Sequence[LowerRule]) -> RuleIndex:
 def steps_of(graph_module: GraphModule, node: Node) -> tuple[Step, ...]:
     """The operators of one node: one, or those inside the fused module that it calls."""
     if node.op == "call_module":
-        module = graph_module.get_submodule(str(node.target))
+        module = get_module(graph_module, str(node.target))
         return tuple(_step(part, node) for part in _parts(module))
     if node.op in ("call_function", "call_method"):
         return (Step(node.target, node),)

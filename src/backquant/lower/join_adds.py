@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.kernels import elementwise
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
@@ -59,12 +60,12 @@ def _is_only_for(graph_module: GraphModule, conv: Node, add: Node) -> bool:
     """Whether ``conv`` is a convolution kernel that only ``add`` reads."""
     if conv.op != "call_module" or len(conv.users) != 1 or add not in conv.users:
         return False
-    return isinstance(graph_module.get_submodule(str(conv.target)), OnednnConv)
+    return isinstance(get_module(graph_module, str(conv.target)), OnednnConv)
 
 
 def _joined(graph_module: GraphModule, conv: Node, add: Node) -> OnednnConvAdd | None:
     """The joint kernel; ``None`` if there is none for this pair."""
-    kernel = graph_module.get_submodule(str(conv.target))
+    kernel = get_module(graph_module, str(conv.target))
     assert isinstance(kernel, OnednnConv)
     c = kernel.config
     first = add.args[0] is conv

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
@@ -90,7 +91,7 @@ def _takes_apart(graph_module: GraphModule, node: Node) -> bool:
         source = source.args[0]
     if source is node or not isinstance(source, Node) or source.op != "call_module":
         return False
-    module = graph_module.get_submodule(str(source.target))
+    module = get_module(graph_module, str(source.target))
     return isinstance(module, (nn.RNNBase, nn.RNNCellBase))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
 
@@ -43,6 +44,6 @@ def makes_memory(graph_module: GraphModule, node: Node) -> bool:
     if is_quantize(node):
         return True
     if node.op == "call_module":
-        return isinstance(graph_module.get_submodule(str(node.target)), KernelModule)
+        return isinstance(get_module(graph_module, str(node.target)), KernelModule)
     home = getattr(node.target, "__module__", "") or ""
     return node.op == "call_function" and home.startswith("backquant.lower.kernels.")

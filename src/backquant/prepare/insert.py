@@ -104,7 +104,9 @@ def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource)
         if not site.shared:
             observer = source.make(site.spec)
             observer.train(prepared.training)
-            made[site.name] = observer.to(device) if device is not None else observer
+            own = {buffer.device for buffer in observer.buffers()}
+            elsewhere = device is not None and own != {device}
+            made[site.name] = observer.to(device) if elsewhere else observer
     for site in table.sites:
         set_module(prepared, site.name, made[site.group])
 

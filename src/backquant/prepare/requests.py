@@ -17,7 +17,7 @@ from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
 from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
-from backquant.observe import MinMaxObserver, PlaceholderObserver
+from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from backquant.observe.protocol import (
     is_fake_quantize,
     is_fixed_qparams,
@@ -44,6 +44,10 @@ OBSERVED_DTYPES: frozenset[torch.dtype] = frozenset(
         torch.float8_e4m3fn,
     }
 )
+
+
+# Observers without any other state than a range, which they can forget.
+_FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class ObserverSource:
         self._qconfigs: dict[RuleRef, QConfig | None] = {}
         self._factories: dict[ObserverSpec, Callable[[], Any] | None] = {}
         self._probes: dict[ObserverSpec, Probe] = {}
+        self._reused: dict[ObserverSpec, Any] = {}
 
     def qconfig(self, rule: RuleRef | None) -> QConfig | None:
         """The QConfig that ``rule`` gives, or None when no rule applied."""
@@ -126,6 +131,20 @@ class ObserverSource:
                 fix=f"QConfig({spec.part}=MinMaxObserver, ...)",
             )
         return made
+
+    def reused(self, spec: ObserverSpec) -> nn.Module:
+        """An observer that is as good as fresh until the next call: to look at one tensor.
+
+        Raises ConfigError when the spec asks for none.
+        """
+        known = self._reused.get(spec)
+        if known is None:
+            known = self._reused[spec] = self.make(spec)
+        elif type(known) in _FORGETFUL:
+            known.reset_min_max_vals()
+        else:
+            known = self.make(spec)
+        return known
 
     def _make_checked(self, spec: ObserverSpec) -> nn.Module | None:
         if spec not in self._factories:
