@@ -113,7 +113,7 @@ def latency(
 def quantized_models(encoder: Encoder, tokens: Any) -> dict[str, Any]:
     """Statically with default settings, statically as PyTorch's default mapping asks, and dynamically."""
     calibration = [tokens(batch) for batch in batches(CALIBRATION)]
-    dynamic = backquant.QConfigMapping().set_global(backquant.default_dynamic_qconfig)
+    dynamic = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
     mappings = {
         "static": None,
         "static, everything": backquant.get_default_qconfig_mapping("x86"),

@@ -146,6 +146,12 @@ def _embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Cal
     return _function(F.embedding, indices, weight, padding_idx)
 
 
+def _hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Call:
+    if (low, high) == (0.0, 6.0):
+        return _function(F.relu6, x)
+    return _function(F.hardtanh, x, low, high)
+
+
 def _elu(x: Any, alpha: float = 1.0, *_: Any) -> Call:
     return _function(F.elu, x, alpha)
 
@@ -174,6 +180,7 @@ _ARGUMENTS: dict[Any, Callable[..., Call]] = {
     _aten.conv2d.padding: partial(_function, F.conv2d),
     _aten.conv3d.padding: partial(_function, F.conv3d),
     _aten.softmax.int: _softmax,
+    _aten.hardtanh.default: _hardtanh,
     _aten.layer_norm.default: _layer_norm,
     _aten.group_norm.default: _group_norm,
     _aten.rms_norm.default: _rms_norm,

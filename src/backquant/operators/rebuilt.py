@@ -184,6 +184,16 @@ def _softmax(_: Any, dim: int, dtype: Any = None) -> nn.Module | None:
     return nn.Softmax(dim) if dtype is None else None
 
 
+def _hardtanh(_: Any, low: float = -1.0, high: float = 1.0) -> nn.Module:
+    return nn.ReLU6() if (low, high) == (0.0, 6.0) else nn.Hardtanh(low, high)
+
+
+def _max_pool(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    build = _pool(kind)
+    # the module has ``return_indices`` before ``ceil_mode``
+    return lambda x, *args: build(x, *args[:4], *((False, args[4]) if len(args) > 4 else ()))
+
+
 def _pool(kind: type[nn.Module]) -> Callable[..., nn.Module]:
     def build(_: Any, *args: Any) -> nn.Module:
         values = [_sizes(v) if isinstance(v, (list, tuple)) and v else v for v in args]
@@ -213,9 +223,10 @@ _BUILDERS: dict[Any, Callable[..., nn.Module | None]] = {
     _aten.prelu.default: _prelu,
     _aten.gelu.default: _gelu,
     _aten.softmax.int: _softmax,
-    _aten.max_pool1d.default: _pool(nn.MaxPool1d),
-    _aten.max_pool2d.default: _pool(nn.MaxPool2d),
-    _aten.max_pool3d.default: _pool(nn.MaxPool3d),
+    _aten.hardtanh.default: _hardtanh,
+    _aten.max_pool1d.default: _max_pool(nn.MaxPool1d),
+    _aten.max_pool2d.default: _max_pool(nn.MaxPool2d),
+    _aten.max_pool3d.default: _max_pool(nn.MaxPool3d),
     _aten.avg_pool1d.default: _pool(nn.AvgPool1d),
     _aten.avg_pool2d.default: _pool(nn.AvgPool2d),
     _aten.avg_pool3d.default: _pool(nn.AvgPool3d),
