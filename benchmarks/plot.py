@@ -1,36 +1,59 @@
-"""The ratios as grouped bars."""
+"""Ratios as grouped bars."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import Row
 
-__all__ = ["draw"]
+__all__ = ["Bars", "draw", "draw_bars"]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One group of bars per place, one bar per series; None where there is no figure."""
+
+    places: Sequence[str]
+    series: dict[str, Sequence[float | None]]
+    label: str
 
 
 def draw(rows: Sequence[Row], titles: dict[str, str], path: Path) -> None:
     """Write a picture (its kind by the suffix of ``path``) of times as fast as fp32 eager."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     found = {(row.model, row.peer): row for row in rows if row.rounds}
     models = [m for m in dict.fromkeys(row.model for row in rows) if (m, "fp32") in found]
     peers = [p for p in titles if p != "fp32" and any((m, p) in found for m in models)]
-    figure, axes = plt.subplots(figsize=(max(6.0, 1.3 * len(models)), 4.2), layout="constrained")
-    width = 0.85 / max(1, len(peers))
-    for index, peer in enumerate(peers):
-        heights = [
-            found[m, peer].ratio(found[m, "fp32"]) if (m, peer) in found else 0.0 for m in models
+    series = {
+        titles[peer]: [
+            found[m, peer].ratio(found[m, "fp32"]) if (m, peer) in found else None for m in models
         ]
-        places = [i + (index - (len(peers) - 1) / 2) * width for i in range(len(models))]
-        axes.bar(places, heights, width, label=titles[peer])
+        for peer in peers
+    }
+    draw_bars(Bars(models, series, "times as fast as fp32 eager"), path)
+
+
+def draw_bars(bars: Bars, path: Path) -> None:
+    """Write the picture; without matplotlib, say so on standard error."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed", file=sys.stderr)
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    count, many = len(bars.places), max(1, len(bars.series))
+    figure, axes = plt.subplots(figsize=(max(6.0, 1.3 * count), 4.2), layout="constrained")
+    width = 0.85 / many
+    for index, (title, values) in enumerate(bars.series.items()):
+        places = [i + (index - (many - 1) / 2) * width for i in range(count)]
+        axes.bar(places, [value or 0.0 for value in values], width, label=title)
     axes.axhline(1, color="black", linewidth=0.6)
-    axes.set_xticks(range(len(models)), models, rotation=20, ha="right")
-    axes.set_ylabel("times as fast as fp32 eager")
+    axes.set_xticks(range(count), bars.places, rotation=20, ha="right")
+    axes.set_ylabel(bars.label)
     axes.legend(ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)

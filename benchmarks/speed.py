@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.machine import machine
 from benchmarks.models import MODELS, build
 from benchmarks.peers import PEERS
 from benchmarks.plot import draw
@@ -149,21 +149,6 @@ def _row(
     return Row(model, worker.peer, tuple(times[worker.peer]), quality, facts=worker.facts)
 
 
-def machine() -> dict[str, Any]:
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":", 1)[1].strip() if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def write(rows: Sequence[Row], options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     base = {row.model: row for row in rows if row.peer == "fp32"}
@@ -176,10 +161,7 @@ def write(rows: Sequence[Row], options: argparse.Namespace) -> None:
     titles = {peer: PEERS[peer][2] for peer in options.peers}
     (options.out / "speed.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     (options.out / "speed.md").write_text(table(rows, titles) + "\n", encoding="utf-8")
-    try:
-        draw(rows, titles, options.out / "speed.png")
-    except ImportError:
-        print("no picture: matplotlib is not installed", file=sys.stderr)
+    draw(rows, titles, options.out / "speed.png")
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -84,6 +84,25 @@ def test_error_is_at_most_two_percent_above_the_oracles(
         assert found <= limit, (seed, found, limit)
 
 
+@pytest.mark.parametrize(
+    "name", [n for n in DISTRIBUTIONS if n not in ("denormal", "single value")]
+)
+@pytest.mark.parametrize("size", [32_000, 100_000])
+def test_the_error_of_samples_is_at_most_two_percent_above_the_oracles(
+    name: str, size: int, oracle: Callable[..., Any], quietly: Callable[..., Any]
+) -> None:
+    """Batches so large that of their bulk only every n-th value is counted."""
+    for seed in range(10):
+        x = sample(name, seed, size)
+        ours, theirs = HistogramObserver(), oracle("HistogramObserver")
+        for batch in x.chunk(4):
+            quietly(ours, batch), quietly(theirs, batch)
+        finite = x[x.isfinite()]
+        assert (ours.min_val, ours.max_val) == (finite.min(), finite.max())
+        found, limit = squared_error(finite, ours), 1.02 * squared_error(finite, theirs)
+        assert found <= limit, (seed, found, limit)
+
+
 def test_denormals_of_more_seeds_give_the_smallest_scale() -> None:
     """With scale eps every denormal rounds to zero, whatever the oracle's range is."""
     for seed in range(10):

@@ -13,10 +13,10 @@ SIZES = [4097, 5000, 65_536, 100_352, 262_145]
 
 def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Values counted once, values counted several times, and how many times."""
-    *tails, bulk = sample_values(x).counted
-    assert all(part.times == 1 for part in tails)
-    exact = torch.cat([part.values for part in tails]) if tails else x.new_empty(0)
-    return exact, bulk.values[~bulk.values.isnan()], bulk.times
+    tail, bulk = sample_values(x).counted
+    assert tail.times == 1
+    exact, sampled = (part.values[~part.values.isnan()] for part in (tail, bulk))
+    return exact, sampled, bulk.times
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, EVERY_VALUE])
@@ -28,16 +28,23 @@ def test_few_values_are_all_counted(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_extremes_are_exact_and_tails_whole(size: int) -> None:
+@pytest.mark.parametrize("kind", ["two ends", "one end", "the other end", "unequal ends"])
+def test_extremes_are_exact_and_the_tail_whole(size: int, kind: str) -> None:
     x = torch.randn(size)
+    made = {
+        "two ends": x,
+        "one end": x.relu(),
+        "the other end": -x.abs(),
+        "unequal ends": x.exp() - 1,
+    }
+    x = made[kind]
     taken = sample_values(x)
     assert (taken.low, taken.high) == (x.min(), x.max())
     exact, bulk, _ = split(x)
-    above, below = exact[exact > 0], exact[exact < 0]
-    assert len(above) >= TAIL_ROWS - 1 and len(below) >= TAIL_ROWS - 1
-    assert torch.equal(above.sort().values, x[x >= above.min()].sort().values)
-    assert torch.equal(below.sort().values, x[x <= below.max()].sort().values)
-    assert bulk.max() < above.min() and bulk.min() > below.max()
+    assert len(exact) >= TAIL_ROWS - 1
+    limit = exact.abs().min()
+    assert torch.equal(exact.sort().values, x[x.abs() >= limit].sort().values)
+    assert bulk.abs().max() < limit
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -71,10 +78,29 @@ def test_saturated_values_are_bulk() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_no_tail_at_an_end_without_values_beyond_zero(sign: int) -> None:
-    exact, _, _ = split(sign * torch.randn(100_000).abs())
-    assert bool((sign * exact > 0).all())
+def test_signs_are_kept(sign: int) -> None:
+    exact, bulk, _ = split(sign * torch.randn(100_000).abs())
+    assert bool((sign * exact > 0).all() and (sign * bulk >= 0).all())
     assert len(exact) < 3 * TAIL_ROWS
+
+
+def test_values_in_the_last_unfinished_row() -> None:
+    x = torch.randn(100_003)
+    x[-1], x[-2] = 50, -60
+    taken = sample_values(x)
+    assert (taken.low, taken.high) == (-60, 50)
+    exact, _, _ = split(x)
+    assert {-60.0, 50.0} <= set(exact.tolist())
+
+
+@pytest.mark.parametrize("place", [0, 70_000, -1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite(place: int, value: float) -> None:
+    x = torch.randn(100_003)
+    x[place] = value
+    taken = sample_values(x)
+    assert taken.ignored == 1
+    assert (taken.low, taken.high) == (x[x.isfinite()].min(), x[x.isfinite()].max())
 
 
 def test_what_is_not_finite_is_left_out() -> None:

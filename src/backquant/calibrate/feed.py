@@ -17,6 +17,7 @@ from backquant.calibrate.observers import (
     site_observers,
     unchanged_on_error,
 )
+from backquant.calibrate.once import measured_again, passing_through
 from backquant.calibrate.progress import Progress
 from backquant.errors import BackquantError, CalibrationError, InputError
 from backquant.graph.export import Interface, interface_of
@@ -58,7 +59,8 @@ def calibrate(
         InputError: a batch does not fit the model; names the batch, what it holds, what fitted.
         UsageError: the model is not prepared.
 
-    A refused batch leaves the observers as the batches before it did.
+    A refused batch leaves the observers as the batches before it did. What operators only
+    move within the reach of one observer is measured once (``measured_again``).
 
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match.plan import Plan
@@ -72,6 +74,7 @@ def calibrate(
     observers = site_observers(prepared)
     _check_set(batches)
     interface = interface_of(prepared)
+    again = measured_again(prepared)
     total = len(batches) if isinstance(batches, Sized) else None
     done, fitted = 0, ""
     for index, batch in enumerate(batches):
@@ -79,7 +82,11 @@ def calibrate(
         check_values(bound, index)
         if interface is not None:
             _check_interface(interface, bound, index)
-        with torch.no_grad(), unchanged_on_error(observers.values()):
+        with (
+            torch.no_grad(),
+            unchanged_on_error(observers.values()),
+            passing_through(prepared, again),
+        ):
             _run(prepared, bound, index, fitted)
         done, fitted = done + 1, described(bound)
         if progress is not None:

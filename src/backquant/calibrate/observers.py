@@ -22,8 +22,8 @@ __all__ = [
     "unchanged_on_error",
 ]
 
-# Attributes of a module that hold no measurement.
-_STRUCTURE = frozenset({"_parameters", "_modules"})
+# Attributes of a module that hold no measurement: those that every module has (its buffers apart).
+_STRUCTURE = frozenset(vars(nn.Module()))
 
 
 def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
@@ -107,8 +107,9 @@ def saw_data(observer: nn.Module) -> bool:
 def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Give every module its state back when the block raises.
 
-    Buffers are copied before the block and lists and dicts one level deep; parameters are not
-    copied, since no observer changes them.
+    Buffers are copied before the block (not those that the module names in ``replaced_buffers``: it
+    never writes into them) and lists and dicts one level deep; parameters are not copied, since no
+    observer changes them.
 
     >>> from backquant.observe import MinMaxObserver
     >>> observer = MinMaxObserver()
@@ -131,10 +132,12 @@ def unchanged_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
 def _own_state(module: nn.Module) -> dict[str, Any]:
     state = {
         name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
-        for name, value in module.__dict__.items()
+        for name, value in vars(module).items()
         if name not in _STRUCTURE
     }
+    replaced = getattr(module, "replaced_buffers", ())
     state["_buffers"] = {
-        name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()
+        name: buffer if buffer is None or name in replaced else buffer.clone()
+        for name, buffer in module._buffers.items()
     }
     return state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,6 +55,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
     (tensor([0.0100]), tensor([0], dtype=torch.int32))
     """
 
+    # Buffers whose tensors are replaced, never written into: undoing a batch needs no copies of them.
+    replaced_buffers = frozenset({*_BUFFERS, "eps"})
+
     min_val: Tensor
     max_val: Tensor
     bin_key: Tensor
@@ -100,7 +105,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
             self.register_buffer(name, torch.empty(0, dtype=integer, device=made.get("device")))
         check_reduced_symmetric(self)
         self._waiting: list[Counted] = []
-        self._number_waiting = 0
+        self._forget_waiting()
 
     def __getattr__(self, name: str) -> Any:
         """Buffers are no attributes in ``__dict__``, so that every look at the bins comes by here."""
@@ -116,15 +121,13 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Count the values of ``x`` (any shape, any real dtype); returns ``x``."""
-        low, high, ignored, counted = sample_values(x.detach())
+        low, high, ignored, counted = sample_values(x.detach() if x.requires_grad else x)
         if ignored:
             self.ignored += ignored
         if counted:
-            self._widen(low, high)
-            self._waiting.extend(counted)
-            self._number_waiting += sum(part.values.numel() for part in counted)
-            if self._number_waiting >= _MOST_WAITING:
-                self._settle()
+            self._buffers["min_val"].clamp_(max=low)  # type: ignore[union-attr]
+            self._buffers["max_val"].clamp_(min=high)  # type: ignore[union-attr]
+            self._wait(low, high, counted)
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -158,12 +161,23 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """Put the values that wait into bins."""
         waiting = self.__dict__.get("_waiting")
         if waiting:
-            self._set_bins(add_to_bins(self._bins(), waiting, self.mantissa_bits))
+            within = self._lowest_waiting, self._highest_waiting
+            self._set_bins(add_to_bins(self._bins(), waiting, self.mantissa_bits, within))
             self._forget_waiting()
+
+    def _wait(self, low: float, high: float, counted: Sequence[Counted]) -> None:
+        own = self.__dict__  # a module's way to set attributes takes its time
+        own["_waiting"].extend(counted)
+        own["_lowest_waiting"] = min(own["_lowest_waiting"], low)
+        own["_highest_waiting"] = max(own["_highest_waiting"], high)
+        own["_number_waiting"] += sum(part.values.numel() for part in counted)
+        if own["_number_waiting"] >= _MOST_WAITING:
+            self._settle()
 
     def _forget_waiting(self) -> None:
         self._waiting.clear()
         self._number_waiting = 0
+        self._lowest_waiting, self._highest_waiting = math.inf, -math.inf
 
     def _widen(self, low: Tensor, high: Tensor) -> None:
         self.min_val.copy_(torch.minimum(self.min_val, low))
@@ -173,7 +187,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         return {**super()._merge_settings(), "bins": self.bins}
 
     def _absorb(self, other: HistogramObserver) -> None:
-        self._set_bins(merge_bins(self.state, other.state, self.mantissa_bits))
+        self._set_bins(merge_bins(self.state, other.state))
         self._widen(other.min_val, other.max_val)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -9,6 +9,7 @@ order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ _MANTISSA = 23
 _INFINITE = 255  # the exponent field of infinities and NaN
 # Bits of a position within a bin: the sum of squares holds 2**39 values in one bin.
 _POSITION = 12
+# As many values may be summed in float64: their squared positions stay below 2**53.
+_EXACT = 1 << (53 - 2 * _POSITION)
 
 
 class Counted(NamedTuple):
@@ -105,74 +108,107 @@ def bin_places(values: Array, mantissa_bits: int) -> tuple[Array, Array, Array]:
     return (magnitude ^ sign).astype(np.int64), position.astype(np.int64), finite
 
 
-def add_to_bins(bins: Bins | None, counted: Sequence[Counted], mantissa_bits: int) -> Bins:
+def add_to_bins(
+    bins: Bins | None,
+    counted: Sequence[Counted],
+    mantissa_bits: int,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> Bins:
     """``bins`` and the finite values of ``counted`` (at least one) in one histogram.
+
+    ``within``: all finite values of ``counted`` lie between the two; knowing it saves time.
 
     >>> counted = [Counted(torch.tensor([1.0]), 3), Counted(torch.tensor([-1.0, 1.01]), 1)]
     >>> bins = add_to_bins(None, counted, mantissa_bits=2)
     >>> bins.number, bins.first
     (tensor([1, 4]), tensor([  0, 163]))
     """
-    values = torch.cat([part.values for part in counted]) + 0.0  # minus zero becomes zero
-    lengths = torch.tensor([len(part.values) for part in counted])
-    number = torch.tensor([part.times for part in counted]).repeat_interleave(lengths)
-    number = number.to(values.device)
-    bits, width = values.view(torch.int32), _MANTISSA - mantissa_bits
-    key = (bits >> width).bitwise_and_(((_INFINITE + 1) << mantissa_bits) - 1)
-    key.bitwise_xor_(bits >> 31)
-    steps = min(width, _POSITION)
-    position = (bits >> (width - steps)).bitwise_and_((1 << steps) - 1).to(torch.int64)
-    first = number * position
-    added = Bins(key, number, first, position.mul_(first))
-    return _sum([added] if bins is None else [added, bins], mantissa_bits)
+    values: dict[int, list[Tensor]] = {}
+    for part in counted:
+        values.setdefault(part.times, []).append(part.values)
+    device = counted[0].values.device
+    keys = tuple(_key_of(end, mantissa_bits) for end in within)
+    least, most = keys if bins is None else _wider(keys, bins)
+    joined = {times: torch.cat(parts) for times, parts in values.items()}
+    table = _Table.of(least, most, device, torch.float64)
+    several = [times for times in joined if times != 1]
+    if several and several[0] * len(joined[several[0]]) < _EXACT:
+        table.count(joined[several[0]], mantissa_bits)
+        table.sums.mul_(several.pop(0))
+    if 1 in joined:
+        table.count(joined[1], mantissa_bits)
+    total = _Table(least, table.sums.to(torch.int64))
+    for times in several:
+        table.sums.zero_()
+        table.count(joined[times], mantissa_bits)
+        total.sums.add_(table.sums.to(torch.int64), alpha=times)
+    if bins is not None:
+        total.add(bins)
+    return total.bins()
 
 
-def merge_bins(one: Bins, two: Bins, mantissa_bits: int) -> Bins:
+def merge_bins(one: Bins, two: Bins) -> Bins:
     """The bins of the values of both.
 
     >>> one, two = (add_to_bins(None, [Counted(torch.tensor([x]), 1)], 2) for x in (1.0, 1.01))
-    >>> merge_bins(one, two, 2).number
+    >>> merge_bins(one, two).number
     tensor([2])
     """
-    return _sum([one, two], mantissa_bits)
+    least, most = _wider(_wider((0, 0), one), two)
+    table = _Table.of(least, most, one.key.device, torch.int64)
+    table.add(one)
+    table.add(two)
+    return table.bins()
 
 
-def _sum(parts: Sequence[Bins], mantissa_bits: int) -> Bins:
-    """One entry for each key among ``parts``, whose keys may repeat; what is not finite is left out.
-
-    Laid out are zero and, of either sign, the bins from the smallest to the largest magnitude: in
-    front of, and behind them, a place for what is not finite.
+class _Table(NamedTuple):
+    """``sums`` (``[3, n]``): number, first and second of the bins from the key ``least`` on; in front
+    of and behind them a column that takes what is not finite.
     """
-    infinite = _INFINITE << mantissa_bits
-    magnitudes = [part.key ^ (part.key >> 31) for part in parts]
-    least, most = infinite, 0
-    for magnitude in magnitudes:
-        if len(magnitude):
-            least, most = _finite_ends(magnitude, infinite, least, most)
-    skipped = max(0, min(least, most) - 1)
-    side = most - skipped + 2
-    sums = parts[0].number.new_zeros(3, 2 * side)
-    for part, magnitude in zip(parts, magnitudes, strict=True):
-        place = (magnitude - skipped).clamp_(0, side - 1).bitwise_xor_(part.key >> 31)
-        place = place.add_(side).to(torch.int64)
-        for total, addend in zip(sums, part[1:], strict=True):
+
+    least: int
+    sums: Tensor
+
+    @staticmethod
+    def of(least: int, most: int, device: torch.device, dtype: torch.dtype) -> _Table:
+        return _Table(least, torch.zeros(3, most - least + 3, dtype=dtype, device=device))
+
+    def count(self, values: Tensor, mantissa_bits: int) -> None:
+        """Add ``values``, each once. ``sums`` are float64, which holds them exactly."""
+        bits, width = values.add_(0.0).view(torch.int32), _MANTISSA - mantissa_bits
+        steps = min(width, _POSITION)
+        sign = (bits >> 31).bitwise_and_((1 << (31 - width)) - 1)
+        column = (bits >> width).bitwise_xor_(sign).sub_(self.least - 1)
+        place = column.clamp_(0, self.sums.size(1) - 1).to(torch.int64)
+        position = (bits >> (width - steps)).bitwise_and_((1 << steps) - 1).to(torch.float64)
+        number, first, second = self.sums
+        number.scatter_add_(0, place, torch.ones_like(position))
+        first.scatter_add_(0, place, position)
+        second.scatter_add_(0, place, position.square_())
+
+    def add(self, bins: Bins) -> None:
+        """Add ``bins``; ``sums`` are integers."""
+        place = bins.key.sub(self.least - 1).to(torch.int64)
+        for total, addend in zip(self.sums, bins[1:], strict=True):
             total.scatter_add_(0, place, addend)
-    sums[0, 0] = sums[0, -1] = 0
-    place = sums[0].nonzero().squeeze(1)
-    key = (place - side).to(torch.int32)
-    sign = key >> 31
-    magnitude = key ^ sign
-    key = torch.where(magnitude > 0, magnitude + skipped, magnitude) ^ sign
-    return Bins(key, *sums.index_select(1, place))
+
+    def bins(self) -> Bins:
+        """What is not empty."""
+        place = self.sums[0, 1:-1].nonzero().squeeze(1)
+        key = (place + self.least).to(torch.int32)
+        return Bins(key, *self.sums.index_select(1, place.add_(1)))
 
 
-def _finite_ends(magnitude: Tensor, infinite: int, least: int, most: int) -> tuple[int, int]:
-    """The smallest above zero and the largest of finite magnitudes, ``least`` and ``most`` included.
+def _key_of(value: float, mantissa_bits: int) -> int:
+    """The key of the bin that holds a value, of the outermost finite bin for infinity."""
+    bits: int = torch.tensor(abs(value), dtype=torch.float32).view(torch.int32).item()  # type: ignore[assignment]
+    magnitude = min(bits >> (_MANTISSA - mantissa_bits), (_INFINITE << mantissa_bits) - 1)
+    return -magnitude - 1 if value < 0 else magnitude
 
-    By rotation, so that what is to be left out stands at the other end.
-    """
-    mask = (1 << infinite.bit_length()) - 1
-    beyond = mask + 1 - infinite
-    first = int(((magnitude - 1) & mask).amin()) + 1
-    last = int(((magnitude + beyond) & mask).amax()) - beyond
-    return min(first, least), max(last, most)
+
+def _wider(keys: tuple[int, ...], bins: Bins) -> tuple[int, int]:
+    """The least and the largest of two keys and those of ``bins``."""
+    if not len(bins.key):
+        return keys[0], keys[1]
+    ends = bins.key[:: max(1, len(bins.key) - 1)].tolist()
+    return min(keys[0], ends[0]), max(keys[1], ends[-1])

@@ -1,0 +1,145 @@
+"""Every value is measured once, where it is rounded.
+
+An observer that is shared stands at several places. Measuring at each costs time and counts values
+again that were rounded before. Left out are calls of per-tensor observers that widen a range or count
+values (MinMaxObserver, HistogramObserver):
+
+1. on a value that comes, through operators that only move or select values (reshape, transpose, cat,
+   a slice, the largest of a window), from tensors that the same observer has measured in the same run:
+   the extremes are the same with and without the call;
+2. of histograms only: on a value whose one reader clamps it (ReLU, ReLU6, hardtanh), and what comes
+   out is measured by the same observer. Quantized values saturate at the ends of what comes out, as the
+   clamp does; what it cuts off is nothing to make room for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.observe import HistogramObserver, MinMaxObserver
+from backquant.operators import find
+
+__all__ = ["measured_again", "passing_through"]
+
+_COUNTS = (HistogramObserver, MinMaxObserver)
+_NONE: frozenset[nn.Module] = frozenset()
+_CLAMPS = frozenset({"clamp", "hardtanh", "relu", "relu6"})
+# Operators whose results hold values of their inputs and nothing else.
+_MOVES = frozenset(
+    {
+        "cat",
+        "contiguous",
+        "detach",
+        "flatten",
+        "identity",
+        "max_pool1d",
+        "max_pool2d",
+        "max_pool3d",
+        "narrow",
+        "permute",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "repeat",
+        "repeat_interleave",
+        "reshape",
+        "squeeze",
+        "stack",
+        "transpose",
+        "unsqueeze",
+        "view",
+    }
+)
+
+
+def measured_again(prepared: fx.GraphModule) -> tuple[str, ...]:
+    """The names of the calls in ``prepared`` that are to be left out.
+
+    >>> import torch
+    >>> from backquant.backend_config import get_x86_backend_config
+    >>> from backquant.graph import capture
+    >>> from backquant.match import make_plan
+    >>> from backquant.prepare import insert_observers
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2), nn.Identity())), get_x86_backend_config()
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
+    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> measured_again(prepared)
+    ('activation_post_process_2',)
+    """
+    found: list[str] = []
+    # By node: the observers that have measured all of its values.
+    seen: dict[fx.Node, frozenset[nn.Module]] = {}
+    for node in prepared.graph.nodes:
+        called = _called(prepared, node)
+        if _is_observation(node, called):
+            value = node.args[0]
+            before = seen.get(value, _NONE)
+            if called in before or _is_clamped(prepared, node, called):
+                found.append(str(node.target))
+            # The value itself, too: its other readers get the same.
+            seen[node] = seen[value] = before | {called}
+        elif _name(node, called) in _MOVES:
+            known = [seen.get(each, _NONE) for each in _data(node)]
+            seen[node] = frozenset.intersection(*known) if known else _NONE
+    return tuple(name for name in found if name in prepared._modules)
+
+
+@contextmanager
+def passing_through(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Let the submodules of these names (of ``model`` itself) return their input in the block.
+
+    >>> model = nn.Sequential(nn.Tanh())
+    >>> with passing_through(model, ["0"]):
+    ...     print(model[0])
+    Identity()
+    >>> model[0]
+    Tanh()
+    """
+    table = model._modules
+    kept = {name: table[name] for name in names}
+    try:
+        table.update(dict.fromkeys(names, nn.Identity()))
+        yield
+    finally:
+        table.update(kept)
+
+
+def _data(node: fx.Node) -> list[fx.Node]:
+    """The tensors whose values ``node`` moves: its first argument, or those in it."""
+    first = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+    several = first if isinstance(first, (list, tuple)) else (first,)
+    return [each for each in several if isinstance(each, fx.Node)]
+
+
+def _is_observation(node: fx.Node, called: Any) -> bool:
+    return type(called) in _COUNTS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
+
+
+def _is_clamped(prepared: fx.GraphModule, node: fx.Node, observer: Any) -> bool:
+    """Rule 2 for an observation."""
+    if type(observer) is not HistogramObserver or len(node.users) != 1:
+        return False
+    reader = next(iter(node.users))
+    if _name(reader, _called(prepared, reader)) not in _CLAMPS or _data(reader) != [node]:
+        return False
+    return any(_called(prepared, user) is observer for user in reader.users)
+
+
+def _called(prepared: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    return prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _name(node: fx.Node, called: nn.Module | None) -> str:
+    """The name of the operator, that of ``narrow`` for a slice; empty if it is not known."""
+    if node.op not in ("call_module", "call_function", "call_method"):
+        return ""
+    if node.target is operator.getitem:
+        return "narrow"
+    known = find(type(called) if called is not None else node.target)
+    return "" if known is None else known.name
