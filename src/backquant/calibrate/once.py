@@ -77,7 +77,7 @@ def measured_again(prepared: fx.GraphModule) -> tuple[str, ...]:
     seen: dict[fx.Node, frozenset[nn.Module]] = {}
     for node in prepared.graph.nodes:
         called = _called(prepared, node)
-        if _is_observation(node, called):
+        if called is not None and _is_observation(node, called):
             value = node.args[0]
             before = seen.get(value, _NONE)
             if called in before or _is_clamped(prepared, node, called):
@@ -117,7 +117,7 @@ def _data(node: fx.Node) -> list[fx.Node]:
     return [each for each in several if isinstance(each, fx.Node)]
 
 
-def _is_observation(node: fx.Node, called: Any) -> bool:
+def _is_observation(node: fx.Node, called: nn.Module) -> bool:
     return type(called) in _COUNTS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
 
 

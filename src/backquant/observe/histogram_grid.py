@@ -133,14 +133,14 @@ def add_to_bins(
     table = _Table.of(least, most, device, torch.float64)
     several = [times for times in joined if times != 1]
     if several and several[0] * len(joined[several[0]]) < _EXACT:
-        table.count(joined[several[0]], mantissa_bits)
+        table.take(joined[several[0]], mantissa_bits)
         table.sums.mul_(several.pop(0))
     if 1 in joined:
-        table.count(joined[1], mantissa_bits)
+        table.take(joined[1], mantissa_bits)
     total = _Table(least, table.sums.to(torch.int64))
     for times in several:
         table.sums.zero_()
-        table.count(joined[times], mantissa_bits)
+        table.take(joined[times], mantissa_bits)
         total.sums.add_(table.sums.to(torch.int64), alpha=times)
     if bins is not None:
         total.add(bins)
@@ -173,7 +173,7 @@ class _Table(NamedTuple):
     def of(least: int, most: int, device: torch.device, dtype: torch.dtype) -> _Table:
         return _Table(least, torch.zeros(3, most - least + 3, dtype=dtype, device=device))
 
-    def count(self, values: Tensor, mantissa_bits: int) -> None:
+    def take(self, values: Tensor, mantissa_bits: int) -> None:
         """Add ``values``, each once. ``sums`` are float64, which holds them exactly."""
         bits, width = values.add_(0.0).view(torch.int32), _MANTISSA - mantissa_bits
         steps = min(width, _POSITION)
