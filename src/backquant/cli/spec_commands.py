@@ -103,11 +103,21 @@ def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> 
 
 
 def check(
-    spec: Annotated[str, typer.Argument(help="A YAML or JSON file, or a backend's name.")],
+    spec: Annotated[
+        str, typer.Argument(help="A YAML or JSON file, a backend's name, or an ONNX file.")
+    ],
+    target: Annotated[
+        str | None, typer.Option("--for", help="Of an ONNX file: the target (tensorrt).")
+    ] = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Validate a description and print the findings. Exit 1 when one of them is an error."""
+    """Validate a description, or an ONNX file for a target. Exit 1 when there is an error."""
+    from backquant.cli.onnx_check import check_file, is_onnx
+
+    if target is not None or is_onnx(spec):
+        check_file(spec, target, as_json=as_json)
+        return
     from backquant.cli.backends import findings
 
     with guarded(as_json=as_json):

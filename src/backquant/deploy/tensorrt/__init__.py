@@ -1,0 +1,9 @@
+"""TensorRT: the rules that its documentation states for quantized ONNX files, and a target."""
+
+from __future__ import annotations
+
+from backquant.deploy.tensorrt.check import check_onnx
+from backquant.deploy.tensorrt.finding import Finding, Rule
+from backquant.deploy.tensorrt.rules import RULES
+
+__all__ = ["RULES", "Finding", "Rule", "check_onnx"]

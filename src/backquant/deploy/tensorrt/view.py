@@ -1,0 +1,259 @@
+"""An ONNX graph as the rules read it: indexed once, constants read where a rule needs their values.
+
+Source: ONNX IR specification (graphs, nodes, initializers, subgraphs in attributes), ``onnx.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backquant.errors import ExportError
+
+__all__ = ["JOINED", "MOVING", "WEIGHTED", "GraphView", "graph_views"]
+
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+# operators that TensorRT computes in the kernel of the weighted operator before them
+JOINED = frozenset({"BatchNormalization", "Clip", "LeakyRelu", "Relu"})
+
+# operators that move values: what is quantized before them is quantized behind them
+MOVING = frozenset(
+    {
+        "Flatten",
+        "Identity",
+        "MaxPool",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+
+class GraphView:
+    """One graph (or subgraph) of a model. ``folder``: where external data lies.
+
+    Invariant: building it visits every node, initializer and value once.
+    """
+
+    def __init__(
+        self, graph: Any, opset: int, folder: Path | None, outer: GraphView | None = None
+    ) -> None:
+        self.opset, self.outer = opset, outer
+        self._folder = folder
+        self.nodes = [node for node in graph.node if node.op_type != "Constant"]
+        self.outputs = {value.name for value in graph.output}
+        self._constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self._constants.update(_constant(node))
+        self._producers = {name: node for node in self.nodes for name in node.output}
+        self._readers: dict[str, list[Any]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                self._readers.setdefault(name, []).append(node)
+        self._values = {
+            value.name: value for value in (*graph.value_info, *graph.input, *graph.output)
+        }
+
+    def of_type(self, *operators: str) -> Iterator[Any]:
+        """The nodes of these operators, in graph order."""
+        return (node for node in self.nodes if node.op_type in operators)
+
+    def name(self, node: Any) -> str:
+        """The node's name, or its first output's."""
+        return str(node.name or (node.output[0] if node.output else node.op_type))
+
+    def producer(self, value: str) -> Any | None:
+        """The node that computes ``value``; None for inputs and constants."""
+        found = self._producers.get(value)
+        if found is None and self.outer is not None and value not in self._constants:
+            return self.outer.producer(value)
+        return found
+
+    def readers(self, value: str) -> list[Any]:
+        """The nodes of this graph that read ``value``."""
+        return self._readers.get(value, [])
+
+    def constant(self, value: str) -> Any | None:
+        """The ``TensorProto`` behind ``value``; None if it is computed or given."""
+        found = self._constants.get(value)
+        if found is None and self.outer is not None:
+            return self.outer.constant(value)
+        return found
+
+    def array(self, value: str) -> np.ndarray[Any, Any]:
+        """A constant's values as floats or integers. Raises ``ExportError`` when they cannot be read."""
+        from onnx import numpy_helper
+        from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+        tensor = self.constant(value)
+        assert tensor is not None
+        try:
+            if uses_external_data(tensor):
+                if self._folder is None:
+                    raise ValueError("its data is in another file, and the model has no folder")
+                copied = type(tensor)()
+                copied.CopyFrom(tensor)
+                load_external_data_for_tensor(copied, str(self._folder))
+                tensor = copied
+            made = numpy_helper.to_array(tensor)
+        except Exception as error:
+            raise ExportError(
+                f"the values of {value} cannot be read: {' '.join(str(error).split())[:200]}",
+                where=value,
+                fix="check the file, and that its external data lies beside it",
+            ) from error
+        return made.astype(np.float64 if made.dtype.kind not in "iu" else np.int64)
+
+    def shape(self, value: str) -> tuple[int | None, ...] | None:
+        """The dimensions (None: of any size), or None where the file does not say."""
+        tensor = self.constant(value)
+        if tensor is not None:
+            return tuple(tensor.dims)
+        found = self._values.get(value)
+        if found is None:
+            return None if self.outer is None else self.outer.shape(value)
+        if not found.type.tensor_type.HasField("shape"):
+            return None
+        dims = found.type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+
+    def attribute(self, node: Any, name: str, default: Any = None) -> Any:
+        """An attribute's value, or ``default``."""
+        from onnx.helper import get_attribute_value
+
+        for attribute in node.attribute:
+            if attribute.name == name:
+                return get_attribute_value(attribute)
+        return default
+
+    def input(self, node: Any, index: int) -> str:
+        """The name of an input; empty where it is absent."""
+        return str(node.input[index]) if index < len(node.input) else ""
+
+    def element_type(self, value: str) -> int:
+        """The ONNX element type of ``value``; 0 where the file does not say."""
+        tensor = self.constant(value)
+        if tensor is not None:
+            return int(tensor.data_type)
+        node = self.producer(value)
+        if node is not None and node.op_type == "QuantizeLinear":
+            zero_point = self.input(node, 2)
+            given = self.element_type(zero_point) if zero_point else 0
+            return given or int(self.attribute(node, "output_dtype", 0))
+        found = self._values.get(value)
+        return 0 if found is None else int(found.type.tensor_type.elem_type)
+
+    @cached_property
+    def _dequantized(self) -> dict[str, Any]:
+        """The DequantizeLinear behind each value that comes out of one, directly or by moving."""
+        found: dict[str, Any] = {}
+        for node in self.nodes:
+            behind = found.get(self.input(node, 0)) if node.op_type in MOVING else None
+            if node.op_type == "DequantizeLinear":
+                behind = node
+            if behind is not None:
+                found.update(dict.fromkeys(node.output, behind))
+        return found
+
+    @cached_property
+    def _kernels(self) -> dict[str, Any]:
+        """The quantized weighted operator whose kernel computes each value."""
+        found: dict[str, Any] = {}
+        for node in self.nodes:
+            kernel = found.get(self.input(node, 0)) if node.op_type in JOINED else None
+            if node.op_type in WEIGHTED and self.is_quantized(node):
+                kernel = node
+            if kernel is not None:
+                found.update(dict.fromkeys(node.output, kernel))
+        return found
+
+    @cached_property
+    def quantized_next(self) -> frozenset[str]:
+        """Values that only QuantizeLinear reads, directly or after moving."""
+        found: set[str] = set()
+        for node in reversed(self.nodes):
+            into = node.op_type == "QuantizeLinear"
+            if into or (node.op_type in MOVING and all(map(found.__contains__, node.output[:1]))):
+                value = self.input(node, 0)
+                if value not in self.outputs and self._all_into(value, found):
+                    found.add(value)
+        return frozenset(found)
+
+    def _all_into(self, value: str, found: set[str]) -> bool:
+        return all(
+            reader.op_type == "QuantizeLinear"
+            or (reader.op_type in MOVING and reader.output[0] in found)
+            for reader in self.readers(value)
+        )
+
+    def dequantize_behind(self, value: str) -> Any | None:
+        """The DequantizeLinear, of this or an outer graph, that gives ``value``, if only moved since."""
+        found = self._dequantized.get(value)
+        if found is None and self.outer is not None:
+            return self.outer.dequantize_behind(value)
+        return found
+
+    def is_dequantized(self, value: str) -> bool:
+        """Whether ``value`` comes out of a DequantizeLinear, directly or by moving."""
+        return self.dequantize_behind(value) is not None
+
+    def is_quantized(self, node: Any) -> bool:
+        """Whether one of the first two inputs of ``node`` is dequantized."""
+        return any(self.is_dequantized(self.input(node, index)) for index in (0, 1))
+
+    def kernel_of(self, value: str) -> Any | None:
+        """The quantized weighted operator whose kernel computes ``value``."""
+        return self._kernels.get(value)
+
+    def depends_on_constants(self, value: str) -> bool:
+        """Whether ``value`` is a constant, or one that was quantized, dequantized or moved."""
+        steps = 0
+        while self.constant(value) is None:
+            node = self.producer(value)
+            steps += 1
+            known = node is not None and (
+                node.op_type in MOVING or node.op_type in ("QuantizeLinear", "DequantizeLinear")
+            )
+            if not known or node is None or not node.input or steps > _LONGEST:
+                return False
+            value = node.input[0]
+        return True
+
+
+_LONGEST = 8  # nodes between a weight and the operator that reads it
+
+
+def _constant(node: Any) -> Iterator[tuple[str, Any]]:
+    """The tensor of a Constant node under its output's name."""
+    from onnx import helper, numpy_helper
+
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            yield node.output[0], attribute.t
+        elif attribute.name in ("value_float", "value_floats"):
+            array = np.array(helper.get_attribute_value(attribute), np.float32)
+            yield node.output[0], numpy_helper.from_array(array)
+        elif attribute.name in ("value_int", "value_ints"):
+            array = np.array(helper.get_attribute_value(attribute), np.int64)
+            yield node.output[0], numpy_helper.from_array(array)
+
+
+def graph_views(model: Any, folder: Path | None) -> Iterator[GraphView]:
+    """The model's graph, then those inside of its nodes (If, Loop, Scan)."""
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    waiting: list[tuple[Any, GraphView | None]] = [(model.graph, None)]
+    while waiting:
+        graph, outer = waiting.pop()
+        view = GraphView(graph, opset, folder, outer)
+        yield view
+        for node in graph.node:
+            for attribute in node.attribute:
+                inner = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+                waiting += [(sub, view) for sub in inner]
