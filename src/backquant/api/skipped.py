@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 from torch import fx
@@ -18,13 +19,13 @@ _SHOWN = 10
 def warn_of_skipped(plan: Plan, *others: str) -> None:
     """One warning for all operators that a QConfig asked for and the backend refused, and ``others``.
 
-    It points at the line that called the entry point.
+    It points at the line of the user that called the entry point.
 
     >>> warn_of_skipped(Plan("x86"))
     """
     lines = [*_skipped(plan), *others]
     if lines:
-        warnings.warn("\n".join(lines), stacklevel=3)
+        warnings.warn("\n".join(lines), stacklevel=_level_of_caller())
 
 
 def skipped_inside(prepared: fx.GraphModule) -> list[str]:
@@ -56,3 +57,12 @@ def _skipped(plan: Plan) -> list[str]:
     if len(refused) > _SHOWN:
         lines.append(f"… and {len(refused) - _SHOWN} more")
     return lines
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel`` for which a warning of the function that asks points at the user's line."""
+    level, frame = 1, inspect.currentframe()
+    frame = None if frame is None else frame.f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("backquant."):
+        level, frame = level + 1, frame.f_back
+    return level
