@@ -1,20 +1,25 @@
-# The two commands of the README:
+# The commands of the README:
 #   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
 #   make test   lint, types, import contracts, size check, docs check, and every test
-# Each creates its own environment in .venv. On a machine with CUDA wheels as pip's default, ask for
+#   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
+#               One section: make bench-models (-calibration, -scaling, -memory, -startup, -kernels,
+#               -qat); options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
+# Each creates its own environment in .venv, bench in .venv-bench. On a machine with CUDA wheels as pip's default, ask for
 # the CPU build with:  make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 BACKEND ?= x86
 JOBS ?= auto
+BENCH_VENV ?= .venv-bench
+BENCH ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 INSTALL := $(PIP) install --quiet $(INDEX) -c constraints.txt
 
-.PHONY: demo test check lint types contracts sizes docs docs-check unit bench clean
+.PHONY: demo test check lint types contracts sizes docs docs-check unit bench install-bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -59,5 +64,21 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[test]'
 	touch $@
 
+bench: $(BENCH_VENV)/.bench
+	$(BENCH_VENV)/bin/python -m benchmarks --out out/bench $(BENCH)
+
+bench-%: $(BENCH_VENV)/.bench
+	$(BENCH_VENV)/bin/python -m benchmarks $* --out out/bench $(BENCH)
+
+# The peers and what draws the pictures; nothing of it is needed to use the library.
+$(BENCH_VENV)/.bench: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(MAKE) VENV=$(BENCH_VENV) install-bench
+	touch $@
+
+install-bench:
+	$(INSTALL) torch numpy
+	$(INSTALL) -e '.[bench]'
+
 clean:
-	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

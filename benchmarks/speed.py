@@ -2,9 +2,11 @@
 
     python -m benchmarks.speed --models resnet18 mobilenet_v2 --out out/bench
 
-Each peer prepares and runs each model in a process of its own, pinned to one core. Then the peers
-take turns, so that what else the machine does meets all of them. A peer that fails is a row with its
-reason. Writes ``speed.json``, ``speed.md`` and ``speed.png``.
+Each peer prepares each model in a process of its own; some of them at the same time, which is not
+timed. Then each process is pinned to one core and they take turns, so that what else the machine does
+meets all of them. A peer that fails, or takes too long to prepare, is a row with its reason. Models for
+which there is no time left within ``--budget`` are left out, and listed. Writes ``speed.json``,
+``speed.md`` and ``speed.png``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +42,7 @@ class Worker:
     """A peer's process; ``failed`` says why it has none."""
 
     def __init__(self, peer: str, model: str, workspace: Path, options: argparse.Namespace) -> None:
-        self.peer = peer
+        self.peer, self.facts, self.failed = peer, {}, ""
         threads = options.threads
         source = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -46,7 +51,6 @@ class Worker:
             "PYTHONPATH": os.pathsep.join(filter(None, source)),
         }
         command = [
-            *([] if options.core is None else ["taskset", "-c", str(options.core)]),
             *(sys.executable, "-W", "ignore", "-m", "benchmarks.worker", "--peer", peer),
             *("--model", model, "--workspace", str(workspace), "--threads", str(threads)),
         ]
@@ -59,7 +63,12 @@ class Worker:
             env=environment,
             text=True,
         )
+        late = threading.Timer(options.prepare_limit, self.process.kill)
+        late.start()
         answer = self._read()
+        if not late.is_alive() and "ready" not in answer:
+            answer = {"failed": f"the preparation took longer than {options.prepare_limit} s"}
+        late.cancel()
         self.facts = answer.get("ready", {})
         self.failed = answer.get("failed", "")
         if self.failed:
@@ -121,17 +130,39 @@ def set_up(model: str, workspace: Path) -> None:
     torch.save(stored, workspace / "task.pt")
 
 
+def families(peers: Sequence[str]) -> list[list[str]]:
+    """Peers that share files of a model are prepared one after the other."""
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        found.setdefault(PEERS[peer][0], []).append(peer)
+    return list(found.values())
+
+
+def prepared(
+    model: str, peers: Sequence[str], workspace: Path, options: argparse.Namespace
+) -> list[Worker]:
+    def several(family: Sequence[str]) -> list[Worker]:
+        made = []
+        for peer in family:
+            made.append(Worker(peer, model, workspace, options))
+            said = f"failed: {made[-1].failed}" if made[-1].failed else "ready"
+            print(f"{model}: {peer} {said}", file=sys.stderr, flush=True)
+        return made
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        every = [worker for some in pool.map(several, families(peers)) for worker in some]
+    return sorted(every, key=lambda worker: peers.index(worker.peer))
+
+
 def measure(model: str, peers: Sequence[str], options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
         set_up(model, workspace)
-        workers = []
-        for peer in peers:
-            print(f"{model}: {peer} …", file=sys.stderr, flush=True)
-            workers.append(Worker(peer, model, workspace, options))
-            if workers[-1].failed:
-                print(f"  failed: {workers[-1].failed}", file=sys.stderr)
+        workers = prepared(model, peers, workspace, options)
         running = [worker for worker in workers if not worker.failed]
+        if options.core is not None:
+            for worker in running:
+                worker.ask(pin=options.core)
         times = Schedule(options.rounds, options.seconds, options.clock).run(running)
         for worker in running:
             worker.close()
@@ -180,6 +211,11 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="wall",
         help="cpu: the process's CPU time, for one thread on a busy machine",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=min(4, os.cpu_count() or 1), help="peers prepared at once"
+    )
+    parser.add_argument("--prepare-limit", type=float, default=150.0, help="seconds for one peer")
+    parser.add_argument("--budget", type=float, help="seconds for all models")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     options.peers = ["fp32", *(peer for peer in options.peers if peer != "fp32")]
@@ -194,13 +230,22 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = options_of()
+    start = time.perf_counter()
     rows: list[Row] = []
-    for model in options.models:
-        rows += measure(model, options.peers, options)
-        write(rows, options)
-        print(table([r for r in rows if r.model == model], {p: PEERS[p][2] for p in options.peers}))
     titles = {peer: PEERS[peer][2] for peer in options.peers}
-    print("\n" + table(rows, titles))
+    left, longest = list(options.models), 0.0
+    while left:
+        now = time.perf_counter()
+        if options.budget is not None and now - start + longest > options.budget:
+            break
+        found = measure(left.pop(0), options.peers, options)
+        rows += found
+        write(rows, options)
+        print(table(found, titles), file=sys.stderr)
+        longest = max(longest, time.perf_counter() - now)
+    print(table(rows, titles))
+    if left:
+        print(f"\nno time was left for: {', '.join(left)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Requests and answers are JSON, a line each. The last line of the preparation is
 ``{"ready": facts}`` or ``{"failed": reason}``. ``{"warm": seconds}`` runs that long;
-``{"time": n}`` gives the wall and CPU seconds of ``n`` runs.
+``{"time": n}`` gives the wall and CPU seconds of ``n`` runs; ``{"pin": core}`` puts every thread of the
+process on one core.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def task_of(model: str, workspace: Path, threads: int) -> tuple[Task, list[torch
     stored = torch.load(workspace / "task.pt", weights_only=True)
     made = MODELS[model].make().eval()
     made.load_state_dict(stored["weights"])
-    return Task(model, made, stored["calibration"], threads, workspace), stored["inputs"]
+    transformer = MODELS[model].transformer
+    task = Task(model, made, stored["calibration"], threads, workspace, transformer)
+    return task, stored["inputs"]
 
 
 def timed(prepared: Prepared, feed: Any, count: int) -> dict[str, list[float]]:
@@ -43,6 +46,13 @@ def timed(prepared: Prepared, feed: Any, count: int) -> dict[str, list[float]]:
     return {"wall": wall, "cpu": cpu}
 
 
+def pin(core: int) -> None:
+    """Linux: also threads that the peer has started."""
+    tasks = Path("/proc/self/task")
+    for thread in tasks.iterdir() if tasks.exists() else ():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
 def serve(prepared: Prepared, inputs: list[torch.Tensor], out: TextIO) -> None:
     feed = prepared.feed(inputs[0])
     for line in sys.stdin:
@@ -53,6 +63,9 @@ def serve(prepared: Prepared, inputs: list[torch.Tensor], out: TextIO) -> None:
                 timed(prepared, feed, 1)
                 count += 1
             answer: dict[str, Any] = {"runs": count}
+        elif "pin" in request:
+            pin(request["pin"])
+            answer = {}
         else:
             answer = timed(prepared, feed, request["time"])
         out.write(json.dumps(answer) + "\n")

@@ -34,10 +34,11 @@ def tokens(batch: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """``make`` builds the model; ``sample`` draws a batch of inputs."""
+    """``make`` builds the model; ``sample`` draws a batch of inputs; ``transformer``: has attention."""
 
     make: Callable[[], nn.Module]
     sample: Callable[[int], torch.Tensor] = image
+    transformer: bool = False
 
 
 MODELS: dict[str, Entry] = {
@@ -49,9 +50,9 @@ MODELS: dict[str, Entry] = {
     "densenet121": Entry(densenet121),
     "shufflenet_v2_x1_0": Entry(shufflenet_v2_x1_0),
     "convnext_tiny": Entry(convnext_tiny),
-    "swin_t": Entry(swin_t),
-    "vit_b_16": Entry(vit_b_16),
-    "bert_base": Entry(bert_base, tokens),
+    "swin_t": Entry(swin_t, transformer=True),
+    "vit_b_16": Entry(vit_b_16, transformer=True),
+    "bert_base": Entry(bert_base, tokens, transformer=True),
 }
 
 

@@ -20,13 +20,16 @@ __all__ = ["PEERS", "Prepared", "Task", "load"]
 
 @dataclass(frozen=True)
 class Task:
-    """``calibration``: batches of one. ``workspace``: a folder that the peers of one model share."""
+    """``calibration``: batches of one. ``workspace``: a folder that the peers of one model share.
+    ``transformer``: whether the model has attention, which some quantizers want to be told.
+    """
 
     name: str
     model: nn.Module
     calibration: list[torch.Tensor]
     threads: int
     workspace: Path
+    transformer: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,4 +49,6 @@ def prepare_float(task: Task) -> Prepared:
 def prepare_int8(task: Task) -> Prepared:
     nncf.set_log_level(logging.ERROR)
     data = nncf.Dataset([batch.numpy() for batch in task.calibration])
-    return compiled(nncf.quantize(converted(task), data), task.threads)
+    # As NNCF documents it: the preset for convolutions by default, and "transformer" for those.
+    kind = nncf.ModelType.TRANSFORMER if task.transformer else None
+    return compiled(nncf.quantize(converted(task), data, model_type=kind), task.threads)

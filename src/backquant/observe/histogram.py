@@ -56,7 +56,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
     """
 
     # Buffers whose tensors are replaced, never written into: undoing a batch needs no copies of them.
-    replaced_buffers = frozenset({*_BUFFERS, "eps"})
+    replaced_buffers = frozenset(_BUFFERS)
 
     min_val: Tensor
     max_val: Tensor

@@ -1,0 +1,155 @@
+"""make bench: every benchmark in one run, each in a process of its own with a time limit.
+
+    python -m benchmarks                                    # all sections, about 20 minutes on 2 cores
+    python -m benchmarks models --models resnet18 bert_base --peers backquant openvino_int8
+    python -m benchmarks calibration startup --out out/bench
+
+Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
+qat. Writes what each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them,
+and all of it to ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.models import MODELS
+from benchmarks.peers import PEERS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Section:
+    """``arguments``: of ``python -m benchmarks.MODULE``, with ``{out}`` for the folder."""
+
+    title: str
+    module: str
+    arguments: tuple[str, ...]
+    seconds: int
+
+    def command(self, options: argparse.Namespace) -> list[str]:
+        given = [part.format(out=options.out) for part in self.arguments]
+        if self.module == "speed":
+            given += ["--models", *options.models, "--peers", *options.peers]
+            given += ["--threads", options.threads, "--rounds", str(options.rounds)]
+            given += ["--budget", str(self.limit(options) - 30)]
+        return [sys.executable, "-W", "ignore", "-m", f"benchmarks.{self.module}", *given]
+
+    def limit(self, options: argparse.Namespace) -> int:
+        return round(self.seconds * options.patience)
+
+
+CALIBRATED = ("resnet18", "resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "vit_b_16", "bert_base")
+SECTIONS: dict[str, Section] = {
+    "models": Section("Speed and quality of models", "speed", ("--out", "{out}"), 840),
+    "calibration": Section(
+        "Calibration, per batch",
+        "calibration",
+        ("--models", *CALIBRATED, "--rounds", "3", "--batches", "2", "--out", "{out}"),
+        120,
+    ),
+    "scaling": Section(
+        "Time of the tool over the size of the graph",
+        "scaling",
+        (
+            *("--blocks", "50", "100", "200", "400", "--torch-ao-up-to", "200"),
+            *("--out", "{out}/scaling.json", "--plot", "{out}/scaling.png"),
+        ),
+        90,
+    ),
+    "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 90),
+    "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 120),
+    "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
+    "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 120),
+}
+
+
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one section; what it prints goes to the screen and into a file."""
+    section, log = SECTIONS[name], options.out / f"{name}.txt"
+    source = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, source))}
+    print(f"\n## {section.title}\n", flush=True)
+    start, failed = time.perf_counter(), ""
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(section.command(options), stdout=file, env=environment, cwd=ROOT)
+        try:
+            status = process.wait(section.limit(options))
+            failed = f"it ended with status {status}" if status else ""
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+            failed = f"it took longer than {section.limit(options)} s"
+    text = log.read_text(encoding="utf-8")
+    print(text, flush=True)
+    if failed:
+        print(f"{name} failed: {failed}", flush=True)
+    return {
+        "title": section.title,
+        "seconds": round(time.perf_counter() - start, 1),
+        "failed": failed,
+        "text": text,
+    }
+
+
+def write(found: dict[str, dict[str, Any]], out: Path) -> None:
+    """Everything in one JSON file and one page of markdown."""
+    data: dict[str, Any] = {"machine": machine(), "sections": {}}
+    page = [f"{data['machine']['cpu']}, torch {data['machine']['torch']}"]
+    for name, section in found.items():
+        figures = out / f"{'speed' if name == 'models' else name}.json"
+        known = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else None
+        data["sections"][name] = {**section, "figures": known}
+        fence = "" if name in ("models", "calibration") else "```"
+        page += [f"## {section['title']}", fence, section["text"].rstrip(), fence]
+        page += [f"Failed: {section['failed']}"] if section["failed"] else []
+    (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    (out / "bench.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--threads", default="1", help="of the models: a number, or all")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each peer on a model")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="times the time limits, on a slow machine"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    options.sections = options.sections or list(SECTIONS)
+    options.out = options.out.resolve()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Any]] = {}
+    for name in options.sections:
+        found[name] = run(name, options)
+        write(found, options.out)
+    print(f"written to {options.out}")
+    return int(any(section["failed"] for section in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
