@@ -70,6 +70,20 @@ def test_kinds_of_data(run: Run, data: str) -> None:
     assert run("quantize", "zoo:Net", "--data", data, "-o", "out.bq").status == 0
 
 
+def test_an_exported_program(run: Run, here: Path) -> None:
+    """A ``.pt2`` file in place of a factory."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, here / "net.pt2")
+    explained = run("explain", "net.pt2", "--inputs", "1,3,8,8:float32")
+    assert explained.status == 0 and "captured by torch.export" in explained.out
+    done = run("quantize", "net.pt2", "--data", "zoo:BATCHES", "-o", "net.bq")
+    assert done.status == 0
+    loaded = backquant.load(here / "net.bq")
+    assert loaded(torch.randn(3, 3, 8, 8)).shape == (3, 4, 6, 6)
+
+
 def test_several_arguments(run: Run) -> None:
     x = np.random.default_rng(0).normal(size=(6, 3, 8, 8))
     np.savez("two.npz", x=x, scale=np.ones((6, 1)))

@@ -1,15 +1,16 @@
 """Which nodes of an exported graph are together one call of a module that stays one operator.
 
 All nodes that one call of the module made are one group. It becomes a call of the module when it reads
-one tensor besides the module's own, and one of its values is read elsewhere; else its nodes stay what they
-are (an attention layer is its projections and matrix products).
+one tensor besides the module's own, and one of its values is read elsewhere (of a recurrent layer: items of
+its tuple); else its nodes stay what they are (an attention layer is its projections and matrix products).
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,13 +25,17 @@ __all__ = ["Leaf", "find_leaves"]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One call of a module: what it reads, the value it gives, and the nodes that are inside of it."""
+    """One call of a module: what it reads, the value it gives, and the nodes that are inside of it.
+
+    ``items``: for nodes that are items of the module's result, the indices that lead to them.
+    """
 
     path: str
     module: nn.Module
     value: fx.Node
     result: fx.Node
     nodes: tuple[fx.Node, ...]
+    items: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
 
 
 def find_leaves(
@@ -73,9 +78,26 @@ def _leaf(
     }
     tensors = [value for value in read if not _is_size(value)]
     given = [node for node in nodes if any(user not in inside for user in node.users)]
-    if len(tensors) != 1 or len(given) != 1 or not _says_all(module, nodes):
+    if len(tensors) != 1 or not _says_all(module, nodes):
+        return None
+    if isinstance(module, nn.RNNBase):
+        return _recurrent(Leaf(place.path, module, tensors[0], nodes[0], tuple(nodes)), given)
+    if len(given) != 1:
         return None
     return Leaf(place.path, module, tensors[0], given[0], tuple(nodes))
+
+
+def _recurrent(leaf: Leaf, given: list[fx.Node]) -> Leaf | None:
+    """A recurrent layer whose items are read: output, hidden state, and of an LSTM the cell state."""
+    sources = {node.args[0] for node in given if node.target is operator.getitem}
+    if len(sources) != 1 or any(node.target is not operator.getitem for node in given):
+        return None
+    [source] = sources
+    assert isinstance(source, fx.Node)
+    is_lstm = isinstance(leaf.module, nn.LSTM)
+    paths: list[tuple[int, ...]] = [(0,), (1, 0), (1, 1)] if is_lstm else [(0,), (1,)]
+    items = {node: paths[int(node.args[1])] for node in given}  # type: ignore[arg-type]
+    return replace(leaf, result=source, items=items)
 
 
 def _is_size(node: fx.Node) -> bool:

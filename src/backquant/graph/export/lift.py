@@ -124,6 +124,8 @@ class _Writer:
         if leaf is not None:
             if node is leaf.result:
                 self._call_leaf(leaf)
+            elif node in leaf.items:
+                self._made[node] = self._item(self._made[leaf.result], leaf.items[node], node)
         elif node.target is opaque_operator():
             self._call_opaque(node)
         elif node.target is operator.getitem and node.args[0] in self._items:
@@ -140,6 +142,12 @@ class _Writer:
         made = self._graph.call_module(leaf.path, (self._value(leaf.value),))
         self._scopes[made.name] = Scope(leaf.path, type(leaf.module))
         self._made[leaf.result] = made
+
+    def _item(self, value: fx.Node, path: tuple[int, ...], node: fx.Node) -> fx.Node:
+        for index in path:
+            value = self._graph.call_function(operator.getitem, (value, index))
+            self._scopes[value.name] = self._outside(node)
+        return value
 
     def _call_operator(self, node: fx.Node) -> None:
         call = None

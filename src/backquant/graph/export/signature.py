@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,17 +153,22 @@ def _shapes(program: torch.export.ExportedProgram) -> Any:
         if spec.kind is not torch.export.graph_signature.InputKind.USER_INPUT
     }
     places = [n for n in program.graph.nodes if n.op == "placeholder" and n.name not in owned]
-    counts: dict[str, int] = {}
-    values = [node.meta.get("val") for node in places]
-    for value in values:
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            counts[str(size)] = counts.get(str(size), 0) + 1
+    sizes = [_sizes(node.meta.get("val")) for node in places]
+    names = Counter(size for found in sizes for size in found or () if isinstance(size, str))
+    return iter([None if found is None else _told(found, names) for found in sizes])
 
-    def size_of(size: Any) -> int | str | None:
-        if isinstance(size, int):
-            return size
-        return str(size) if counts[str(size)] > 1 else None
 
-    return iter(
-        [tuple(map(size_of, v.shape)) if isinstance(v, torch.Tensor) else None for v in values]
-    )
+def _told(sizes: list[int | str], names: Counter[str]) -> tuple[int | str | None, ...]:
+    """Without the names of sizes that stand alone."""
+    return tuple(s if isinstance(s, int) or names[s] > 1 else None for s in sizes)
+
+
+def _sizes(value: Any) -> list[int | str] | None:
+    """Numbers, and the names of sizes that may vary."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [int(size) if _is_fixed(size) else str(size) for size in value.shape]
+
+
+def _is_fixed(size: Any) -> bool:
+    return isinstance(size, int) or bool(size.node.expr.is_number)
