@@ -19,6 +19,7 @@ RULES = QDQRules(
     bias="int32",
     float_outputs=(torch.nn.Linear,),
     only_between_quantized=(operator.add, "relu"),
+    epilogues=(operator.add, torch.nn.ReLU),
 )
 
 

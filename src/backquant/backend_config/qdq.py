@@ -19,7 +19,7 @@ from backquant.errors import SpecError
 #: How the bias of a product with a float result is stored.
 BIASES = ("float", "int32")
 #: The fields that name operators.
-OPERATOR_FIELDS = ("float_outputs", "only_between_quantized")
+OPERATOR_FIELDS = ("float_outputs", "only_between_quantized", "epilogues")
 
 __all__ = ["BIASES", "OPERATOR_FIELDS", "QUANTIZED_OUTPUTS", "WEIGHTS", "QDQRules"]
 
@@ -48,6 +48,9 @@ class QDQRules:
        read comes out of a quantized operator and a quantized operator reads their result. Elsewhere
        their kernels save less than the conversions cost, in time and in accuracy: the residual
        additions of transformers.
+    7. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
+       matrix product before them: what only they read of it is not quantized on the way. Of two
+       inputs one may come so; the other one is quantized.
 
     Raises ``SpecError`` for a value outside its domain.
 
@@ -67,6 +70,7 @@ class QDQRules:
     bias: str = "float"
     float_outputs: tuple[Any, ...] = ()
     only_between_quantized: tuple[Any, ...] = ()
+    epilogues: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,11 +7,14 @@ reads (developer guide, "Working with Quantized Types").
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.backends.defaults import TENSORRT_DEFAULTS
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
@@ -19,6 +22,27 @@ __all__ = ["backend_config", "get_tensorrt_backend_config", "get_tensorrt_backen
 
 WEIGHTED_QINT8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
 QINT8 = DTypeConfig(torch.qint8, torch.qint8)
+
+# a pair between a convolution and one of these would keep TensorRT from computing both in one kernel
+EPILOGUES: tuple[Any, ...] = (
+    operator.add,
+    torch.add,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.LeakyReLU,
+    F.relu,
+    F.relu6,
+    F.hardtanh,
+    F.leaky_relu,
+    torch.relu,
+    "relu",
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.relu.default,
+    torch.ops.aten.relu6.default,
+    torch.ops.aten.hardtanh.default,
+    torch.ops.aten.leaky_relu.default,
+)
 
 
 def backend_config() -> BackendConfig:
@@ -31,6 +55,7 @@ def backend_config() -> BackendConfig:
     return (
         BackendConfig("tensorrt")
         .set_defaults(TENSORRT_DEFAULTS)
+        .set_qdq(QDQRules(epilogues=EPILOGUES))
         .set_backend_pattern_configs(
             [
                 *conv.entries([WEIGHTED_QINT8]),

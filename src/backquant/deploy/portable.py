@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from backquant.backend_config import QDQRules
+from backquant.deploy.epilogues import join_epilogues
 from backquant.deploy.weights import with_weight_nodes
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize
 
@@ -20,6 +21,8 @@ def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
     """
     made = with_weight_nodes(reference, rules.weights)
     assert isinstance(made, fx.GraphModule)
+    if rules.epilogues:
+        join_epilogues(made, rules.epilogues)
     if rules.dequantize_per_user:
         dequantize_per_user(made)
     return made

@@ -36,6 +36,7 @@ _GROUP = "backquant.targets"
 _BUILT_IN = {
     "onnx": "backquant.deploy.onnxruntime:TARGET",
     "openvino": "backquant.deploy.openvino:TARGET",
+    "tensorrt": "backquant.deploy.tensorrt.target:TARGET",
 }
 
 

@@ -236,6 +236,11 @@ def _pair_before_addition(edit: Any) -> None:
     edit.rewire("add", "c2", "c2_dq")
 
 
+def _pair_before_bias(edit: Any) -> None:
+    sum_ = helper.make_node("Add", ["y_dq", "b3"], ["z"], "bias")
+    edit.graph.node.extend([*pair_of("y", "r1_scale"), sum_])
+
+
 def _stem(edit: Any) -> None:
     edit.constant("w1", np.ones((4, 3, 7, 7)), np.int8)
     edit.node("conv1").attribute[0].ints[:] = [3, 3, 3, 3]
@@ -280,6 +285,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("concat-scales", _concat_of_floats),
     ("extra-pair", _pair_before_relu),
     ("extra-pair", _pair_before_addition),
+    ("extra-pair", _pair_before_bias),
     ("stem", _stem),
 ]
 
@@ -317,7 +323,7 @@ def test_values_and_places_are_named(clean) -> None:
     assert first.to_dict()["rule"] == "zero-point"
 
 
-def test_pair_on_a_bn_or_relu_of_a_float_convolution_is_no_matter(clean) -> None:
+def test_float_operators_are_no_matter(clean) -> None:
     """Nothing is said about operators that are not quantized."""
     nodes = [helper.make_node("Relu", ["x"], ["y"], "relu")]
     graph = helper.make_graph(

@@ -237,6 +237,10 @@ class QDQ(Model):
         default_factory=list,
         description="Operators that are quantized only between quantized operators.",
     )
+    epilogues: list[Pattern] = Field(
+        default_factory=list,
+        description="Operators computed in the kernel of the weighted operator before them.",
+    )
 
 
 class FileModel(Model):

@@ -170,9 +170,18 @@ class GraphView:
             kernel = found.get(self.input(node, 0)) if node.op_type in JOINED else None
             if node.op_type in WEIGHTED and self.is_quantized(node):
                 kernel = node
+            elif node.op_type == "Add":
+                kernel = self._kernel_of_sum(node, found)
             if kernel is not None:
                 found.update(dict.fromkeys(node.output, kernel))
         return found
+
+    def _kernel_of_sum(self, node: Any, found: dict[str, Any]) -> Any | None:
+        """A bias, or a dequantized value, is added in the kernel of what it is added to."""
+        for one, other in (node.input, reversed(node.input)):
+            if one in found and (self.constant(other) is not None or self.is_dequantized(other)):
+                return found[one]
+        return None
 
     @cached_property
     def quantized_next(self) -> frozenset[str]:

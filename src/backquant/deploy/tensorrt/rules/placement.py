@@ -154,7 +154,7 @@ def _joins(view: GraphView, user: Any, value: str) -> bool:
     if user.op_type in JOINED:
         return True
     others = [name for name in user.input if name != value and view.constant(name) is None]
-    return user.op_type == "Add" and len(others) == 1 and view.is_dequantized(others[0])
+    return user.op_type == "Add" and all(map(view.is_dequantized, others))
 
 
 def _weight_shape(view: GraphView, node: Any) -> tuple[int | None, ...] | None:
