@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
@@ -36,6 +35,7 @@ _WEIGHTED = (
 def join_epilogues(module: fx.GraphModule, operators: tuple[Any, ...]) -> int:
     """Take out the pairs in place; returns how many.
 
+    >>> import torch
     >>> from backquant.graph import register_quantized_decomposed
     >>> register_quantized_decomposed()
     >>> root = nn.Module()
