@@ -1,14 +1,77 @@
-"""The texts of usage errors are in ``messages``."""
+"""``backquant export`` and ``quantize --to``. The texts of usage errors are in ``messages``."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from backquant.cli.app import app
 from backquant.cli.export_command import beside, parse_dynamic
 from backquant.errors import UsageError
+
+MODELS = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    return model, torch.randn(2, 3, 8, 8)
+
+def data():
+    return [torch.randn(4, 3, 8, 8)]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "exported_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+QUANTIZE = ["quantize", "exported_models:make", "-d", "exported_models:data", "-b", "onnxruntime"]
+
+
+def test_quantize_save_export(folder: Path) -> None:
+    runner = CliRunner()
+    made = runner.invoke(app, [*QUANTIZE, "-o", "m.bq", "--to", "onnx", "--json"])
+    assert made.exit_code == 0, made.output
+    exported = json.loads(made.stdout)["exported"]
+    assert exported["integer"] == exported["expected"] == 3
+    assert (folder / "m.onnx").exists()
+    again = runner.invoke(
+        app, ["export", "m.bq", "--to", "onnx", "-o", "n.onnx", "--dynamic", "input:0=batch"]
+    )
+    assert again.exit_code == 0, again.output
+    assert "3 of 3 quantized operators on integer kernels" in again.stdout
+    assert "QLinearConv (int8)" in again.stdout
+    refused = runner.invoke(app, ["export", "m.bq", "--to", "onnx"])
+    assert refused.exit_code == 2
+    assert "m.onnx exists" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "none.bq"], "neither a target nor a file is named"),
+        (["export", "none.bq", "--to", "onnxx"], "there is no target 'onnxx'"),
+        (["export", "none.bq", "--to", "onnx"], "none.bq does not exist"),
+        (["export", "none.bq", "--to", "onnx", "--dynamic", "x"], "'x' names no axis"),
+        ([*QUANTIZE, "-o", "m.bq", "--to", "onxx"], "there is no target 'onxx'"),
+    ],
+)
+def test_bad_usage(folder: Path, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not list(folder.glob("*.onnx"))
+    assert not list(folder.glob("*.bq"))
 
 
 def test_a_target_or_a_file_is_named(snapshot: Any) -> None:

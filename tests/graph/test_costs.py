@@ -57,3 +57,15 @@ def test_keywords_go_to_their_arguments() -> None:
 
     module = capture(Scaled()).module
     assert multiply_adds(module, {"x": torch.ones(2, 2), "scale": torch.ones(1)}) == {"matmul": 8}
+
+
+def test_attention_is_counted() -> None:
+    """PyTorch's counter knows the kernels of GPUs only."""
+
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
+    [count] = multiply_adds(torch.fx.symbolic_trace(Attention()), (q, k, v)).values()
+    assert count == 2 * 4 * 5 * 7 * (16 + 16)

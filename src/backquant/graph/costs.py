@@ -8,6 +8,7 @@ weights are multiplied once for each step of each sequence.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ from backquant.graph.example import as_arguments
 __all__ = ["multiply_adds"]
 
 
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Operations of the two products of an attention, from the shapes of its arguments."""
+    *batch, length, width = q
+    return 2 * math.prod(batch) * length * k[-2] * (width + v[-1])
+
+
+# PyTorch counts those of GPUs only.
+_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+
+
 class _Counter(Interpreter):
     """Counts each node's floating point operations."""
 
@@ -31,7 +42,7 @@ class _Counter(Interpreter):
     def run_node(self, n: Node) -> Any:
         if n.op not in ("call_module", "call_function", "call_method"):
             return super().run_node(n)
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
             result = super().run_node(n)
         if total := counter.get_total_flops() // 2 or self._recurrent(n, result):
             self.counts[n.name] = total
