@@ -25,7 +25,7 @@ __all__ = ["multiply_adds"]
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Operations of the two products of an attention, from the shapes of its arguments."""
     *batch, length, width = q
-    return 2 * math.prod(batch) * length * k[-2] * (width + v[-1])
+    return int(2 * math.prod(batch) * length * k[-2] * (width + v[-1]))
 
 
 # PyTorch counts those of GPUs only.
