@@ -59,7 +59,8 @@ def export(
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments;
             default: of the shapes that the model was quantized with.
         dynamic_shapes: as in ``torch.export``, where a string names an axis:
-            ``{"x": {0: "batch"}}``. Default: the shapes of the example inputs and no others.
+            ``{"x": {0: "batch"}}``, with a bound ``"batch<=64"``. Default: the shapes of the example
+            inputs and no others.
         require: a share (0 to 1) of the multiply-adds, or dotted paths of modules, that the target must
             compute on integer kernels. Default: every operator with multiply-adds that is
             quantized; ``0.0`` takes anything.

@@ -43,6 +43,8 @@ _BUILT_IN = (
     "qnnpack_pt2e",
     "onnxruntime",
     "openvino",
+    "xnnpack",
+    "inductor_x86",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -29,7 +29,7 @@ def export(  # size: one parameter per option of the command
     ] = None,
     dynamic: Annotated[
         list[str] | None,
-        typer.Option("--dynamic", help="An axis of any size, e.g. x:0=batch; once for each."),
+        typer.Option("--dynamic", help="An axis of any size, e.g. x:0=batch or x:0=batch<=64."),
     ] = None,
     require: Annotated[
         list[str] | None,
@@ -94,7 +94,8 @@ def checked_target(to: str | None, path: Path, force: bool) -> Path:
 
 
 def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
-    """``NAME:AXIS=LABEL`` as the dynamic shapes of ``backquant.export``; equal labels are equal sizes.
+    """``NAME:AXIS=LABEL`` as the dynamic shapes of ``backquant.export``; equal labels are equal sizes,
+    and a label may have a bound: ``batch<=64``.
 
     Raises ``UsageError`` for text of another form.
 
@@ -105,7 +106,9 @@ def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:
     for text in texts:
         name, _, rest = text.partition(":")
         axis, _, label = rest.partition("=")
-        if not (name.isidentifier() and axis.isdecimal() and (label or "d").isidentifier()):
+        known, _, bound = label.partition("<=")
+        is_label = (known or "d").isidentifier() and (bound or "0").isdecimal()
+        if not (name.isidentifier() and axis.isdecimal() and is_label):
             raise UsageError(
                 f"{text!r} names no axis",
                 where="--dynamic",

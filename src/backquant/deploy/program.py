@@ -69,7 +69,7 @@ def export_program(
 ) -> Program:
     """Capture ``module``, a copy of our own, with ``torch.export`` (not strict: no bytecode is read).
 
-    ``dynamic_shapes`` as for ``torch.export.export``; a string in place of a ``Dim`` names one.
+    ``dynamic_shapes`` as for ``torch.export.export``; see ``as_dims`` for strings in place of ``Dim``.
     Raises ``CaptureError`` with torch's reason.
 
     >>> program = export_program(fx.symbolic_trace(nn.ReLU()), (torch.zeros(2),), {}, None)
@@ -114,7 +114,7 @@ def _origins(graph: fx.Graph) -> dict[str, str]:
 
 
 def as_dims(dynamic_shapes: Any) -> Any:
-    """``dynamic_shapes`` with names as ``Dim`` objects, one for each name.
+    """``dynamic_shapes`` with names as ``Dim`` objects, one for each name; ``"batch<=64"`` has a bound.
 
     >>> shapes = as_dims({"x": {0: "batch"}, "y": {0: "batch"}})
     >>> shapes["x"][0] is shapes["y"][0], shapes["x"][0].__name__
@@ -124,7 +124,8 @@ def as_dims(dynamic_shapes: Any) -> Any:
 
     def converted(value: Any) -> Any:
         if isinstance(value, str):
-            return dims.setdefault(value, Dim(value))
+            name, _, bound = value.partition("<=")
+            return dims.setdefault(name, Dim(name, max=int(bound)) if bound else Dim(name))
         if isinstance(value, Mapping):
             return {key: converted(item) for key, item in value.items()}
         if isinstance(value, (tuple, list)):

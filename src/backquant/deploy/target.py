@@ -37,6 +37,8 @@ _BUILT_IN = {
     "onnx": "backquant.deploy.onnxruntime:TARGET",
     "openvino": "backquant.deploy.openvino:TARGET",
     "tensorrt": "backquant.deploy.tensorrt.target:TARGET",
+    "executorch": "backquant.deploy.executorch:TARGET",
+    "inductor": "backquant.deploy.inductor:TARGET",
 }
 
 

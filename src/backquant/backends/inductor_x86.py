@@ -1,0 +1,127 @@
+"""inductor_x86: TorchInductor's int8 kernels on x86 CPUs, by way of torch.compile and AOTInductor.
+
+Source: torch 2.13, ``torch/_inductor/fx_passes/quantization.py``; counted in the code it generates.
+
+1. Activations are unsigned 8-bit, weights signed 8-bit with one scale per output channel: only these
+   become oneDNN's ``qconv`` and ``qlinear``. Biases stay float.
+2. A convolution takes a following ReLU, ReLU6, Hardtanh, Hardswish or SiLU, and an addition (with ReLU)
+   into its kernel; a linear layer ReLU and GELU.
+3. A result that only float operators read stays float: the kernels write either.
+4. Everything else is generated code: integers that are moved stay integers; arithmetic on integers
+   between float neighbours would only add conversions.
+5. Linear layers also run dynamically.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QDQRules,
+    QuantDefault,
+)
+from backquant.backends.defaults import CHANNEL_WEIGHT, QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.nn.quantized import reference
+from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape
+from backquant.operators.entry import admit, observed, swapped
+
+__all__ = ["backend_config"]
+
+WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True, granularity="per_channel", ch_axis=0)
+STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float)
+DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
+VALUES = DTypeConfig(torch.quint8, torch.quint8)
+
+ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
+AFTER_CONVOLUTION: tuple[Any, ...] = (nn.Hardswish, nn.SiLU, F.hardswish, F.silu)
+AFTER_LINEAR: tuple[Any, ...] = (nn.GELU, F.gelu)
+SHARING: tuple[Any, ...] = (
+    nn.AdaptiveAvgPool2d,
+    nn.AvgPool2d,
+    nn.Dropout,
+    nn.Flatten,
+    nn.Identity,
+    nn.MaxPool2d,
+    nn.ReLU,
+    F.adaptive_avg_pool2d,
+    F.avg_pool2d,
+    F.dropout,
+    F.max_pool2d,
+    F.relu,
+    torch.flatten,
+    torch.permute,
+    torch.relu,
+    torch.reshape,
+    torch.transpose,
+    "contiguous",
+    "flatten",
+    "permute",
+    "relu",
+    "relu_",
+    "reshape",
+    "transpose",
+    "view",
+)
+DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", reduce_range=False),
+    weight=CHANNEL_WEIGHT,
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        quant_min=0,
+        quant_max=255,
+        reduce_range=False,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=QAT_CHANNEL_WEIGHT,
+    overrides=(RESHAPE,),
+)
+
+
+def backend_config() -> BackendConfig:
+    """What TorchInductor computes on integers on x86.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine, config.qdq.quantized_outputs
+    ('inductor_x86', None, 'where_read')
+    """
+    between = (*ADDITIONS, *shape.CAT, *SHARING)
+    rules = QDQRules(quantized_outputs="where_read", only_between_quantized=between)
+    return (
+        BackendConfig("inductor_x86")
+        .set_defaults(DEFAULTS)
+        .set_qdq(rules)
+        .set_backend_pattern_configs(
+            [
+                *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
+                *conv_add.entries([STATIC]),
+                *linear.entries([STATIC, DYNAMIC]),
+                *clamped.entries([STATIC]),
+                *admit(_activated(), [STATIC]),
+                *elementwise.binary_entries([VALUES], ADDITIONS),
+                *shape.cat_entries([VALUES], shape.CAT),
+                *shape.sharing_entries([VALUES], SHARING),
+            ]
+        )
+    )
+
+
+def _activated() -> list[BackendPatternConfig]:
+    """Rule 2: what is observed behind the activation."""
+    rows = []
+    for activation in AFTER_CONVOLUTION:
+        rows.append(swapped((nn.Conv2d, activation), nn.Conv2d, reference.Conv2d))
+        rows.append(observed((F.conv2d, activation)))
+    for activation in AFTER_LINEAR:
+        rows.append(swapped((nn.Linear, activation), nn.Linear, reference.Linear))
+        rows.append(observed((F.linear, activation)))
+    return rows

@@ -1,0 +1,161 @@
+"""xnnpack: ExecuTorch's XNNPACK delegate, described by what its partitioner and kernels take.
+
+Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config``; each row was run in its runtime.
+
+1. Activations are signed 8-bit with any zero point; weights signed 8-bit, symmetric, without -128,
+   one scale per output channel or one in all. Biases stay float: XNNPACK rounds them itself.
+2. Linear layers and two-dimensional convolutions also run dynamically; then the weight has one scale
+   per channel.
+3. A transposed convolution has its channels on axis 1 of the weight.
+4. What only moves or cuts values keeps its input's qparams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    DefaultOverride,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QDQRules,
+    QuantDefault,
+)
+from backquant.backends.defaults import RESHAPE, TRANSPOSED
+from backquant.operators import conv, elementwise, linear, shape
+from backquant.operators.entry import admit
+
+__all__ = ["backend_config", "get_xnnpack_backend_config"]
+
+ACTIVATION = DTypeWithConstraints(torch.qint8)
+
+
+def _weight(**more: Any) -> DTypeWithConstraints:
+    return DTypeWithConstraints(
+        torch.qint8,
+        quant_min_lower_bound=-127,
+        quant_max_upper_bound=127,
+        symmetric=True,
+        **more,
+    )
+
+
+PLAIN = DTypeConfig(ACTIVATION, ACTIVATION)
+WEIGHTED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=0), torch.float)
+WEIGHTED_TRANSPOSED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float)
+DYNAMIC = DTypeConfig(
+    torch.qint8,
+    torch.float,
+    _weight(ch_axis=0, granularity="per_channel"),
+    torch.float,
+    is_dynamic=True,
+)
+
+_INTEGER_WEIGHT = QuantDefault(
+    "per_channel_minmax",
+    dtype=torch.qint8,
+    qscheme=torch.per_channel_symmetric,
+    quant_min=-127,
+    quant_max=127,
+)
+_TRAINED_WEIGHT = replace(
+    _INTEGER_WEIGHT,
+    observer="moving_average_per_channel_minmax",
+    fake_quantize="fused_moving_average",
+)
+DEFAULTS = BackendDefaults(
+    activation=QuantDefault("histogram", dtype=torch.qint8, reduce_range=False),
+    weight=_INTEGER_WEIGHT,
+    qat_activation=QuantDefault(
+        "moving_average_minmax",
+        dtype=torch.qint8,
+        quant_min=-128,
+        quant_max=127,
+        reduce_range=False,
+        fake_quantize="fused_moving_average",
+    ),
+    qat_weight=_TRAINED_WEIGHT,
+    overrides=(
+        RESHAPE,
+        DefaultOverride(
+            TRANSPOSED,
+            weight=replace(_INTEGER_WEIGHT, ch_axis=1),
+            qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
+        ),
+    ),
+)
+
+SHARING: tuple[Any, ...] = (
+    # cutting
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    F.relu,
+    F.relu6,
+    F.hardtanh,
+    torch.relu,
+    torch.clamp,
+    "clamp",
+    "relu",
+    "relu_",
+    # pooling
+    nn.MaxPool2d,
+    nn.AdaptiveAvgPool2d,
+    F.max_pool2d,
+    F.adaptive_avg_pool2d,
+    torch.mean,
+    "mean",
+    # moving
+    nn.Flatten,
+    nn.Identity,
+    torch.flatten,
+    torch.permute,
+    torch.reshape,
+    torch.squeeze,
+    torch.transpose,
+    torch.unsqueeze,
+    "contiguous",
+    "flatten",
+    "permute",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+    "view",
+)
+
+
+def backend_config() -> BackendConfig:
+    """What ExecuTorch's XNNPACK delegate runs on integers.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine, len(config.configs)
+    ('xnnpack', None, 108)
+    """
+    return (
+        BackendConfig("xnnpack")
+        .set_defaults(DEFAULTS)
+        .set_qdq(QDQRules(dequantize_per_user=True, quantize_constants=False))
+        .set_backend_pattern_configs(
+            [
+                *admit(conv.conv_entries(conv.CONV[1]), [WEIGHTED]),
+                *admit(conv.conv_entries(conv.CONV[2]), [WEIGHTED, DYNAMIC]),
+                *admit(conv.transposed_entries(conv.TRANSPOSED[1]), [WEIGHTED_TRANSPOSED]),
+                *admit(conv.transposed_entries(conv.TRANSPOSED[2]), [WEIGHTED_TRANSPOSED]),
+                *linear.entries([WEIGHTED, DYNAMIC]),
+                *elementwise.binary_entries([PLAIN], elementwise.ADD_SUB_MUL),
+                *shape.cat_entries([PLAIN], shape.CAT),
+                *shape.sharing_entries([PLAIN], SHARING),
+            ]
+        )
+    )
+
+
+get_xnnpack_backend_config = backend_config

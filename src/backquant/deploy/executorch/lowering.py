@@ -1,0 +1,194 @@
+"""From an exported reference model to an ExecuTorch program with XNNPACK delegates.
+
+1. What the partitioner refuses and reads integers (weights, activations quantized at run time) has no
+   kernel at all: these weights become floats, these activations stay floats, and the program is lowered
+   once more. The operator then runs in float.
+2. Static quantize and dequantize nodes around an operator in float are XNNPACK's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.program import Program, quiet
+from backquant.nn.quantized.reference.weights import dequantize_weight
+
+__all__ = ["LoweredProgram", "lower_program"]
+
+_LOGGER = "executorch.backends.xnnpack.partition"
+_MARK = "backquant_origin"
+_DELEGATE_CALL = "executorch_call_delegate"
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """``buffer``: the bytes of the ``.pte`` file.
+
+    ``origins``: the node of the reference graph by debug handle of the edge operators. ``refused``: why
+    the partitioner left an operator alone, by node of the reference graph (or of the exported one).
+    """
+
+    buffer: bytes
+    origins: Mapping[int, str]
+    refused: Mapping[str, str]
+
+
+def lower_program(program: Program) -> LoweredProgram:
+    """Partition, lower and serialise; ``program`` is not changed."""
+    with quiet():
+        exported = program.exported.run_decompositions({})
+    _mark(exported, program.origins)
+    rewrite(exported)
+    edge, refused = _partitioned(exported)
+    stuck = _stuck(exported, refused)
+    if stuck:
+        _to_float(exported, stuck)
+        edge, again = _partitioned(exported)
+        refused = {**again, **refused}
+    with quiet():
+        finished = edge.to_executorch()
+    return LoweredProgram(bytes(finished.buffer), _handles(edge), refused)
+
+
+def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:
+    """``meta["custom"]`` is what ExecuTorch carries through its passes."""
+    for node in exported.graph.nodes:
+        sources = node.meta.get("from_node") or ()
+        name = str(sources[0].name) if sources else node.name
+        node.meta["custom"] = {_MARK: origins.get(name, origins.get(node.name, ""))}
+
+
+def _origin(node: fx.Node) -> str:
+    return str((node.meta.get("custom") or {}).get(_MARK, ""))
+
+
+def _partitioned(exported: ExportedProgram) -> tuple[Any, dict[str, str]]:
+    """The edge program with delegates, and the partitioner's reasons by origin."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+    with quiet(), _reasons() as reasons:
+        edge = to_edge_transform_and_lower(
+            exported,
+            partitioner=[XnnpackPartitioner()],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+    refused = {}
+    for node in _left(edge.exported_program().graph_module):
+        target = _name(node.target)
+        refused[_origin(node) or node.name] = reasons.get(
+            node.name, f"XNNPACK's partitioner of ExecuTorch has no {target}"
+        )
+    return edge, refused
+
+
+@contextmanager
+def _reasons() -> Iterator[dict[str, str]]:
+    """What the partitioner says of nodes, by name, while this is open: the last word on each."""
+    found: dict[str, str] = {}
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            node, reason = getattr(record.msg, "node", None), getattr(record.msg, "reason", "")
+            if node is not None and reason:
+                found[node.name] = reason
+
+    logger, listener = logging.getLogger(_LOGGER), Listener()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(listener)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _left(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """What is outside of delegates and computes something."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and _name(node.target) not in (_DELEGATE_CALL, "getitem"):
+            yield node
+
+
+def _dequantized(exported: ExportedProgram) -> Iterator[Any]:
+    """The dequantize nodes of weights, and of activations that are quantized at run time."""
+    placeholders = {node for node in exported.graph.nodes if node.op == "placeholder"}
+    for node in exported.graph.nodes:
+        name = _name(node.target) if node.op == "call_function" else ""
+        if name.startswith("dequantize_per"):
+            is_weight = node.args[0] in placeholders
+            if is_weight or name.endswith(".tensor"):
+                yield node
+
+
+def _stuck(exported: ExportedProgram, refused: Mapping[str, str]) -> set[str]:
+    """Origins of refused operators that read such nodes."""
+    readers = {_origin(user) for node in _dequantized(exported) for user in node.users}
+    return readers & set(refused)
+
+
+def _to_float(exported: ExportedProgram, origins: set[str]) -> None:
+    """Rule 1, in place."""
+    for node in list(_dequantized(exported)):
+        users = [user for user in node.users if _origin(user) in origins]
+        if users and node.args[0].op == "placeholder":
+            _weight_to_float(exported, node)
+            continue
+        for user in users:
+            user.replace_input_with(node, node.args[0].args[0])
+    exported.graph.eliminate_dead_code()
+    exported.graph_module.recompile()
+
+
+def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
+    """The floats take the place of the integers under their name."""
+    weight, scale, zero_point, *more = dequantize.args
+    signature = exported.graph_signature
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    tensors = {**exported.state_dict, **exported.constants}
+    values = [
+        tensors[names[arg.name]] if isinstance(arg, fx.Node) else torch.tensor(arg)
+        for arg in (weight, scale, zero_point)
+    ]
+    per_channel = isinstance(scale, fx.Node) and values[1].dim() == 1
+    axis = more[0] if per_channel else 0
+    floats = dequantize_weight(values[0], values[1], values[2], axis)
+    for kept in (exported.state_dict, exported.constants):
+        if names[weight.name] in kept:
+            kept[names[weight.name]] = floats
+    weight.meta["val"] = dequantize.meta["val"]
+    for user in list(weight.users):
+        user.replace_all_uses_with(weight)
+
+
+def _handles(edge: Any) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for node in edge.exported_program().graph_module.graph.nodes:
+        inner = (node,)
+        if node.op == "get_attr":
+            lowered = getattr(edge.exported_program().graph_module, str(node.target))
+            inner = tuple(lowered.original_module.graph_module.graph.nodes)
+        for operator in inner:
+            handle = operator.meta.get("debug_handle")
+            if operator.op == "call_function" and isinstance(handle, int) and _origin(operator):
+                found.setdefault(handle, _origin(operator))
+    return found
+
+
+def _name(target: Any) -> str:
+    """``add.Tensor`` of ``torch.ops.aten.add.Tensor`` and of its edge form."""
+    name = getattr(target, "__name__", str(target))
+    return str(name).removeprefix("quantized_decomposed.").removeprefix("aten.")

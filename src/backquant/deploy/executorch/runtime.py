@@ -1,0 +1,56 @@
+"""An ExecuTorch program in ExecuTorch's runtime, called like the model it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backquant.deploy.program import quiet
+from backquant.errors import ExportError
+
+__all__ = ["ExecuTorchModel", "registered_kernels"]
+
+
+def registered_kernels() -> frozenset[str]:
+    """Names of the operators that this build of the runtime has kernels for: ``"aten::add.out"``.
+
+    >>> "aten::add.out" in registered_kernels()
+    True
+    """
+    with quiet():
+        from executorch.runtime import Runtime
+
+        return frozenset(Runtime.get().operator_registry.operator_names)
+
+
+class ExecuTorchModel:
+    """The method ``forward`` of a ``.pte`` file, or of its bytes.
+
+    Takes tensors as the exported program does: positional arguments first, then keyword arguments in
+    their order; nested ones are flattened. Gives a tensor, or a tuple of the flattened outputs.
+    Raises ``ExportError`` for a program that the runtime refuses.
+    """
+
+    def __init__(self, program: Path | bytes) -> None:
+        with quiet():
+            from executorch.runtime import Runtime
+
+        try:
+            self._program = Runtime.get().load_program(program)
+            self._forward = self._program.load_method("forward")
+        except RuntimeError as error:
+            raise ExportError(
+                f"ExecuTorch's runtime cannot load the program: {error}",
+                where=str(program) if isinstance(program, Path) else "the program",
+                fix="its log on standard error names the operator or the delegate",
+            ) from error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run once. Tensors that are not contiguous are copied."""
+        given = pytree.tree_leaves((args, kwargs))
+        inputs = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in given]
+        outputs = self._forward.execute(inputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -1,0 +1,155 @@
+"""ExecuTorch: ``.pte`` programs whose operators run in the XNNPACK delegate.
+
+Before anything is written: operators without a kernel, activations of a dtype that XNNPACK lacks, and
+axes without a bound are named. Afterwards the file is read back, loaded in ExecuTorch's runtime and run
+on the example inputs; a result far from the reference model's is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from backquant.deploy.executorch.lowering import lower_program
+from backquant.deploy.executorch.readback import read_back
+from backquant.deploy.executorch.runtime import ExecuTorchModel
+from backquant.deploy.exported import TargetKernel, Written
+from backquant.deploy.job import ExportJob
+from backquant.deploy.program import quiet
+from backquant.deploy.target import Requirement
+from backquant.errors import ExportError
+from backquant.lower.qdq import is_quantize, qparams_of
+from backquant.match.plan import Reason
+
+__all__ = ["TARGET", "ExecuTorchTarget"]
+
+# Rounding in another order moves values by a step; a wrong operator moves them by their own size.
+_LEAST_SQNR = 10.0  # dB
+_KNOWN_NAMESPACES = ("aten", "quantized_decomposed", "prims", "dim_order_ops")
+
+
+class ExecuTorchTarget:
+    """See the module; the attributes are those of ``backquant.deploy.Target``."""
+
+    name = "executorch"
+    backend = "xnnpack"
+    suffixes = (".pte",)
+    extra = "executorch"
+    requires = (Requirement("executorch", "executorch", "1.5", "1.5"),)
+    options: tuple[str, ...] = ()
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """Operators without a kernel, activations that are not int8, axes without a bound."""
+        return [*_wrong_dtypes(job.module), *_unbounded(job), *_unknown(job)]
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Lower, write, read back, run."""
+        lowered = lower_program(job.program)
+        path.write_bytes(lowered.buffer)
+        found = read_back(lowered.buffer)
+        _run(job, lowered.buffer)
+        kernels = [
+            TargetKernel(f"XNNPACK {node.kind}", nodes, node.dtype, integer=node.is_integer)
+            for delegate in found.delegates
+            for node in delegate
+            for nodes in [_named(lowered.origins.get(node.debug_handle, ""))]
+        ]
+        kernels += [TargetKernel(name, (), "float32", integer=False) for name in found.portable]
+        left = [
+            Reason(
+                node,
+                "not-delegated",
+                asked="an operator of the XNNPACK delegate",
+                admitted=reason,
+                place="ExecuTorch's XNNPACK partitioner",
+            )
+            for node, reason in lowered.refused.items()
+        ]
+        return Written(f"executorch {metadata.version('executorch')}", tuple(kernels), tuple(left))
+
+
+def _named(node: str) -> tuple[str, ...]:
+    return (node,) if node else ()
+
+
+def _wrong_dtypes(module: fx.GraphModule) -> Iterator[Reason]:
+    for node in module.graph.nodes:
+        if is_quantize(node) and qparams_of(node).dtype is not torch.int8:
+            yield Reason(
+                node.name,
+                "dtype",
+                asked=f"activations {str(qparams_of(node).dtype).removeprefix('torch.')}",
+                admitted="XNNPACK computes with int8",
+                fix='backquant.quantize(model, ..., backend="xnnpack")',
+            )
+
+
+def _unbounded(job: ExportJob) -> Iterator[Reason]:
+    """ExecuTorch plans its memory ahead: every axis needs an upper bound."""
+    ranges = job.program.exported.range_constraints
+    open_ended = {str(s) for s, bounds in ranges.items() if not bounds.upper.is_Integer}
+    for node in job.program.exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        sizes: list[Any] = list(value.shape)
+        for axis, size in enumerate(sizes):
+            if not isinstance(size, int) and str(size) in open_ended:
+                yield Reason(
+                    node.name,
+                    "dynamic-shape",
+                    asked=f"axis {axis} of any size",
+                    admitted="ExecuTorch plans its memory ahead: an upper bound for every axis",
+                    fix='dynamic_shapes={"x": {0: "batch<=64"}}',
+                )
+
+
+def _unknown(job: ExportJob) -> Iterator[Reason]:
+    """Operators that neither decompose nor have a kernel in this build of ExecuTorch."""
+    for node in job.program.exported.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target.namespace not in _KNOWN_NAMESPACES:
+            yield Reason(
+                job.program.origins.get(node.name, node.name),
+                "no-kernel",
+                asked=str(node.target),
+                admitted="operators of aten: ExecuTorch has no kernel for this one",
+                fix="write it with operators of torch, or leave it out of the exported model",
+            )
+
+
+def _run(job: ExportJob, program: bytes) -> None:
+    """Raise ``ExportError`` when the runtime refuses the program, or computes something else."""
+    found = pytree.tree_leaves(ExecuTorchModel(program)(*job.args, **job.kwargs))
+    with torch.no_grad(), quiet():
+        expected = pytree.tree_leaves(job.module(*job.args, **job.kwargs))
+    for position, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+            continue
+        ratio = _sqnr(one, other)
+        if ratio < _LEAST_SQNR:
+            raise ExportError(
+                f"ExecuTorch's runtime computes something else than the reference model: output "
+                f"{position} differs with an SQNR of {ratio:.1f} dB",
+                where=f"executorch {metadata.version('executorch')}, on the example inputs",
+                fix="leave parts out of the quantization until it agrees, and report it to ExecuTorch",
+            )
+
+
+def _sqnr(expected: torch.Tensor, found: torch.Tensor) -> float:
+    signal = float(expected.double().pow(2).sum())
+    noise = float((expected.double() - found.double()).pow(2).sum())
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+TARGET = ExecuTorchTarget()

@@ -1,0 +1,78 @@
+"""AOTInductor: ``.pt2`` packages of compiled code, which run without tracing.
+
+Needs a C++ compiler where they are built. Weights and constants are frozen into the package: only then
+are oneDNN's kernels chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from backquant.deploy.exported import Written
+from backquant.deploy.inductor.apart import apart_from_weights
+from backquant.deploy.inductor.compiler import check_compiler
+from backquant.deploy.inductor.readback import kernels_of
+from backquant.deploy.job import ExpectedOperator, ExportJob
+from backquant.deploy.program import export_program, quiet
+from backquant.deploy.target import Requirement
+from backquant.errors import ExportError
+from backquant.match.plan import Reason
+
+__all__ = ["TARGET", "InductorTarget"]
+
+
+class InductorTarget:
+    """See the module; the attributes are those of ``backquant.deploy.Target``.
+
+    ``options``: what ``torch._inductor.config`` knows, under its own names.
+    """
+
+    name = "inductor"
+    backend = "inductor_x86"
+    suffixes = (".pt2",)
+    extra = "inductor"
+    requires = (Requirement("torch", "torch", "2.13", "2.13"),)
+    options = ("inductor_configs",)
+
+    def check(self, job: ExportJob) -> Sequence[Reason]:  # noqa: ARG002 - the protocol's
+        """A compiler; nothing in the model is refused: what has no kernel is generated."""
+        check_compiler()
+        return ()
+
+    def write(self, job: ExportJob, path: Path) -> Written:
+        """Compile, package, and read the kernels back."""
+        module = apart_from_weights(job.module)
+        program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
+        configs = {"freezing": True, **job.options.get("inductor_configs", {})}
+        try:
+            with quiet(), torch.no_grad():
+                torch._inductor.aoti_compile_and_package(
+                    program.exported, package_path=str(path), inductor_configs=configs
+                )
+        except Exception as error:
+            raise ExportError(
+                f"AOTInductor cannot compile the model: {str(error).strip().splitlines()[0]}",
+                where=f"torch {torch.__version__}",
+                fix="the exception above has the compiler's own words",
+            ) from error
+        kernels = tuple(kernels_of(path, module, program))
+        left = tuple(
+            _generated(operator) for operator in job.expected if not operator.multiply_adds
+        )
+        return Written(f"AOTInductor of torch {torch.__version__.split('+')[0]}", kernels, left)
+
+
+def _generated(operator: ExpectedOperator) -> Reason:
+    return Reason(
+        operator.node,
+        "generated",
+        asked=f"{operator.operator} on integers",
+        admitted="generated code, which reads and writes integers",
+        place=operator.module_path,
+    )
+
+
+TARGET = InductorTarget()

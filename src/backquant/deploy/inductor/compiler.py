@@ -1,0 +1,24 @@
+"""The C++ compiler that Inductor needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from backquant.errors import EngineError
+
+__all__ = ["check_compiler"]
+
+
+def check_compiler() -> None:
+    """Raise ``EngineError`` when there is no C++ compiler: ``$CXX``, ``g++`` or ``clang++``.
+
+    >>> check_compiler()
+    """
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    if not any(shutil.which(name) for name in names):
+        raise EngineError(
+            "there is no C++ compiler, and AOTInductor compiles the model with one",
+            where=f"PATH has none of {', '.join(names)}",
+            fix="apt-get install g++   # or CXX=/path/to/compiler",
+        )

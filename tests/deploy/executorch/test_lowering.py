@@ -1,0 +1,53 @@
+"""What the partitioner says, and what happens to operators that read integers and have no kernel."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from backquant.backend_config import QDQRules
+from backquant.deploy.executorch.lowering import lower_program
+from backquant.deploy.executorch.readback import read_back
+from backquant.deploy.executorch.runtime import ExecuTorchModel
+from backquant.deploy.portable import portable
+from backquant.deploy.program import export_program
+from backquant.nn.quantized.reference import Linear
+
+
+def weight_only(per_channel: bool) -> torch.fx.GraphModule:
+    """A linear layer on a float input, as the node ``_0``."""
+    qparams = {
+        "qscheme": torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+        "dtype": torch.qint8,
+        "scale": torch.full((4,), 0.05) if per_channel else 0.05,
+        "zero_point": torch.zeros(4, dtype=torch.int64) if per_channel else 0,
+        "axis": 0,
+    }
+    torch.manual_seed(0)
+    root = nn.Module()
+    root.add_module("0", Linear.from_float(nn.Linear(4, 4), qparams))
+    graph = torch.fx.Graph()
+    graph.output(graph.call_module("0", (graph.placeholder("x"),)))
+    return torch.fx.GraphModule(root, graph)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_weight_only_linear_runs_in_float_with_its_rounded_weight(per_channel: bool) -> None:
+    module, x = weight_only(per_channel), torch.randn(2, 4)
+    lowered = lower_program(export_program(portable(module, QDQRules()), (x,), {}, None))
+    assert list(lowered.refused) == ["_0"]
+    assert lowered.refused["_0"].startswith("Expected")
+    [[linear]] = read_back(lowered.buffer).delegates
+    assert linear.dtype == "float32"
+    torch.testing.assert_close(ExecuTorchModel(lowered.buffer)(x), module(x))
+
+
+def test_logger_is_as_before() -> None:
+    logger = logging.getLogger("executorch.backends.xnnpack.partition")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    graph = portable(weight_only(True), QDQRules())
+    lower_program(export_program(graph, (torch.randn(2, 4),), {}, None))
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before

@@ -1,0 +1,105 @@
+"""``.pt2`` packages: the kernels in the generated code, and what the package computes."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.deploy.inductor.compiler import check_compiler
+from backquant.deploy.program import quiet
+from backquant.errors import EngineError, ExportError
+
+FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
+
+
+class Tiny(nn.Module):
+    """A convolution with a residual addition, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = torch.relu(self.body(x) + x)
+        return self.fc(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Three linear layers on one input, which a quantized residual addition reads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        scores = torch.softmax(query @ key.transpose(-1, -2), -1)
+        return torch.relu(self.out(scores @ value) + x)
+
+
+def test_convolutions_and_dynamic_batch(tmp_path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    model = backquant.quantize(Tiny().eval(), backend="inductor_x86", calibration=[x])
+    path = tmp_path / "m.pt2"
+    shapes = {"x": {0: "batch"}}
+    exported = backquant.export(model, path, example_inputs=x, dynamic_shapes=shapes, options=FAST)
+    assert exported.integer_share == 1.0
+    found = Counter(use.kernel.split("_")[0] for use in exported.kernels if use.integer)
+    assert found == {"qconv": 1, "qconv2d": 1, "qlinear": 1}
+    assert [use.nodes for use in exported.kernels if use.integer] == [
+        ("stem_0",),
+        ("body",),
+        ("fc",),
+    ]
+    with quiet():
+        run = torch._inductor.aoti_load_package(str(path))
+        for batch in (1, 4, 7):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(run(x), model(x), rtol=0, atol=0.02)
+
+
+def test_every_linear_layer_of_an_attention_becomes_a_kernel(tmp_path) -> None:
+    """Also those that share their input with a residual addition, which Inductor overlooks by itself."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    config = backquant.get_backend_config("inductor_x86").set_qdq(None)  # the addition is quantized
+    model = backquant.quantize(Attention().eval(), backend=config, calibration=[x])
+    exported = backquant.export(model, tmp_path / "m.pt2", example_inputs=x, options=FAST)
+    linear = {n for use in exported.kernels if use.integer for n in use.nodes}
+    assert linear >= {"stem", "query", "key", "value", "out"}
+    with quiet():
+        run = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
+        torch.testing.assert_close(run(x), model(x), rtol=0, atol=0.02)
+
+
+def test_without_a_compiler(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(EngineError, match="no C\\+\\+ compiler"):
+        check_compiler()
+    model = backquant.quantize(
+        nn.Linear(4, 4), backend="inductor_x86", calibration=[torch.randn(8, 4)]
+    )
+    with pytest.raises(EngineError, match="apt-get install"):
+        backquant.export(model, tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_compiler_s_own_failure_is_ours(tmp_path) -> None:
+    model = backquant.quantize(
+        nn.Linear(4, 4), backend="inductor_x86", calibration=[torch.randn(8, 4)]
+    )
+    with pytest.raises(ExportError, match="AOTInductor cannot compile"):
+        options = {"inductor_configs": {"no_such_setting": 1}}
+        backquant.export(model, tmp_path / "m.pt2", options=options)
+    assert list(tmp_path.iterdir()) == []
