@@ -22,7 +22,7 @@ OF_PYTORCH = [
     "executorch",
     "qnnpack_pt2e",
 ]
-BUILT_IN = [*OF_PYTORCH, "onnxruntime", "openvino"]
+BUILT_IN = [*OF_PYTORCH, "onnxruntime", "openvino", "xnnpack", "inductor_x86"]
 
 
 @pytest.fixture

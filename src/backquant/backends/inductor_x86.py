@@ -4,8 +4,8 @@ Source: torch 2.13, ``torch/_inductor/fx_passes/quantization.py``; counted in th
 
 1. Activations are unsigned 8-bit, weights signed 8-bit with one scale per output channel: only these
    become oneDNN's ``qconv`` and ``qlinear``. Biases stay float.
-2. A convolution takes a following ReLU, ReLU6, Hardtanh, Hardswish or SiLU, and an addition (with ReLU)
-   into its kernel; a linear layer ReLU and GELU.
+2. A convolution takes a following ReLU, ReLU6, Hardtanh or Hardswish, and an addition (with ReLU) into its
+   kernel; a linear layer ReLU.
 3. A result that only float operators read stays float: the kernels write either.
 4. Everything else is generated code: integers that are moved stay integers; arithmetic on integers
    between float neighbours would only add conversions.
@@ -43,8 +43,7 @@ DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic
 VALUES = DTypeConfig(torch.quint8, torch.quint8)
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
-AFTER_CONVOLUTION: tuple[Any, ...] = (nn.Hardswish, nn.SiLU, F.hardswish, F.silu)
-AFTER_LINEAR: tuple[Any, ...] = (nn.GELU, F.gelu)
+AFTER_CONVOLUTION: tuple[Any, ...] = (nn.Hardswish, F.hardswish)
 SHARING: tuple[Any, ...] = (
     nn.AdaptiveAvgPool2d,
     nn.AvgPool2d,
@@ -121,7 +120,4 @@ def _activated() -> list[BackendPatternConfig]:
     for activation in AFTER_CONVOLUTION:
         rows.append(swapped((nn.Conv2d, activation), nn.Conv2d, reference.Conv2d))
         rows.append(observed((F.conv2d, activation)))
-    for activation in AFTER_LINEAR:
-        rows.append(swapped((nn.Linear, activation), nn.Linear, reference.Linear))
-        rows.append(observed((F.linear, activation)))
     return rows

@@ -137,7 +137,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('xnnpack', None, 108)
+    ('xnnpack', None, 110)
     """
     return (
         BackendConfig("xnnpack")
