@@ -33,7 +33,8 @@ class DeferredGraphModule(fx.GraphModule):
         """The Python code of the graph."""
         if "_code" not in self.__dict__:
             self.recompile()
-        return self._code
+        code: str = self._code
+        return code
 
     def __reduce__(self) -> tuple[Any, ...]:
         _ = self.code
