@@ -21,6 +21,7 @@ from backquant.api.capturing import Capturing
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
+from backquant.api.float_islands import with_float_islands
 from backquant.api.inside import costs_inside, sources_inside
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
@@ -36,6 +37,7 @@ from backquant.match.plan import RuleKind, RuleRef
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
     PrepareCustomConfig,
+    QConfig,
     QConfigMapping,
     get_default_qconfig_mapping,
     qconfig_equals,
@@ -115,10 +117,10 @@ def quantize(
     """
     config = resolve_backend(backend)
     engine = None if config.engine is None else engine_info(config.engine)
-    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     required = given_requirement(require)
     model = opened_model(model)
     frozen = evaluation_copy(model)
+    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config, frozen)
     example, batches = example_from(frozen, example_inputs, calibration)
     step = _planned(
         frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
@@ -179,9 +181,10 @@ def explain(  # size: as quantize
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     config = resolve_backend(backend)
-    ask = _Ask.of(config, _engine_here(config), qconfig_mapping, prepare_custom_config)
     model = opened_model(model)
     frozen = evaluation_copy(model)
+    engine = _engine_here(config)
+    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config, frozen)
     example = checked_example(frozen, example_inputs)
     step = _planned(
         frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
@@ -191,8 +194,8 @@ def explain(  # size: as quantize
     state = prepared_state(prepared)
     costs = costs_of(step.module, example)
     inner = sources_inside(prepared, costs_inside(prepared, example))
-    engine = f"engine {config.engine}" if config.engine else ""
-    known = {"model": type(model).__name__, "sites": state.sites, "engine": engine}
+    name = f"engine {config.engine}" if config.engine else ""
+    known = {"model": type(model).__name__, "sites": state.sites, "engine": name}
     step = replace(step, plan=state.plan)
     return build_report(_source(step, config, costs, inner=inner, **known))
 
@@ -210,12 +213,18 @@ class _Ask:
 
     @classmethod
     def of(
-        cls, config: BackendConfig, engine: EngineInfo | None, mapping: Any, custom: Any
+        cls,
+        config: BackendConfig,
+        engine: EngineInfo | None,
+        mapping: Any,
+        custom: Any,
+        model: nn.Module,
     ) -> _Ask:
         own = get_default_qconfig_mapping(config)
         default, notes = default_mapping(config, engine)
         if mapping is None:
-            return cls(config, default, given_custom(custom), (own, default), notes)
+            default, more = with_float_islands(default, model, engine)
+            return cls(config, default, given_custom(custom), (own, default), (*notes, *more))
         return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
 
     @property
@@ -229,8 +238,15 @@ class _Ask:
         if rule.kind is not RuleKind.OBJECT_TYPE:
             return any(self.mapping is own for own in self.own)
         key, asked = list(self.mapping.object_type_qconfigs.items())[rule.index]
-        own = [mapping.object_type_qconfigs.get(key) for mapping in self.own]
-        return any(qconfig is not None and qconfig_equals(qconfig, asked) for qconfig in own)
+        known = (mapping.object_type_qconfigs for mapping in self.own)
+        own = [found[key] for found in known if key in found]
+        return any(_same(qconfig, asked) for qconfig in own)
+
+
+def _same(one: QConfig | None, other: QConfig | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return qconfig_equals(one, other)
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:

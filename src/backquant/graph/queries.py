@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -184,7 +185,8 @@ def known_types(
 
     For ``x.masked_fill(mask, v)`` the mask is boolean; arguments of ``view`` after the first are
     integers. The type passes on to the first argument of nodes for which
-    ``passes_value_through(node)`` holds (those that share qparams between input and output).
+    ``passes_value_through(node)`` holds (those that share qparams between input and output), and from
+    stored tensors of integers on to what such nodes make of them.
 
     Returns ``bool`` tensors as ``torch.bool``, numbers as ``int`` or ``float``.
 
@@ -201,7 +203,24 @@ def known_types(
                 argument = node.args[i]
                 for item in argument if isinstance(argument, (tuple, list)) else (argument,):
                     _note_type(item, known, found, passes_value_through)
+    _note_constants(graph, found, passes_value_through)
     return found
+
+
+def _note_constants(
+    graph: fx.Graph, found: dict[fx.Node, Any], passes_value_through: Callable[[fx.Node], bool]
+) -> None:
+    """Stored tensors of integers (positions, indices), and what only moves their values."""
+    owner = graph.owning_module
+    for node in graph.nodes:
+        if node.op == "get_attr" and owner is not None:
+            value = attrgetter(str(node.target))(owner)
+            if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                found.setdefault(node, torch.bool if value.dtype == torch.bool else int)
+        elif node.args and isinstance(node.args[0], fx.Node) and passes_value_through(node):
+            known = found.get(node.args[0])
+            if known is not None and node.args[0].op != "placeholder":
+                found.setdefault(node, known)
 
 
 def _note_type(

@@ -16,6 +16,7 @@ from backquant.lower.kernels.activation import clamp
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
 __all__ = ["absorb_clamps", "clamped"]
@@ -47,8 +48,7 @@ def absorb_clamps(
         graph_module.add_submodule(str(source.target), merged)
         node.replace_all_uses_with(source)
         graph_module.graph.erase_node(node)
-        if source in records and node in records:
-            _merge_records(found, records[source], records.pop(node), merged.name)
+        merge_records(found, records, (source, node), merged.name)
     return found
 
 
@@ -58,14 +58,6 @@ def _only_for(graph_module: GraphModule, source: object) -> _Kernel | None:
         return None
     module = get_module(graph_module, str(source.target))
     return module if isinstance(module, (OnednnConv, OnednnLinear)) else None
-
-
-def _merge_records(found: list[KernelUse | None], first: int, second: int, kernel: str) -> None:
-    before, after = found[first], found[second]
-    if before is not None and after is not None:
-        nodes = (*before.nodes, *after.nodes)
-        found[first] = dataclasses.replace(before, nodes=nodes, kernel=kernel)
-        found[second] = None
 
 
 def clamped(kernel: _Kernel, low: int, high: int) -> _Kernel | None:

@@ -10,7 +10,6 @@ Of the two operands the later one must be the convolution, so that nothing has t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +21,7 @@ from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.memory import may_overwrite
+from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
 __all__ = ["join_adds"]
@@ -51,8 +51,7 @@ def join_adds(
         made = _joined(graph_module, conv, add)
         if made is not None:
             _replace(graph_module, conv, add, made)
-            if conv in records and add in records:
-                _merge_records(found, records[conv], records.pop(add), made.name)
+            merge_records(found, records, (conv, add), made.name)
     return found
 
 
@@ -109,11 +108,3 @@ def _replace(graph_module: GraphModule, conv: Node, add: Node, made: OnednnConvA
     add.replace_all_uses_with(conv)
     graph_module.graph.erase_node(add)
     conv.args = (conv.args[0], other)
-
-
-def _merge_records(found: list[KernelUse | None], conv: int, add: int, kernel: str) -> None:
-    before, after = found[conv], found[add]
-    if before is not None and after is not None:
-        nodes = (*before.nodes, *after.nodes)
-        found[conv] = dataclasses.replace(before, nodes=nodes, kernel=kernel)
-        found[add] = None

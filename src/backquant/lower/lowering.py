@@ -23,6 +23,8 @@ from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
 from backquant.lower.join_adds import join_adds
+from backquant.lower.join_floats import join_floats
+from backquant.lower.join_lookups import join_lookups
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
@@ -96,8 +98,10 @@ class _Pass:
         fold_boundaries(self.gm.graph)
         reshape_views(self.gm.graph)
         absorbed = absorb_clamps(self.gm, self.kernels, self.records)
-        joined = join_adds(self.gm, absorbed, self.records)
-        kernels = tuple(use for use in joined if use is not None)
+        fused = join_lookups(self.gm, absorbed, self.records)
+        joined = join_adds(self.gm, fused, self.records)
+        last = join_floats(self.gm, joined, self.records)
+        kernels = tuple(use for use in last if use is not None)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from backquant.lower.kernels import elementwise
+
 ADDS = [torch.add, operator.add, lambda a, b: a.add(b), lambda a, b: torch.add(input=a, other=b)]
 MULS = [torch.mul, operator.mul, lambda a, b: a.mul(b)]
 SHAPES = [
@@ -109,3 +111,21 @@ def test_what_is_refused(tools):
         assert rule in [reason.rule for reason in lowered.left_in_float]
         x, y = torch.randn(20), torch.randn(20)
         tools.assert_within(lowered.graph_module(x, y), reference(x, y), tools.u8.scale)
+
+
+@pytest.mark.parametrize("kernel", [elementwise.mul, elementwise.mul_relu])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((2, 4, 3, 3), (2, 4, 1, 1)), ((4, 1, 1), (2, 4, 3, 3)), ((2, 1, 3), (1, 4, 1))],
+)
+def test_a_product_of_different_shapes_rounds_as_the_reference(kernel, dtype, left, right):
+    low, high = (0, 256) if dtype == torch.uint8 else (-128, 128)
+    x, y = (torch.randint(low, high, shape).to(dtype) for shape in (left, right))
+    found = kernel(x, 0.05, 7, y, 0.03, 2, 0.1, 5)
+    product = (x.float() - 7) * 0.05 * ((y.float() - 2) * 0.03)
+    if kernel is elementwise.mul_relu:
+        product = product.relu()
+    wanted = torch.clamp(torch.round(product / 0.1) + 5, low, high - 1)
+    assert found.dtype == dtype and found.shape == wanted.shape
+    assert (found.float() - wanted).abs().max() <= 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
-from backquant.lower.kernels.postop import PostOp
+from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 from backquant.lower.qdq import QParams, quantized_value
 
@@ -18,7 +18,8 @@ __all__ = ["ConvConfig", "OnednnConv"]
 @dataclass(frozen=True)
 class ConvConfig:
     """All numbers of one convolution. ``out_dtype`` float32 gives a float result (scale 1, zero
-    point 0). The tuples have one entry per spatial dimension, at most three."""
+    point 0). The tuples have one entry per spatial dimension, at most three. ``rounds_once``: the
+    reference model rounds before the post-op, too."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -32,6 +33,7 @@ class ConvConfig:
     post_op: str = "none"
     post_numbers: tuple[float, ...] = ()
     post_algorithm: str = ""
+    rounds_once: bool = False
 
 
 class OnednnConv(PackedKernel):
@@ -62,9 +64,9 @@ class OnednnConv(PackedKernel):
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         ones = (1,) * len(c.stride)
         plain = c.stride == ones and not any(c.padding) and c.groups == 1
-        self._is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
+        self.is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
-        inside = self._is_linear or post_op.applied_by_conv(len(c.stride))
+        inside = self.is_linear or post_op.applied_by_conv(len(c.stride))
         self._clamp = None if inside else _bounds(post_op, c)
         self._out = (
             c.out_scale,
@@ -78,12 +80,12 @@ class OnednnConv(PackedKernel):
     @property
     def name(self) -> str:
         kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
-        return kernel if self.config.post_op == "none" else f"{kernel}({self.config.post_op})"
+        return with_post_op(kernel, self.config.post_op, self.config.rounds_once)
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
         bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, padding.folded)
-        if self._is_linear:
+        if self.is_linear:
             return torch.ops.onednn.qlinear_prepack(self.weight.flatten(1).contiguous(), None), bias
         weight = torch.ops.onednn.qconv_prepack(
             self.weight,
@@ -97,7 +99,7 @@ class OnednnConv(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``."""
-        if self._is_linear:
+        if self.is_linear:
             return self._linear(x)
         padding = self._padding
         if padding.before is not None:

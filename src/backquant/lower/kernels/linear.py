@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.postop import with_post_op
 from backquant.lower.kernels.zero_point import fold_zero_point
 
 __all__ = ["LinearConfig", "OnednnLinear"]
@@ -16,7 +17,7 @@ __all__ = ["LinearConfig", "OnednnLinear"]
 @dataclass(frozen=True)
 class LinearConfig:
     """All numbers of one linear layer. ``out_dtype`` float32 gives a float result (scale 1, zero
-    point 0)."""
+    point 0). ``rounds_once``: the reference model rounds before the post-op, too."""
 
     x_scale: float
     x_zero_point: int
@@ -26,6 +27,7 @@ class LinearConfig:
     post_op: str = "none"
     post_numbers: tuple[float, ...] = ()
     post_algorithm: str = ""
+    rounds_once: bool = False
 
 
 class OnednnLinear(PackedKernel):
@@ -59,8 +61,7 @@ class OnednnLinear(PackedKernel):
 
     @property
     def name(self) -> str:
-        post = self.config.post_op
-        return self.kernel if post == "none" else f"{self.kernel}({post})"
+        return with_post_op(self.kernel, self.config.post_op, self.config.rounds_once)
 
     def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config

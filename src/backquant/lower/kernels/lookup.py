@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["Lookup", "LookupConfig", "tabulate"]
 
@@ -26,15 +26,22 @@ def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor
 
 @dataclass(frozen=True)
 class LookupConfig:
-    """``operator``: what the table holds, for people."""
+    """``operator``: what the table holds, for people. ``post_op`` (``none``: there is none) with its
+    numbers: the same function as a kernel before it may apply it, and ``out_scale`` and
+    ``out_zero_point`` the qparams of the uint8 result."""
 
     operator: str
+    post_op: str = "none"
+    post_numbers: tuple[float, ...] = ()
+    post_algorithm: str = ""
+    out_scale: float = 1.0
+    out_zero_point: int = 0
 
 
 class Lookup(KernelModule):
     """8-bit integers of any shape and memory format to the entries of ``table`` (256 of them).
 
-    ``operator`` names what the table holds.
+    ``config`` may be just the name of what the table holds.
 
     >>> table = tabulate(torch.uint8, lambda q: 255 - q)
     >>> Lookup("invert", table)(torch.tensor([0, 250], dtype=torch.uint8))
@@ -45,9 +52,9 @@ class Lookup(KernelModule):
     config: LookupConfig
     table: torch.Tensor
 
-    def __init__(self, operator: str, table: torch.Tensor) -> None:
+    def __init__(self, config: str | LookupConfig, table: torch.Tensor) -> None:
         super().__init__()
-        self.config = LookupConfig(operator)
+        self.config = LookupConfig(config) if isinstance(config, str) else config
         self.register_buffer("table", table.detach())
         self._bytes: bytes | None = None
 
@@ -61,13 +68,15 @@ class Lookup(KernelModule):
         if flat is None:
             x = x.contiguous()
             flat = x.view(-1)
-        found = self._select(flat.view(torch.uint8))
+        found = self._select(flat if flat.dtype == torch.uint8 else flat.view(torch.uint8))
         return found.as_strided(x.size(), x.stride())
 
     def _select(self, index: torch.Tensor) -> torch.Tensor:
         # One thread: CPython's translate does a byte in a quarter of a nanosecond, index_select in
         # more than half of one. With more threads index_select shares the work.
-        if torch.get_num_threads() > 1 or not index.numel():
+        # A recording takes torch's operators only.
+        watched = torch._C._len_torch_dispatch_stack()
+        if torch.get_num_threads() > 1 or not index.numel() or watched:
             return self.table.index_select(0, index.int())
         table = self._bytes
         if table is None:
@@ -80,11 +89,12 @@ class Lookup(KernelModule):
         cls, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> Lookup:
         """Inverse of ``artifact_config()`` and the buffer ``table``."""
-        return cls(config["operator"], tensors["table"])
+        return cls(decode_config(LookupConfig, config), tensors["table"])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._bytes = None
+        self.note_dropped()
 
 
 def _in_memory_order(x: torch.Tensor) -> torch.Tensor | None:

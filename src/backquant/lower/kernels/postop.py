@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from backquant.lower.qdq import QParams
 
-__all__ = ["NONE", "RELU", "PostOp", "within"]
+__all__ = ["NONE", "RELU", "PostOp", "with_post_op", "within"]
 
 _CLAMPS = frozenset({"none", "relu", "hardtanh"})
 _CONV2D = _CLAMPS | {"hardswish", "swish"}
@@ -73,3 +73,13 @@ def within(post_op: PostOp, out: QParams | None) -> PostOp | None:
     elif post_op.name != "none":
         return None
     return PostOp("hardtanh", (low, high)) if low <= high else None
+
+
+def with_post_op(kernel: str, post_op: str, rounds_once: bool) -> str:
+    """The name of a kernel for people.
+
+    >>> with_post_op("qlinear", "gelu", True), with_post_op("qlinear", "none", False)
+    ('qlinear(gelu, rounds once)', 'qlinear')
+    """
+    parts = [post_op] * (post_op != "none") + ["rounds once"] * rounds_once
+    return f"{kernel}({', '.join(parts)})" if parts else kernel

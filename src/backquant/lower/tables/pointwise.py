@@ -16,10 +16,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
-from backquant.lower.kernels.lookup import Lookup, tabulate
+from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import QParams, dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
-from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS
+from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.match.plan import Reason
 
 __all__ = ["pointwise_rules"]
@@ -85,8 +85,17 @@ def _build(site: Site) -> Emit | Reason:
     if any(step.module is not None and step.module.training for step in site.steps):
         return site.refuse("training", "an operator in training mode", "evaluation mode")
     table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))
-    kernel = Lookup("+".join(_name(step) for step in site.steps), table)
+    kernel = Lookup(_config(site, site.out), table)
     return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)
+
+
+def _config(site: Site, out: QParams) -> LookupConfig:
+    """What the table holds, and, where it is one, the post-op that it could be."""
+    name = "+".join(_name(step) for step in site.steps)
+    post_op = post_op_of(site.steps[0]) if len(site.steps) == 1 else None
+    if post_op is None or out.dtype != torch.uint8 or not out.is_full_range:
+        return LookupConfig(name)
+    return LookupConfig(name, post_op.name, post_op.numbers, post_op.algorithm, *out.args)
 
 
 def _function(site: Site, x: QParams, out: QParams) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,0 +1,36 @@
+"""The records of kernels that became one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch.fx import Node
+
+from backquant.lower.rule import KernelUse
+
+__all__ = ["merge_records"]
+
+
+def merge_records(
+    found: list[KernelUse | None], records: dict[Node, int], pair: tuple[Node, Node], kernel: str
+) -> None:
+    """Of the nodes ``pair`` the first runs for both now, as ``kernel``: in ``found``, the records by
+    the positions of ``records``, the second's becomes None.
+
+    >>> import torch
+    >>> graph = torch.fx.Graph()
+    >>> pair = graph.placeholder("conv"), graph.placeholder("add")
+    >>> uses = [KernelUse((name,), name, torch.uint8, "x86") for name in ("conv", "add")]
+    >>> merge_records(uses, dict(zip(pair, (0, 1))), pair, "conv(add)")
+    >>> [str(use) for use in uses]
+    ['conv+add: conv(add) (uint8)', 'None']
+    """
+    first, second = pair
+    if first not in records or second not in records:
+        return
+    here, there = records[first], records.pop(second)
+    before, after = found[here], found[there]
+    if before is not None and after is not None:
+        nodes = (*before.nodes, *after.nodes)
+        found[here] = dataclasses.replace(before, nodes=nodes, kernel=kernel)
+        found[there] = None
