@@ -58,8 +58,8 @@ def _keys(operators: Iterable[Any]) -> set[OperatorKey | None]:
 
 
 def _left_by(graph: GraphIndex, rule: LeaveFloat, tables: set[fx.Node]) -> set[fx.Node]:
-    own = [n for n in graph.calls() if graph.key(n) in _keys(rule.operators)]
-    after, before = _keys(rule.after), _keys(rule.before)
+    wanted, after, before = _keys(rule.operators), _keys(rule.after), _keys(rule.before)
+    own = [node for node in graph.calls() if graph.key(node) in wanted]
     left = {node for node in own if any(_made_by(graph, v, after) for v in _read(graph, node))}
     for node in reversed(own):
         readers = _readers(graph, node)

@@ -89,3 +89,19 @@ def test_eager_attention(
     with torch.no_grad():
         wanted = model(**calibration[0]).last_hidden_state
     assert sqnr(wanted, quantized(**calibration[0]).last_hidden_state) > 28
+
+
+def test_layers_of_torch(sqnr: Callable[[torch.Tensor, torch.Tensor], float]) -> None:
+    """A trace keeps ``nn.TransformerEncoderLayer`` whole; an export takes it apart."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    batches = [torch.randn(2, 9, 32) for _ in range(4)]
+    quantized = backquant.quantize(model, calibration=batches, capture="export")
+    products = [
+        row for row in quantized.report.rows if row.multiply_adds and "Linear" in row.operator
+    ]
+    products += [row for row in quantized.report.rows if row.operator == "F.linear"]
+    assert len(products) == 8 and all(row.quantized for row in products)
+    other = torch.randn(3, 5, 32)
+    with torch.no_grad():
+        assert sqnr(model(other), quantized(other)) > 28
