@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from backquant.match import Fusion
@@ -16,14 +17,21 @@ __all__ = ["fusion_causes"]
 
 CONFLICT = "calls of one module are fused differently: the last one wins in PyTorch"
 CONSTANT = "onednn fuses the sum with a constant, or of a value with itself"
+FUNCTION = "the fuser of a linear layer and a function fails in PyTorch"
 SEQUENCES = "a batch norm over sequences is folded into the linear layer before it"
 
 
 def fusion_causes(module: fx.GraphModule, fusions: Iterable[Fusion], backend: str) -> set[str]:
     """The known defects of PyTorch's fusion that this captured graph runs into."""
     causes = set()
-    if _conflict(module, list(fusions)):
+    planned = list(fusions)
+    if _conflict(module, planned):
         causes.add(CONFLICT)
+    anchors = {fusion.anchor for fusion in planned}
+    if any(
+        n.name in anchors and n.target in (torch.tanh, F.leaky_relu) for n in module.graph.nodes
+    ):
+        causes.add(FUNCTION)
     modules = dict(module.named_modules())
     if backend == "onednn" and any(_fuses_wrongly(node, modules) for node in module.graph.nodes):
         causes.add(CONSTANT)

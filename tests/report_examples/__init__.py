@@ -1,0 +1,1 @@
+"""Models whose reports a person looks at; tests run them."""
