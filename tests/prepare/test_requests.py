@@ -119,3 +119,24 @@ def test_a_reused_observer_is_as_good_as_fresh() -> None:
                 reused.calculate_qparams(), fresh.calculate_qparams(), strict=True
             ):
                 assert torch.equal(mine, wanted)
+
+
+def test_every_observer_has_state_of_its_own() -> None:
+    ask = QConfig(HistogramObserver.with_args(reduce_range=True), WEIGHT)
+    source = _source(ask)
+    spec = ObserverSpec(GLOBAL, "activation")
+    one, two, three = (source.make(spec) for _ in range(3))
+    one(torch.randn(50)), two(torch.ones(50))
+    assert three.bin_key.numel() == 0 and three.min_val == float("inf")
+    assert two.bin_count.tolist() == [50] and one.bin_count.sum() == 50
+    assert len({id(buffer) for o in (one, two, three) for buffer in o.buffers()}) == 21
+    assert vars(one).keys() == vars(three).keys() == vars(ask.activation()).keys()
+    assert three.quant_max == 127 and len(source.make(spec).state_dict()) == len(one.state_dict())
+
+
+def test_functions_among_the_arguments_are_called_for_every_observer() -> None:
+    bits = iter([7, 15, 31])
+    ask = HistogramObserver.with_args(quant_min=0).with_callable_args(quant_max=lambda: next(bits))
+    source = _source(QConfig(ask, WEIGHT))
+    made = [source.make(ObserverSpec(GLOBAL, "activation")) for _ in range(3)]
+    assert [observer.quant_max for observer in made] == [7, 15, 31]

@@ -15,9 +15,16 @@ from torch import nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
+from backquant.graph import own_buffers
 from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
-from backquant.observe import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from backquant.observe import (
+    HistogramObserver,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+)
+from backquant.observe.partial import ObserverPartial
 from backquant.observe.protocol import (
     is_fake_quantize,
     is_fixed_qparams,
@@ -48,6 +55,8 @@ OBSERVED_DTYPES: frozenset[torch.dtype] = frozenset(
 
 # Observers without any other state than a range, which they can forget.
 _FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
+# Observers that hold nothing but settings and buffers: a copy is made sooner than another one.
+_COPIED = (*_FORGETFUL, HistogramObserver)
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,7 @@ class ObserverSource:
         self._factories: dict[ObserverSpec, Callable[[], Any] | None] = {}
         self._probes: dict[ObserverSpec, Probe] = {}
         self._reused: dict[ObserverSpec, Any] = {}
+        self._fresh: dict[ObserverSpec, nn.Module] = {}
 
     def qconfig(self, rule: RuleRef | None) -> QConfig | None:
         """The QConfig that ``rule`` gives, or None when no rule applied."""
@@ -123,6 +133,8 @@ class ObserverSource:
 
     def make(self, spec: ObserverSpec) -> nn.Module:
         """A fresh observer. Raises ConfigError when the spec asks for none."""
+        if spec in self._fresh:
+            return own_buffers(self._fresh[spec])
         made = self._make_checked(spec)
         if made is None:
             raise ConfigError(
@@ -130,6 +142,10 @@ class ObserverSource:
                 where=f"{spec.rule}: {spec.part}",
                 fix=f"QConfig({spec.part}=MinMaxObserver, ...)",
             )
+        factory = self._factories[spec]
+        plain = isinstance(factory, ObserverPartial) and not factory.callable_args
+        if plain and type(made) in _COPIED:  # callable arguments are called for every observer
+            self._fresh[spec] = own_buffers(made)
         return made
 
     def reused(self, spec: ObserverSpec) -> nn.Module:

@@ -15,6 +15,7 @@ All products are float32 otherwise. No quantized tensor is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -126,13 +127,20 @@ def _required(qparams: Mapping[str, Any], key: str) -> Any:
     return qparams[key]
 
 
+def _positive_and_finite(scale: torch.Tensor) -> bool:
+    if not scale.numel():
+        return True
+    low, high = scale.aminmax()  # both are NaN where any is
+    return low.item() > 0 and high.item() < math.inf
+
+
 def _read_scale(
     qparams: Mapping[str, Any], qscheme: torch.qscheme, device: torch.device | str | None
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     zero_dtype = torch.float32 if qscheme == torch.per_channel_affine_float_qparams else torch.int64
     scale = torch.as_tensor(_required(qparams, "scale"), dtype=torch.float32, device=device)
     zero_point = torch.as_tensor(_required(qparams, "zero_point"), dtype=zero_dtype, device=device)
-    if not scale.is_meta and not bool(((scale > 0) & scale.isfinite()).all()):
+    if not scale.is_meta and not _positive_and_finite(scale):
         raise ConfigError(
             "scales must be positive and finite",
             where=f"weight_qparams['scale'], smallest {scale.min().item()}",
