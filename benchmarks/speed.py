@@ -214,7 +214,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=min(4, os.cpu_count() or 1), help="peers prepared at once"
     )
-    parser.add_argument("--prepare-limit", type=float, default=150.0, help="seconds for one peer")
+    parser.add_argument("--prepare-limit", type=float, default=240.0, help="seconds for one peer")
     parser.add_argument("--budget", type=float, help="seconds for all models")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)

@@ -417,3 +417,27 @@ class TestData:
                 "qscheme=torch.per_channel_symmetric, quant_min=-127, quant_max=127, eps=2**-12)))",
             ]
         )
+
+
+class Places(nn.Module):
+    """Positions of tokens from an integer buffer, as language models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(16, 8)
+        self.register_buffer("order", torch.arange(16)[None])
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.cat([torch.narrow(self.order, 1, 0, x.size(1)), self.order], 1)
+        return self.last(x + self.places(order)[:, : x.size(1)])
+
+
+def test_what_is_selected_from_an_integer_buffer_is_no_float_tensor() -> None:
+    """PyTorch observes it, and its histograms then refuse to count integers."""
+    captured, backend = capture(Places().eval()), get_backend_config("x86")
+    mapping = get_default_qconfig_mapping("x86")
+    plan = make_plan(captured.module, captured.scopes, backend, mapping)
+    outcomes = {name: plan.decisions[name].outcome for name in ("narrow", "cat", "last")}
+    assert outcomes["narrow"] is outcomes["cat"] is Outcome.NOT_TENSOR
+    assert outcomes["last"] is Outcome.QUANTIZED

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
@@ -131,4 +132,26 @@ def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> fro
     }
     known = known_types(graph.graph, shares.__contains__)
     computed = (node for node in graph.calls() if graph.has_no_tensors(node))
-    return frozenset(node.name for node in (*known, *computed))
+    integers = _integer_constants(graph, shares)
+    return frozenset(node.name for node in (*known, *computed, *integers))
+
+
+def _integer_constants(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:
+    """Integer and boolean tensors of the model (positions, masks), and what ``shares`` select from
+    them. PyTorch observes them, which its histograms refuse.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            path, _, name = str(node.target).rpartition(".")
+            tensor = getattr(graph.modules.get(path), name, None)
+            if isinstance(tensor, torch.Tensor) and not (
+                tensor.is_floating_point() or tensor.is_complex()
+            ):
+                found.add(node)
+        elif node in shares and node.args:
+            first = node.args[0]
+            inputs = first if isinstance(first, (list, tuple)) else (first,)
+            if inputs and all(isinstance(each, fx.Node) and each in found for each in inputs):
+                found.add(node)
+    return found
