@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import nn
+
+# How fast a machine is, is no property of the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 

@@ -146,3 +146,9 @@ def test_bytes() -> None:
 def test_render_takes_what_rich_takes() -> None:
     assert render(Text("plain [text]")) == "plain [text]"
     assert "head" in render(Table("head"))
+
+
+def test_few_unreached_entries_are_named() -> None:
+    few = render_text(Report("mine", unreached_entries=("Linear", "Conv2d, ReLU")))
+    assert 'entry "Conv2d, ReLU": no operator reaches it' in few
+    assert "reaches" not in render_text(Report("x86", unreached_entries=("Linear",) * 9))

@@ -119,7 +119,7 @@ class _Builder:
             model=source.model,
             engine=source.engine,
             rows=tuple(self._rows(inner)),
-            unused_rules=tuple(map(str, plan.unused_rules)),
+            unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
             notes=(*plan.notes, *_notes_inside(inner), *source.unseen),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
@@ -214,6 +214,11 @@ class _Builder:
 def _notes_inside(inner: Mapping[str, Report]) -> Iterator[str]:
     for node, report in inner.items():
         yield from (f"in {node!r}: {note}" for note in report.notes)
+
+
+def _unused_inside(inner: Mapping[str, Report]) -> Iterator[str]:
+    for node, report in inner.items():
+        yield from (f"in {node!r}: {rule}" for rule in report.unused_rules)
 
 
 def _unlowered_inside(inner: Mapping[str, Report]) -> Iterator[ReasonRow]:

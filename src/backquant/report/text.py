@@ -23,6 +23,7 @@ __all__ = ["human_bytes", "render", "render_text", "renderable", "summary"]
 
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
 _NAMES = 4  # operators named in front of one reason
+_FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``
 
 
 def render_text(report: Report, *, width: int = 140, color: bool = False) -> str:
@@ -141,9 +142,11 @@ def _notes(report: Report) -> Iterator[str]:
         yield "kernels: " + ", ".join(
             f"{n} × {kernel}" for kernel, n in kernel_counts(report).items()
         )
-    if report.unused_rules or report.notes:
+    few = report.unreached_entries if len(report.unreached_entries) <= _FEW else ()
+    if report.unused_rules or report.notes or few:
         yield ""
     yield from (f"unused: {rule}" for rule in report.unused_rules)
+    yield from (f'entry "{entry}": no operator reaches it' for entry in few)
     yield from (f"note: {note}" for note in report.notes)
 
 
