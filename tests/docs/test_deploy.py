@@ -19,7 +19,7 @@ def test_the_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/deploy.md", "exec"), names)
     [printed] = re.findall(r"```text\n(model\.onnx.*?)```", PAGE, re.DOTALL)
@@ -30,4 +30,6 @@ def test_the_example(
 def test_the_tables() -> None:
     rules = {field.name for field in fields(QDQRules)}
     assert rules <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert {"onnx", "openvino"} <= set(list_targets())
+    targets = set(re.findall(r"^\| `(\w+)` \| `\.", PAGE, re.MULTILINE))
+    assert targets == {"onnx", "openvino", "tensorrt", "executorch", "inductor"}
+    assert targets <= set(list_targets())
