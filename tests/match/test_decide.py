@@ -176,6 +176,13 @@ class TestObservation:
         assert decided.decisions["add"].quantized
         assert decided.decisions["add"].observation == expected
 
+    def test_no_tensor_at_all(self) -> None:
+        """As in PyTorch, which lists a type for 0 tensors and never observes such a call."""
+        net = functional(lambda self, x, y: torch.add(x, torch.add(y.size(0), 1)))
+        decided = decide(net, backend_of(self.entry())).decisions
+        assert decided["add"].outcome is Outcome.NOT_TENSOR
+        assert decided["add_1"].observation == "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
+
     def test_number_without_a_type_is_refused(self) -> None:
         counts = {2: ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}
         entry = int8(torch.add)._set_num_tensor_args_to_observation_type(counts)
