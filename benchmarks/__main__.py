@@ -44,6 +44,7 @@ class Section:
             given += ["--models", *options.models, "--peers", *options.peers]
             given += ["--threads", options.threads, "--rounds", str(options.rounds)]
             given += ["--budget", str(self.limit(options) - 30)]
+            given += ["--prepare-limit", str(240 * options.patience)]
         return [sys.executable, "-W", "ignore", "-m", f"benchmarks.{self.module}", *given]
 
     def limit(self, options: argparse.Namespace) -> int:
