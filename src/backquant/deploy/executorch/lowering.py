@@ -104,13 +104,15 @@ def _reasons() -> Iterator[dict[str, str]]:
                 found[node.name] = reason
 
     logger, listener = logging.getLogger(_LOGGER), Listener()
-    level, propagate = logger.level, logger.propagate
+    level, propagate, disabled = logger.level, logger.propagate, logging.root.manager.disable
+    logging.disable(logging.NOTSET)  # the reasons are debug messages
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:
         yield found
     finally:
+        logging.disable(disabled)
         logger.removeHandler(listener)
         logger.setLevel(level)
         logger.propagate = propagate

@@ -39,8 +39,8 @@ def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator
             yield TargetKernel(kernel, computed, "generated", integer=False)
             continue
         # the sources go back to the operator whose result is quantized at its input; its own is the last
-        weighted = [name for name in computed if reads_weight(module, nodes[name])]
-        yield TargetKernel(integer[1], tuple((weighted or computed)[-1:]), "int8", integer=True)
+        own = [_weighted(module, nodes[name]) for name in computed]
+        yield TargetKernel(integer[1], tuple([n for n in own if n][-1:]), "int8", integer=True)
 
 
 def _calls(text: str) -> Iterator[tuple[list[str], str]]:
@@ -65,3 +65,13 @@ def _computed(name: str, nodes: dict[str, fx.Node]) -> str:
     if is_quantize(node):
         return str(node.args[0])
     return "" if is_dequantize(node) else name
+
+
+def _weighted(module: fx.GraphModule, node: fx.Node) -> str:
+    """The operator with a weight: ``node``, or the one whose result it changes in the same kernel."""
+    if reads_weight(module, node):
+        return node.name
+    before = node.all_input_nodes[:1]
+    if before and reads_weight(module, before[0]):
+        return before[0].name
+    return ""
