@@ -54,6 +54,6 @@ def draw_bars(bars: Bars, path: Path) -> None:
     axes.axhline(1, color="black", linewidth=0.6)
     axes.set_xticks(range(count), bars.places, rotation=20, ha="right")
     axes.set_ylabel(bars.label)
-    axes.legend(ncols=3, fontsize="small")
+    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
