@@ -22,7 +22,7 @@ OF_PYTORCH = [
     "executorch",
     "qnnpack_pt2e",
 ]
-BUILT_IN = [*OF_PYTORCH, "onnxruntime", "openvino", "xnnpack", "inductor_x86"]
+BUILT_IN = [*OF_PYTORCH, "onnxruntime", "openvino", "xnnpack", "inductor_x86", "tensorrt_fp8"]
 
 
 @pytest.fixture

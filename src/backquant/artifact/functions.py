@@ -34,10 +34,12 @@ import torch.nn.functional
 from torch.overrides import get_overridable_functions
 
 from backquant.errors import ArtifactError
-from backquant.graph import register_quantized_decomposed
+from backquant.graph import register_float8, register_quantized_decomposed
 
 __all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
 
+# of our own namespace
+_OWN_OPS = ("quantize_float8", "dequantize_float8")
 OP_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed", "onednn")
 
 _DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
@@ -183,7 +185,9 @@ def find_function(path: str, allow: Sequence[str] = ()) -> Any:
 def _find_op(path: str, allow: Sequence[str]) -> Any:
     parts = path.split(".")[2:]
     namespaces = (*OP_NAMESPACES, *allow)
-    if len(parts) not in (2, 3) or parts[0] not in namespaces or parts[1] in _DENIED:
+    own = parts[:1] == ["backquant"] and "".join(parts[1:2]) in _OWN_OPS
+    known = own or parts[0] in namespaces
+    if len(parts) not in (2, 3) or not known or parts[1] in _DENIED:
         raise ArtifactError(
             f"{path!r} is no operator that an artifact may name",
             where=path,
@@ -192,6 +196,8 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
         )
     if parts[0] == "quantized_decomposed":
         register_quantized_decomposed()
+    if own:
+        register_float8()
     target: Any = torch.ops
     for part in parts:
         target = getattr(target, part, None)

@@ -65,6 +65,7 @@ from backquant.backend_config.registry import (
     get_qnnpack_pt2e_backend_config,
     get_tensorrt_backend_config,
     get_tensorrt_backend_config_dict,
+    get_tensorrt_fp8_backend_config,
     get_x86_backend_config,
     list_backends,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "get_qnnpack_pt2e_backend_config",
     "get_tensorrt_backend_config",
     "get_tensorrt_backend_config_dict",
+    "get_tensorrt_fp8_backend_config",
     "get_x86_backend_config",
     # derived mappings
     "get_fused_module_classes",

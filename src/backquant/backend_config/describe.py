@@ -160,7 +160,8 @@ def mode_of(config: DTypeConfig) -> str:
 
 
 def _is_float(dtype: torch.dtype | None) -> bool:
-    return dtype is None or dtype.is_floating_point
+    """Whether values stay float: a float wider than 8 bits, or none."""
+    return dtype is None or (dtype.is_floating_point and dtype.itemsize > 1)
 
 
 def describe_default(default: QuantDefault) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "get_qnnpack_pt2e_backend_config",
     "get_tensorrt_backend_config",
     "get_tensorrt_backend_config_dict",
+    "get_tensorrt_fp8_backend_config",
     "get_x86_backend_config",
     "is_spec_file",
     "list_backends",
@@ -45,6 +46,7 @@ _BUILT_IN = (
     "openvino",
     "xnnpack",
     "inductor_x86",
+    "tensorrt_fp8",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -159,6 +161,15 @@ def get_openvino_backend_config() -> BackendConfig:
     'openvino'
     """
     return get_backend_config("openvino")
+
+
+def get_tensorrt_fp8_backend_config() -> BackendConfig:
+    """NVIDIA TensorRT, FP8 E4M3.
+
+    >>> get_tensorrt_fp8_backend_config().name
+    'tensorrt_fp8'
+    """
+    return get_backend_config("tensorrt_fp8")
 
 
 def get_tensorrt_backend_config() -> BackendConfig:

@@ -168,7 +168,7 @@ def _per_channel(entry: BackendPatternConfig) -> tuple[str, ...]:
     words: dict[str, None] = {}
     for config in entry.dtype_configs:
         weight = config.weight_dtype_with_constraints
-        if weight.dtype is None or weight.dtype.is_floating_point:
+        if weight.dtype is None or (weight.dtype.is_floating_point and weight.dtype.itemsize > 1):
             continue
         word = {None: "yes", "per_tensor": "no", "per_channel": "only"}[weight.granularity]
         axis = "" if weight.ch_axis is None else f", axis {weight.ch_axis}"

@@ -7,42 +7,19 @@ reads (developer guide, "Working with Quantized Types").
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.backends.defaults import TENSORRT_DEFAULTS
+from backquant.backends.epilogues import EPILOGUES
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
 __all__ = ["backend_config", "get_tensorrt_backend_config", "get_tensorrt_backend_config_dict"]
 
 WEIGHTED_QINT8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
 QINT8 = DTypeConfig(torch.qint8, torch.qint8)
-
-# a pair between a convolution and one of these would keep TensorRT from computing both in one kernel
-EPILOGUES: tuple[Any, ...] = (
-    operator.add,
-    torch.add,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.LeakyReLU,
-    F.relu,
-    F.relu6,
-    F.hardtanh,
-    F.leaky_relu,
-    torch.relu,
-    "relu",
-    torch.ops.aten.add.Tensor,
-    torch.ops.aten.relu.default,
-    torch.ops.aten.relu6.default,
-    torch.ops.aten.hardtanh.default,
-    torch.ops.aten.leaky_relu.default,
-)
 
 
 def backend_config() -> BackendConfig:

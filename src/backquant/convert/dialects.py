@@ -24,7 +24,12 @@ from torch import fx
 
 from backquant.convert.measured import Measured
 from backquant.errors import ConfigError
-from backquant.graph import GraphEditor, register_quantized_decomposed
+from backquant.graph import (
+    FLOAT8_DTYPES,
+    GraphEditor,
+    register_float8,
+    register_quantized_decomposed,
+)
 
 __all__ = [
     "DIALECTS",
@@ -80,6 +85,8 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
         return writer.call(cast, writer.call(cast, value, found.dtype), torch.float32)
     if found.is_dynamic:
         return _decomposed_dynamic(writer, value, found)
+    if found.dtype in FLOAT8_DTYPES:
+        return _decomposed_float8(writer, value, found)
     bounds = (found.quant_min, found.quant_max, found.storage)
     if found.axis is None:
         qparams: tuple[Any, ...] = (found.scalar_scale, found.scalar_zero_point, *bounds)
@@ -91,6 +98,28 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
     qparams = (scale, zero_point, found.axis, *bounds)
     quantized = writer.call(ops.quantize_per_channel.default, value, *qparams)
     return writer.call(ops.dequantize_per_channel.default, quantized, *qparams)
+
+
+def _decomposed_float8(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+    """8-bit floats have one scale and no zero point."""
+    limit = torch.finfo(found.dtype).max
+    if found.axis is not None or found.scalar_zero_point != 0:
+        raise ConfigError(
+            f"{found.dtype} is quantized to with one scale and the zero point 0",
+            where=f"the observer of {value.name}",
+            fix="MinMaxObserver.with_args(dtype=torch.float8_e4m3fn, "
+            "qscheme=torch.per_tensor_symmetric, quant_min=-448, quant_max=448)",
+        )
+    if (found.quant_min, found.quant_max) != (-limit, limit):
+        raise ConfigError(
+            f"the range [{found.quant_min}, {found.quant_max}] is not that of {found.dtype}",
+            where=f"the observer of {value.name}",
+            fix=f"quant_min=-{limit:.0f}, quant_max={limit:.0f}",
+        )
+    register_float8()
+    ops, scale = torch.ops.backquant, found.scalar_scale
+    quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)
+    return writer.call(ops.dequantize_float8.default, quantized, scale)
 
 
 def _decomposed_dynamic(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
@@ -150,7 +179,7 @@ def is_dequantize(node: Any) -> bool:
     if node.op == "call_method":
         return node.target == "dequantize"
     return node.op == "call_function" and str(node.target).startswith(
-        "quantized_decomposed.dequantize_per_"
+        ("quantized_decomposed.dequantize_per_", "backquant.dequantize_float8")
     )
 
 

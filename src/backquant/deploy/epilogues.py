@@ -78,8 +78,12 @@ def _is_weight(value: Any) -> bool:
     return _dequantizes(value) and value.args[0].op == "get_attr"
 
 
-def _dequantizes(node: fx.Node) -> bool:
-    return is_dequantize(node) or is_channel_dequantize(node)
+def _dequantizes(node: Any) -> bool:
+    return _ends_pair(node) or is_channel_dequantize(node)
+
+
+def _ends_pair(node: Any) -> bool:
+    return is_dequantize(node) or str(node.target) == "backquant.dequantize_float8.default"
 
 
 def _join(node: fx.Node, kernels: set[fx.Node]) -> int:
@@ -103,10 +107,14 @@ def _join(node: fx.Node, kernels: set[fx.Node]) -> int:
     return 0
 
 
+def _starts_pair(node: fx.Node) -> bool:
+    return is_quantize(node) or str(node.target) == "backquant.quantize_float8.default"
+
+
 def _single_source(value: fx.Node) -> fx.Node | None:
     """What the pair that ends in ``value`` reads, if nothing else reads it or the pair."""
-    quantize = value.args[0] if is_dequantize(value) else None
-    if not isinstance(quantize, fx.Node) or not is_quantize(quantize):
+    quantize = value.args[0] if _ends_pair(value) else None
+    if not isinstance(quantize, fx.Node) or not _starts_pair(quantize):
         return None
     source = quantize.args[0]
     assert isinstance(source, fx.Node)

@@ -16,6 +16,7 @@ from backquant.graph.edit import (
     set_module,
 )
 from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.float8 import FLOAT8_DTYPES, register_float8
 from backquant.graph.modes import (
     CapturedForTraining,
     ModeValue,
@@ -35,6 +36,7 @@ from backquant.graph.scope import Scope
 from backquant.graph.verify import complaints, verify
 
 __all__ = [
+    "FLOAT8_DTYPES",
     "Captured",
     "CapturedForTraining",
     "DeferredGraphModule",
@@ -62,6 +64,7 @@ __all__ = [
     "own_tensors",
     "preserve",
     "rebuilt",
+    "register_float8",
     "register_quantized_decomposed",
     "remove_unused_modules",
     "run_passes",

@@ -64,7 +64,7 @@ def _product(node: Any) -> _Product | None:
     if node.op_type not in ("MatMul", "Gemm"):
         return None
     dynamic = _dynamic(node.inputs[0])
-    found = _weight(node)
+    found = None if dynamic is None else _weight(node)
     if dynamic is None or found is None:
         return None
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None

@@ -47,6 +47,11 @@ def _is_integer(dtype: Any) -> bool:
     return str(dtype.name).startswith(("INT", "UINT"))
 
 
+def _is_stored(dtype: Any) -> bool:
+    """Integers, or 8-bit floats: what weights are stored in."""
+    return _is_integer(dtype) or str(dtype.name).startswith("FLOAT8")
+
+
 def _fold_transpose(model: Any, node: Any) -> None:
     """Weights are transposed as integers: DequantizeLinear(w, axis) → Transpose is one DequantizeLinear."""
     source = node.inputs[0]
@@ -65,7 +70,7 @@ def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, bef
     if dequantize is None or dequantize.op_type != "DequantizeLinear":
         return None
     weight = dequantize.inputs[0]
-    if not _is_constant(weight) or not _is_integer(weight.const_value.dtype):
+    if not _is_constant(weight) or not _is_stored(weight.const_value.dtype):
         return None
     array = np.ascontiguousarray(weight.const_value.numpy().transpose(permutation))
     inputs = [add_initializer(model, array, weight.name), *dequantize.inputs[1:]]

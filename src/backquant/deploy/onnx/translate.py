@@ -18,9 +18,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from backquant.errors import ExportError
+from backquant.graph import register_float8
 
 __all__ = ["translations"]
 
@@ -29,6 +31,7 @@ _BOUNDS = {2: (0, 255), 3: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}  # by
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The table for ``torch.onnx.export(custom_translation_table=...)``, by torch overload."""
+    register_float8()
     ops, aten = torch.ops.quantized_decomposed, torch.ops.aten
     return {
         ops.quantize_per_tensor.default: _quantize_per_tensor,
@@ -39,16 +42,18 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ops.quantize_per_tensor.tensor: _quantize_dynamic,
         ops.dequantize_per_tensor.tensor: _dequantize_dynamic,
         aten.gelu.default: _gelu,
+        torch.ops.backquant.quantize_float8.default: _quantize_float8,
+        torch.ops.backquant.dequantize_float8.default: _dequantize_float8,
         aten.adaptive_avg_pool1d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     }
 
 
-def _op() -> Any:
-    from onnxscript import opset18
+def _op(version: int = 18) -> Any:
+    import onnxscript
 
-    return opset18
+    return getattr(onnxscript, f"opset{version}")
 
 
 def _constant(value: Any, dtype: int) -> Any:
@@ -88,6 +93,22 @@ def _dequantize_per_tensor(  # size: the signature of the torch operator
 ) -> Any:
     made = _op().DequantizeLinear(input, _float(scale), _constant(zero_point, dtype))
     return made if out_dtype in (-1, None, 1) else _op().Cast(made, to=out_dtype)
+
+
+def _float8_zero(dtype: int) -> Any:
+    """A zero point says which format of 8-bit floats is meant."""
+    from onnxscript import ir
+
+    value = np.zeros((), ir.DataType(dtype).numpy())
+    return _op().Constant(value=ir.Tensor(value))
+
+
+def _quantize_float8(input: Any, scale: float, dtype: int) -> Any:
+    return _op(19).QuantizeLinear(input, _float(scale), _float8_zero(dtype))
+
+
+def _dequantize_float8(input: Any, scale: float) -> Any:
+    return _op(19).DequantizeLinear(input, _float(scale))
 
 
 def _quantize_per_channel(  # size: the signature of the torch operator

@@ -32,12 +32,12 @@ _LIMIT = 2**31 - 2**20  # a protobuf file holds less than 2 GiB; larger weights 
 def onnx_model(job: ExportJob) -> Any:
     """``job`` as an ``onnx_ir.Model``; nodes carry the names of the reference graph's nodes.
 
-    The option ``opset`` is the ONNX operator set (default 18). Raises ``ExportError`` when the exporter
-    has no translation for an operator.
+    The option ``opset`` is the ONNX operator set (default 18, for 8-bit floats 19). Raises
+    ``ExportError`` when the exporter has no translation for an operator.
     """
     register_quantized_decomposed()
     program = job.program
-    opset = int(job.options.get("opset", OPSET))
+    opset = int(job.options.get("opset", _least_opset(job)))
     try:
         with quiet(), contextlib.redirect_stdout(io.StringIO()):
             made = torch.onnx.export(
@@ -62,6 +62,12 @@ def onnx_model(job: ExportJob) -> Any:
         store_integer_biases(made.model)
     drop_unused(made.model)
     return made.model
+
+
+def _least_opset(job: ExportJob) -> int:
+    """8-bit floats came with operator set 19."""
+    names = (str(node.target) for node in job.module.graph.nodes if node.op == "call_function")
+    return 19 if any(name.startswith("backquant.quantize_float8") for name in names) else OPSET
 
 
 def save_onnx(model: Any, path: Path) -> None:

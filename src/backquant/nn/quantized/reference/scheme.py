@@ -34,6 +34,8 @@ _DTYPES: dict[int, torch.dtype] = {
     8: torch.int16,
     9: torch.qint32,
     10: torch.int32,
+    11: torch.float8_e4m3fn,
+    12: torch.float8_e5m2,
 }
 _QSCHEME_CODES = {qscheme: code for code, qscheme in _QSCHEMES.items()}
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}

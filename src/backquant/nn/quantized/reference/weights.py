@@ -10,7 +10,8 @@ Rule 1 adds the zero point before the rounding: with an odd one, ties go the oth
 were added afterwards. With ``per_channel_affine_float_qparams`` it is a float. FBGEMM's code for
 one 8-bit scale fuses the multiplication and the addition, so that they are rounded to float32 once
 (about one weight in a million is a tie because of it); the other kernels round twice.
-All products are float32 otherwise. No quantized tensor is made.
+All products are float32 otherwise. Weights in 8-bit floats are rounded by ``clamp(w / scale)`` and a
+cast (rule 3). No quantized tensor is made.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _INTEGER = (
     torch.qint32,
     torch.int32,
 )
+# 8-bit floats: a scale, no zero point; rule 3
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_STORAGE = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -84,7 +87,9 @@ class WeightQParams:
                 raise _unknown_dtype(dtype, "a weight without a qscheme stays floating point")
             one, zero = torch.ones((), device=device), torch.zeros((), device=device)
             return cls(None, dtype, one, zero.long(), 0, 0, 0)
-        if dtype not in _INTEGER:
+        if dtype in _FLOAT8 and not is_per_tensor(qscheme):
+            raise _unknown_dtype(dtype, f"a weight in 8-bit floats has one scale, not {qscheme}")
+        if dtype not in (*_INTEGER, *_FLOAT8):
             raise _unknown_dtype(dtype, f"a weight with {qscheme} is stored as integers")
         if not (is_per_tensor(qscheme) or is_per_channel(qscheme)):
             raise ConfigError(
@@ -167,6 +172,8 @@ def _read_scale(
 
 def _read_bounds(qparams: Mapping[str, Any], dtype: torch.dtype) -> tuple[int, int]:
     low, high = quantize_bounds(dtype)
+    if dtype in _FLOAT8:
+        low, high = (int(bound) for bound in (torch.finfo(dtype).min, torch.finfo(dtype).max))
     quant_min, quant_max = qparams.get("quant_min"), qparams.get("quant_max")
     quant_min = low if quant_min is None else int(quant_min)
     quant_max = high if quant_max is None else int(quant_max)
@@ -228,6 +235,10 @@ def quantize_weight(weight: torch.Tensor, qparams: WeightQParams) -> torch.Tenso
     _check_weight(weight, qparams)
     if weight.is_meta:  # torch interprets every operator on such a tensor in Python: 100 µs each
         return torch.empty_like(weight, dtype=qparams.storage)
+    if qparams.dtype in _FLOAT8:
+        return (
+            (weight / qparams.scale).clamp(qparams.quant_min, qparams.quant_max).to(qparams.dtype)
+        )
     inverse = _along_axis(1.0 / qparams.scale, weight, qparams.axis)
     zero_point = _along_axis(qparams.zero_point, weight, qparams.axis)
     if weight.dim() == 0 or weight.numel() <= _PART:
@@ -272,6 +283,8 @@ def dequantize_weight(
     ...                   torch.tensor(0))
     tensor([[  1., -64.]])
     """
+    if quantized.dtype in _FLOAT8:
+        return quantized.to(scale.dtype) * scale
     if quantized.is_floating_point():
         return quantized.to(scale.dtype)
     compute = torch.promote_types(torch.float32, scale.dtype)

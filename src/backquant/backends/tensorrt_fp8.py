@@ -1,0 +1,65 @@
+"""tensorrt_fp8: NVIDIA TensorRT's FP8 (E4M3) for activations and weights.
+
+Values are divided by a scale of their own, largest magnitude / 448, and rounded to 8-bit floats; the zero
+point is 0. One scale for each tensor. Operators are those of `tensorrt`; no engine of PyTorch runs it: the
+result is the reference model, which computes in float on the rounded values, and the file that
+`backquant.export(quantized, "model.onnx", to="tensorrt")` writes (operator set 19).
+Source: TensorRT documentation, "Quantization schemes"; arXiv:2209.05433.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    DTypeConfig,
+    DTypeWithConstraints,
+    QDQRules,
+    QuantDefault,
+)
+from backquant.backends.defaults import RESHAPE
+from backquant.backends.epilogues import EPILOGUES
+from backquant.operators import catalog, conv, elementwise, linear, shape
+
+__all__ = ["backend_config"]
+
+FP8 = DTypeWithConstraints(torch.float8_e4m3fn, symmetric=True, granularity="per_tensor")
+WEIGHTED_FP8 = DTypeConfig(FP8, FP8, FP8, torch.float)
+PLAIN_FP8 = DTypeConfig(FP8, FP8)
+
+# ±448 are the bounds of E4M3, so that the scale is the largest magnitude / 448
+LARGEST = QuantDefault(
+    "minmax",
+    dtype=torch.float8_e4m3fn,
+    qscheme=torch.per_tensor_symmetric,
+    quant_min=-448,
+    quant_max=448,
+)
+
+
+def backend_config() -> BackendConfig:
+    """What TensorRT takes as FP8 layers.
+
+    >>> config = backend_config()
+    >>> config.name, config.engine
+    ('tensorrt_fp8', None)
+    """
+    return (
+        BackendConfig("tensorrt_fp8")
+        .set_defaults(BackendDefaults(activation=LARGEST, weight=LARGEST, overrides=(RESHAPE,)))
+        .set_qdq(QDQRules(epilogues=EPILOGUES))
+        .set_backend_pattern_configs(
+            [
+                *conv.entries([WEIGHTED_FP8]),
+                *linear.addmm_entries([WEIGHTED_FP8]),
+                *shape.cat_entries([PLAIN_FP8]),
+                *linear.entries([WEIGHTED_FP8]),
+                *elementwise.binary_entries([PLAIN_FP8]),
+                *elementwise.matmul_entries([PLAIN_FP8]),
+                *catalog.sharing_qparams_entries([PLAIN_FP8]),
+                *shape.tensor_info_entries([PLAIN_FP8]),
+            ]
+        )
+    )
