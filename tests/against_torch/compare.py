@@ -49,18 +49,13 @@ class Lowered:
     between: float
     ours: float
     theirs: float
-    in_place: bool = False
 
     @property
     def kind(self) -> str:
-        """``in_place``: the model reads a value after an operator changed it in place. In the reference
-        model, as in the float one, it is changed; kernels of both libraries give a new value."""
         if self.between == 0:
             return "bit-equal"
         if self.between <= _ONE:
             return "one step"
-        if self.in_place and min(self.ours, self.theirs) > _ONE:
-            return "a value changed in place is read again"
         if self.ours <= _ONE:
             return "PyTorch's leaves the reference model"
         return "ours leaves the reference model" if self.theirs <= _ONE else "both leave it"
@@ -222,7 +217,6 @@ class _Run:
                     name: max(_distance(one, two, batch, scales) for batch in self.batches)
                     for name, (one, two) in pairs.items()
                 },
-                in_place=_reads_changed(self.reference),
             )
 
     def _check_alone(self, prepared: fx.GraphModule | None = None) -> None:
@@ -277,16 +271,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     found = list(value) if isinstance(value, tuple) else [value]
     # PyTorch's lowering leaves some outputs quantized that its reference model gives in float32.
     return [tensor.dequantize() if tensor.is_quantized else tensor for tensor in found]
-
-
-def _reads_changed(reference: fx.GraphModule) -> bool:
-    """Whether an operator that works in place changes a value that has other readers."""
-    modules = dict(reference.named_modules())
-    return any(
-        len(node.args[0].users) > 1
-        for node in reference.graph.nodes
-        if node.kwargs.get("inplace") or getattr(modules.get(str(node.target)), "inplace", False)
-    )
 
 
 def _as_torch_counts(plan: Plan) -> set[str]:

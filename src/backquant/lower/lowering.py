@@ -22,8 +22,8 @@ from backquant.lower.any_layout import reshape_views
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
+from backquant.lower.in_place import read_results
 from backquant.lower.join_adds import join_adds
-from backquant.lower.join_floats import join_floats
 from backquant.lower.join_lookups import join_lookups
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
@@ -73,6 +73,7 @@ def lower(
     [('relu', 'float-in-reference')]
     """
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
+    read_results(result.graph, result)
     return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
 
 
@@ -100,8 +101,7 @@ class _Pass:
         absorbed = absorb_clamps(self.gm, self.kernels, self.records)
         fused = join_lookups(self.gm, absorbed, self.records)
         joined = join_adds(self.gm, fused, self.records)
-        last = join_floats(self.gm, joined, self.records)
-        kernels = tuple(use for use in last if use is not None)
+        kernels = tuple(use for use in joined if use is not None)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
