@@ -10,7 +10,7 @@ from torch import fx
 
 from backquant.lower import QuantizedModel
 from backquant.lower.boundaries import is_boundary
-from backquant.lower.kernels.boundary import saturate
+from backquant.lower.kernels.boundary import requantize, saturate
 from backquant.lower.qdq import is_quantize
 
 __all__ = ["KernelCheck", "check_kernels"]
@@ -49,6 +49,8 @@ class _Forced(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         expected = self.expected.get(n.name)
+        if n.target is requantize:
+            expected = _requantized(*self.fetch_args_kwargs_from_env(n)[0])
         if expected is None or not isinstance(value, torch.Tensor):
             return value
         assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
@@ -57,6 +59,17 @@ class _Forced(fx.Interpreter):
         node = n.name if distance == worst and distance > self.found.worst else self.found.node
         self.found = KernelCheck(self.found.checked + 1, worst, node)
         return expected.clone()
+
+
+# size: the arguments of the kernel.
+def _requantized(
+    x: torch.Tensor, scale: float, zero: int, out_scale: float, out_zero: int, *out: Any
+) -> torch.Tensor:
+    """The two nodes that a change of qparams stands for."""
+    info, ops = torch.iinfo(x.dtype), torch.ops.quantized_decomposed
+    value = ops.dequantize_per_tensor.default(x, scale, zero, info.min, info.max, x.dtype)
+    result: torch.Tensor = ops.quantize_per_tensor.default(value, out_scale, out_zero, *out)
+    return result
 
 
 def check_kernels(
