@@ -27,12 +27,11 @@ def fusion_causes(module: fx.GraphModule, fusions: Iterable[Fusion], backend: st
     planned = list(fusions)
     if _conflict(module, planned):
         causes.add(CONFLICT)
-    anchors = {fusion.anchor for fusion in planned}
-    if any(
-        n.name in anchors and n.target in (torch.tanh, F.leaky_relu) for n in module.graph.nodes
+    modules = dict(module.named_modules())
+    if backend == "onednn" and any(
+        _calls_behind_linear(node, modules) for node in module.graph.nodes
     ):
         causes.add(FUNCTION)
-    modules = dict(module.named_modules())
     if backend == "onednn" and any(_fuses_wrongly(node, modules) for node in module.graph.nodes):
         causes.add(CONSTANT)
     if any(_folds_sequences(node, modules) for node in module.graph.nodes):
@@ -51,6 +50,13 @@ def _conflict(module: fx.GraphModule, fusions: list[Fusion]) -> bool:
         kinds.setdefault(root, set()).add((fusion.entry, parts))
         fused[root] += 1
     return any(len(kinds[root]) > 1 or fused[root] < calls[root] for root in kinds)
+
+
+def _calls_behind_linear(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """A function that PyTorch's fuser takes for a module."""
+    if node.target not in (torch.tanh, F.leaky_relu) or not node.all_input_nodes:
+        return False
+    return isinstance(modules.get(str(node.all_input_nodes[0].target)), nn.Linear)
 
 
 def _fuses_wrongly(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

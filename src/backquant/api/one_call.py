@@ -21,7 +21,6 @@ from backquant.api.capturing import Capturing
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
-from backquant.api.float_islands import with_float_islands
 from backquant.api.inside import costs_inside, sources_inside
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
@@ -120,7 +119,7 @@ def quantize(
     required = given_requirement(require)
     model = opened_model(model)
     frozen = evaluation_copy(model)
-    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config, frozen)
+    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example, batches = example_from(frozen, example_inputs, calibration)
     step = _planned(
         frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
@@ -184,7 +183,7 @@ def explain(  # size: as quantize
     model = opened_model(model)
     frozen = evaluation_copy(model)
     engine = _engine_here(config)
-    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config, frozen)
+    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example = checked_example(frozen, example_inputs)
     step = _planned(
         frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
@@ -218,13 +217,11 @@ class _Ask:
         engine: EngineInfo | None,
         mapping: Any,
         custom: Any,
-        model: nn.Module,
     ) -> _Ask:
         own = get_default_qconfig_mapping(config)
         default, notes = default_mapping(config, engine)
         if mapping is None:
-            default, more = with_float_islands(default, model, engine)
-            return cls(config, default, given_custom(custom), (own, default), (*notes, *more))
+            return cls(config, default, given_custom(custom), (own, default), notes)
         return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
 
     @property

@@ -96,13 +96,12 @@ PLAIN_TRANSPOSED = DefaultOverride(TRANSPOSED)
 ADDITIONS = (operator.add, torch.add)
 PRODUCTS = (operator.mul, torch.mul)
 # residual additions of transformers, and what is added to or multiplied with masks and rotary angles
-RESIDUAL = LeaveFloat(
-    ADDITIONS,
-    after=(nn.Linear, F.linear),
-    before=(nn.LayerNorm, F.layer_norm, nn.RMSNorm, F.rms_norm),
-)
+NORMS = (nn.LayerNorm, F.layer_norm, nn.RMSNorm, F.rms_norm)
+RESIDUAL = LeaveFloat(ADDITIONS, after=(nn.Linear, F.linear), before=NORMS)
+# what joins a class token to the values that residual additions go on with
+JOINED = LeaveFloat((*ADDITIONS, torch.cat), before=NORMS)
 TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
-LEAVE_FLOAT = (RESIDUAL, TABLES)
+LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES)
 
 
 def _trained(reduce_range: bool | None = None) -> QuantDefault:
