@@ -24,6 +24,7 @@ from backquant.deploy import (
     portable,
     run_export,
 )
+from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
 from backquant.errors import ExportError, UsageError
 from backquant.graph import as_arguments
@@ -178,6 +179,8 @@ def _job(
     options: Mapping[str, Any],
 ) -> ExportJob:
     config = reference.config
+    names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
+    args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
     costs = multiply_adds(module, kwargs if kwargs and not args else args)
     return ExportJob(

@@ -1,0 +1,45 @@
+"""Example inputs that an axis of free size can be seen on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["with_two_on_free_axes"]
+
+
+def with_two_on_free_axes(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, names: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs, repeated along axes of free size where they have size 1.
+
+    ``torch.export`` takes an axis of size 1 for a constant, whatever ``dynamic_shapes`` says of it.
+
+    Args:
+        args: positional inputs, tensors of any shape and dtype among them.
+        kwargs: keyword inputs.
+        dynamic_shapes: as in ``torch.export``: ``{name: {axis: label}}``, or one ``{axis: label}`` per
+            input. Entries of other forms leave their input as it is.
+        names: of the inputs, in the order of ``args``.
+
+    >>> args, _ = with_two_on_free_axes((torch.ones(1, 3),), {}, {"x": {0: "batch"}}, ["x"])
+    >>> args[0].shape
+    torch.Size([2, 3])
+    """
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(names, dynamic_shapes or (), strict=False))
+    grown = [_grown(x, dynamic_shapes.get(name)) for x, name in zip(args, names, strict=False)]
+    rest = {name: _grown(x, dynamic_shapes.get(name)) for name, x in kwargs.items()}
+    return (*grown, *args[len(grown) :]), rest
+
+
+def _grown(value: Any, axes: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
+        return value
+    for axis, label in axes.items():
+        is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
+        if is_free and -value.dim() <= axis < value.dim() and value.size(axis) == 1:
+            value = torch.cat([value, value], axis)
+    return value
