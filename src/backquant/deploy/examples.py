@@ -40,6 +40,6 @@ def _grown(value: Any, axes: Any) -> Any:
         return value
     for axis, label in axes.items():
         is_free = label not in (None, torch.export.Dim.STATIC) and not isinstance(label, int)
-        if is_free and -value.dim() <= axis < value.dim() and value.size(axis) == 1:
+        if is_free and -value.dim() <= axis < value.dim() and value.shape[axis] == 1:
             value = torch.cat([value, value], axis)
     return value
