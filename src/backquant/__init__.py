@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from backquant.artifact import *
     from backquant.backend_config import *
     from backquant.errors import *
+    from backquant.interop import *
     from backquant.observe import *
     from backquant.qconfig import *
 
-_ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "api")
+_ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "interop", "api")
 
 
 def __getattr__(name: str) -> Any:
