@@ -147,6 +147,36 @@ def test_what_stays_in_float_is_not_annotated() -> None:
     assert "quantization_annotation" in nodes["conv2d"].meta
 
 
+def test_what_the_backend_refuses_is_not_annotated() -> None:
+    model, x = _case("residual")
+    quantizer = backquant.as_quantizer(get_backend_config("xnnpack"), _MAPPINGS["global"])
+    graph_module = quantizer.annotate(torch.export.export(model, (x,)).module())
+    assert not any("quantization_annotation" in node.meta for node in graph_module.graph.nodes)
+    assert quantizer.plan is not None
+    assert not any(decision.quantized for decision in quantizer.plan.decisions.values())
+
+
+class FlatSine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.conv(x)).reshape(-1)
+
+
+def test_an_operator_without_an_observer_to_share_is_not_annotated() -> None:
+    mapping = get_default_qconfig_mapping("x86").set_module_name("conv", None)
+    quantizer = backquant.as_quantizer(get_backend_config("x86"), mapping)
+    program = torch.export.export(FlatSine().eval(), (torch.randn(1, 3, 4, 4),))
+    graph_module = quantizer.annotate(program.module())
+    assert quantizer.plan is not None
+    assert not any(decision.quantized for decision in quantizer.plan.decisions.values())
+    assert all(decision.reasons for decision in quantizer.plan.decisions.values())
+    annotated = [n.name for n in graph_module.graph.nodes if "quantization_annotation" in n.meta]
+    assert annotated == []
+
+
 def test_dynamic_quantization_chooses_qparams_at_run_time() -> None:
     model, x = _case("mlp")
     mapping = QConfigMapping().set_global(backquant.default_dynamic_qconfig)
