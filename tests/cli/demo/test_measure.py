@@ -1,28 +1,43 @@
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
+from backquant.cli.demo import measure
 from backquant.cli.demo.measure import Latency, compare_latency
 
 
-class Sleep(nn.Module):
-    def __init__(self, seconds: float) -> None:
+class Clock:
+    """Time that passes only where a model says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+
+class Slow(nn.Module):
+    def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.clock, self.seconds = clock, seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        self.clock.seconds += self.seconds
         return x
 
 
-def test_the_ratio_is_how_many_times_faster() -> None:
-    latency = compare_latency(Sleep(0.008), Sleep(0.002), torch.zeros(5, 1), rounds=3)
+def test_the_ratio_is_how_many_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    slow, fast = Slow(clock, 0.008), Slow(clock, 0.002)
+    latency = compare_latency(slow, fast, torch.zeros(5, 1), rounds=3)
     assert latency.batch == 5
-    assert 8 <= latency.float_ms < 16 and 2 <= latency.quantized_ms < 6
-    assert 1.5 < latency.ratio < 6
+    assert latency.float_ms == pytest.approx(8) and latency.quantized_ms == pytest.approx(2)
+    assert latency.ratio == pytest.approx(4)
 
 
 def test_one_thread_while_measuring_and_as_before_after() -> None:
