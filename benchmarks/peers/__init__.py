@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["PEERS", "Prepared", "Task", "load"]
+__all__ = ["PEERS", "Inputs", "Prepared", "Task", "load"]
+
+Inputs = tuple[torch.Tensor, ...]  # the positional arguments of one call
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Task:
 
     name: str
     model: nn.Module
-    calibration: list[torch.Tensor]
+    calibration: list[Inputs]
     threads: int
     workspace: Path
     transformer: bool = False
@@ -34,9 +36,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Prepared:
-    """``feed`` turns a tensor into what ``run`` takes, outside of the timing; ``read`` the reverse."""
+    """``feed`` turns inputs into what ``run`` takes, outside of the timing; ``read`` gives the output."""
 
-    feed: Callable[[torch.Tensor], Any]
+    feed: Callable[[Inputs], Any]
     run: Callable[[Any], Any]
     read: Callable[[Any], np.ndarray[Any, Any]]
     facts: dict[str, Any] = field(default_factory=dict)

@@ -29,7 +29,7 @@ def _with_facts(prepared: Prepared, exported: Exported) -> Prepared:
         "integer": exported.integer,
         "expected": exported.expected,
         "kernels": exported.kernel_counts,
-        "left_in_float": [str(reason.node) for reason in exported.left_in_float],
+        "left_in_float": [[str(r.node), r.admitted] for r in exported.left_in_float],
     }
     return Prepared(prepared.feed, prepared.run, prepared.read, {**prepared.facts, **facts})
 

@@ -8,4 +8,4 @@ __all__ = ["prepare"]
 
 
 def prepare(task: Task) -> Prepared:
-    return Prepared(lambda x: x, task.model, lambda y: y.numpy())
+    return Prepared(lambda x: x, lambda x: task.model(*x), lambda y: y.numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,16 @@ import torch
 import backquant
 from backquant.deploy.executorch import ExecuTorchModel
 from backquant.deploy.program import quiet
-from benchmarks.peers import Prepared, Task
-from benchmarks.peers.exported import with_facts
+from benchmarks.peers import Inputs, Prepared, Task
+from benchmarks.peers.exported import captured, with_facts
 
-__all__ = ["prepare_float", "prepare_own", "prepare_ours"]
+__all__ = [
+    "prepare_float",
+    "prepare_ours",
+    "prepare_ours_dynamic",
+    "prepare_own",
+    "prepare_own_dynamic",
+]
 
 
 def _program(exported: Any, task: Task, name: str) -> Prepared:
@@ -29,17 +34,32 @@ def _program(exported: Any, task: Task, name: str) -> Prepared:
 
 
 def _prepared(path: Path) -> Prepared:
-    return Prepared(lambda x: x, ExecuTorchModel(path), lambda y: y.numpy(), {})
+    model = ExecuTorchModel(path)
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        output: torch.Tensor = model(*inputs)
+        return output
+
+    return Prepared(lambda x: x, run, lambda y: y.numpy(), {})
 
 
 def prepare_float(task: Task) -> Prepared:
     """The float model in the delegate."""
     with quiet(), torch.no_grad():
-        return _program(torch.export.export(task.model, (task.calibration[0],)), task, "float")
+        return _program(torch.export.export(task.model, task.calibration[0]), task, "float")
 
 
 def prepare_own(task: Task) -> Prepared:
     """XNNPACKQuantizer, per channel, by torchao's prepare_pt2e and convert_pt2e."""
+    return _own(task, dynamic=False)
+
+
+def prepare_own_dynamic(task: Task) -> Prepared:
+    """The same with its dynamic configuration."""
+    return _own(task, dynamic=True)
+
+
+def _own(task: Task, dynamic: bool) -> Prepared:
     with quiet(), torch.no_grad():
         from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
             XNNPACKQuantizer,
@@ -49,18 +69,31 @@ def prepare_own(task: Task) -> Prepared:
 
         x = task.calibration[0]
         quantizer = XNNPACKQuantizer()
-        quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
-        captured = torch.export.export(copy.deepcopy(task.model), (x,), strict=True).module()
-        prepared = prepare_pt2e(captured, quantizer)
+        config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
+        quantizer.set_global(config)
+        prepared = prepare_pt2e(captured(task), quantizer)
         for batch in task.calibration:
-            prepared(batch)
-        return _program(torch.export.export(convert_pt2e(prepared), (x,)), task, "own")
+            prepared(*batch)
+        return _program(torch.export.export(convert_pt2e(prepared), x), task, "own")
 
 
 def prepare_ours(task: Task) -> Prepared:
     """backquant for xnnpack."""
+    return _ours(task, None)
+
+
+def prepare_ours_dynamic(task: Task) -> Prepared:
+    """Linear layers and convolutions, whose activations are quantized at each call."""
+    return _ours(task, backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig))
+
+
+def _ours(task: Task, mapping: backquant.QConfigMapping | None) -> Prepared:
     quantized = backquant.quantize(
-        task.model, task.calibration[0], backend="xnnpack", calibration=task.calibration
+        task.model,
+        task.calibration[0],
+        backend="xnnpack",
+        calibration=task.calibration,
+        qconfig_mapping=mapping,
     )
     path = Path(task.workspace, "ours.pte")
     exported = backquant.export(quantized, path, require=0.0, overwrite=True)

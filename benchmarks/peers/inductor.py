@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import backquant
 from backquant.deploy.program import quiet
 from benchmarks.peers import Prepared, Task
-from benchmarks.peers.exported import with_facts
+from benchmarks.peers.exported import captured, with_facts
 
 __all__ = ["prepare_float", "prepare_own", "prepare_ours"]
 
@@ -28,13 +27,13 @@ def _package(exported: Any, task: Task, name: str) -> Prepared:
 def _prepared(path: Path) -> Prepared:
     with quiet():
         run = torch._inductor.aoti_load_package(str(path))
-    return Prepared(lambda x: x, run, lambda y: y.numpy(), {})
+    return Prepared(lambda x: x, lambda x: run(*x), lambda y: y.numpy(), {})
 
 
 def prepare_float(task: Task) -> Prepared:
     """The float model, compiled and frozen."""
     with quiet(), torch.no_grad():
-        return _package(torch.export.export(task.model, (task.calibration[0],)), task, "float")
+        return _package(torch.export.export(task.model, task.calibration[0]), task, "float")
 
 
 def prepare_own(task: Task) -> Prepared:
@@ -46,11 +45,10 @@ def prepare_own(task: Task) -> Prepared:
         x = task.calibration[0]
         quantizer = own.X86InductorQuantizer()
         quantizer.set_global(own.get_default_x86_inductor_quantization_config())
-        captured = torch.export.export(copy.deepcopy(task.model), (x,), strict=True).module()
-        prepared = prepare_pt2e(captured, quantizer)
+        prepared = prepare_pt2e(captured(task), quantizer)
         for batch in task.calibration:
-            prepared(batch)
-        return _package(torch.export.export(convert_pt2e(prepared), (x,)), task, "own")
+            prepared(*batch)
+        return _package(torch.export.export(convert_pt2e(prepared), x), task, "own")
 
 
 def prepare_ours(task: Task) -> Prepared:

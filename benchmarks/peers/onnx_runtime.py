@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from benchmarks.peers import Prepared, Task
+from benchmarks.peers import Inputs, Prepared, Task
 
 __all__ = ["prepare_float", "prepare_int8"]
 
@@ -27,9 +27,12 @@ def exported(task: Task) -> Path:
     path = task.workspace / "float.onnx"
     if not path.exists():
         warnings.simplefilter("ignore")
-        example = (task.calibration[0],)
-        torch.onnx.export(task.model, example, str(path), dynamo=True, verbose=False)
+        torch.onnx.export(task.model, task.calibration[0], str(path), dynamo=True, verbose=False)
     return path
+
+
+def _named(names: Sequence[str], inputs: Inputs) -> dict[str, Any]:
+    return {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
 
 
 def session(path: Path, threads: int) -> Prepared:
@@ -37,9 +40,9 @@ def session(path: Path, threads: int) -> Prepared:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     made = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-    name = made.get_inputs()[0].name
+    names = [item.name for item in made.get_inputs()]
     return Prepared(
-        lambda x: {name: x.numpy()},
+        lambda inputs: _named(names, inputs),
         lambda feed: made.run(None, feed),
         lambda outputs: outputs[0],
         {"onnxruntime": onnxruntime.__version__},
@@ -51,8 +54,8 @@ def prepare_float(task: Task) -> Prepared:
 
 
 class Reader(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self, name: str, batches: list[torch.Tensor]) -> None:
-        self.rows: Iterator[dict[str, Any]] = iter([{name: batch.numpy()} for batch in batches])
+    def __init__(self, names: Sequence[str], batches: list[Inputs]) -> None:
+        self.rows: Iterator[dict[str, Any]] = iter([_named(names, batch) for batch in batches])
 
     def get_next(self) -> dict[str, Any] | None:
         return next(self.rows, None)
@@ -64,11 +67,11 @@ def prepare_int8(task: Task) -> Prepared:
     source, ready = exported(task), task.workspace / "ready.onnx"
     quantized = task.workspace / "int8.onnx"
     quant_pre_process(str(source), str(ready))
-    names = onnxruntime.InferenceSession(str(ready), providers=["CPUExecutionProvider"])
+    made = onnxruntime.InferenceSession(str(ready), providers=["CPUExecutionProvider"])
     quantize_static(
         str(ready),
         str(quantized),
-        Reader(names.get_inputs()[0].name, task.calibration),
+        Reader([item.name for item in made.get_inputs()], task.calibration),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QUInt8,

@@ -10,7 +10,7 @@ import nncf
 import openvino
 import torch
 
-from benchmarks.peers import Prepared, Task
+from benchmarks.peers import Inputs, Prepared, Task
 
 __all__ = ["prepare_float", "prepare_int8"]
 
@@ -19,7 +19,8 @@ def converted(task: Task) -> Any:
     warnings.simplefilter("ignore")
     example = task.calibration[0]
     with torch.no_grad():
-        return openvino.convert_model(task.model, example_input=example, input=[example.shape])
+        shapes = [x.shape for x in example]
+        return openvino.convert_model(task.model, example_input=example, input=shapes)
 
 
 def compiled(model: Any, threads: int) -> Prepared:
@@ -34,11 +35,16 @@ def compiled(model: Any, threads: int) -> Prepared:
         "precision": made.get_property("INFERENCE_PRECISION_HINT").to_string(),
     }
     return Prepared(
-        lambda x: {0: x.numpy()},
+        lambda inputs: {i: x.numpy() for i, x in enumerate(inputs)},
         lambda feed: request.infer(feed, share_inputs=True, share_outputs=True),
         lambda outputs: outputs[0].copy(),
         facts,
     )
+
+
+def _fed(inputs: Inputs) -> Any:
+    arrays = [x.numpy() for x in inputs]
+    return arrays[0] if len(arrays) == 1 else arrays
 
 
 def prepare_float(task: Task) -> Prepared:
@@ -48,7 +54,7 @@ def prepare_float(task: Task) -> Prepared:
 
 def prepare_int8(task: Task) -> Prepared:
     nncf.set_log_level(logging.ERROR)
-    data = nncf.Dataset([batch.numpy() for batch in task.calibration])
+    data = nncf.Dataset([_fed(batch) for batch in task.calibration])
     # As NNCF documents it: the preset for convolutions by default, and "transformer" for those.
     kind = nncf.ModelType.TRANSFORMER if task.transformer else None
     return compiled(nncf.quantize(converted(task), data, model_type=kind), task.threads)

@@ -15,9 +15,11 @@ def prepare(task: Task) -> Prepared:
     audit = quantized.audit()
     facts = {
         "engine": str(quantized.engine),
+        "integer_share": quantized.report.coverage,
+        "kernels": audit.kernels,
         "integer_kernels": audit.integer_kernels,
-        "float_weighted": list(audit.float_weighted),
+        "left_in_float": [[node, "no integer kernel"] for node in audit.float_weighted],
         "quantize": audit.quantize,
         "dequantize": audit.dequantize,
     }
-    return Prepared(lambda x: x, quantized, lambda y: y.numpy(), facts)
+    return Prepared(lambda x: x, lambda x: quantized(*x), lambda y: y.numpy(), facts)

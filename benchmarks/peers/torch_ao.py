@@ -14,7 +14,8 @@ def prepare(task: Task) -> Prepared:
     from torch.ao.quantization import get_default_qconfig_mapping
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-    prepared = prepare_fx(task.model, get_default_qconfig_mapping("x86"), (task.calibration[0],))
+    prepared = prepare_fx(task.model, get_default_qconfig_mapping("x86"), task.calibration[0])
     for batch in task.calibration:
-        prepared(batch)
-    return Prepared(lambda x: x, convert_fx(prepared), lambda y: y.numpy())
+        prepared(*batch)
+    converted = convert_fx(prepared)
+    return Prepared(lambda x: x, lambda x: converted(*x), lambda y: y.numpy())
