@@ -27,7 +27,8 @@ def exported(task: Task) -> Path:
     path = task.workspace / "float.onnx"
     if not path.exists():
         warnings.simplefilter("ignore")
-        torch.onnx.export(task.model, task.calibration[0], str(path), dynamo=True, verbose=False)
+        options = {"dynamo": True, "verbose": False, "external_data": False}
+        torch.onnx.export(task.model, task.calibration[0], str(path), **options)
     return path
 
 
@@ -66,7 +67,10 @@ def prepare_int8(task: Task) -> Prepared:
     logging.disable(logging.WARNING)
     source, ready = exported(task), task.workspace / "ready.onnx"
     quantized = task.workspace / "int8.onnx"
-    quant_pre_process(str(source), str(ready))
+    try:
+        quant_pre_process(str(source), str(ready))
+    except Exception:  # its symbolic shapes fail on the mask of some models
+        quant_pre_process(str(source), str(ready), skip_symbolic_shape=True)
     made = onnxruntime.InferenceSession(str(ready), providers=["CPUExecutionProvider"])
     quantize_static(
         str(ready),

@@ -18,9 +18,14 @@ __all__ = ["prepare_float", "prepare_int8"]
 def converted(task: Task) -> Any:
     warnings.simplefilter("ignore")
     example = task.calibration[0]
-    with torch.no_grad():
-        shapes = [x.shape for x in example]
-        return openvino.convert_model(task.model, example_input=example, input=shapes)
+    try:
+        with torch.no_grad():
+            shapes = [x.shape for x in example]
+            return openvino.convert_model(task.model, example_input=example, input=shapes)
+    except openvino.frontend.OpConversionFailure:  # operators that it knows only from ONNX
+        from benchmarks.peers import onnx_runtime
+
+        return openvino.Core().read_model(str(onnx_runtime.exported(task)))
 
 
 def compiled(model: Any, threads: int) -> Prepared:

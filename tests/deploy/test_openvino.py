@@ -67,3 +67,24 @@ def test_constants_and_transposed_convolutions_stay_float(tmp_path) -> None:
     assert "up" in up.nodes
     x = torch.randn(2, 4, 8, 8)
     assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)
+
+
+class Patches(nn.Module):
+    """A convolution and linear layers of one width: their weights' zero points are the same constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 32, 4, stride=4), nn.LayerNorm(32)
+        self.wide, self.narrow, self.gelu = nn.Linear(32, 64), nn.Linear(64, 32), nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        return x + self.narrow(self.gelu(self.wide(self.norm(x))))
+
+
+def test_layers_of_one_width_run_in_int8(tmp_path) -> None:
+    torch.manual_seed(0)
+    images = [torch.randn(1, 3, 16, 16) for _ in range(2)]
+    model = backquant.quantize(Patches().eval(), backend="openvino", calibration=images)
+    exported = backquant.export(model, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 3

@@ -43,7 +43,8 @@ class OpenVinoTarget:
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
         save_onnx(model, through)
         with quiet():
-            converted = openvino.convert_model(str(through))
+            # not convert_model: it moves constants, and products behind them become bfloat16
+            converted = openvino.Core().read_model(str(through))
             if through != path:
                 openvino.save_model(converted, str(path), compress_to_fp16=False)
                 for item in path.parent.glob(f"{through.name}*"):
