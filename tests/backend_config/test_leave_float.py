@@ -28,6 +28,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         LeaveFloat((torch.add,), before=(torch.nn.LayerNorm, 3))
     assert caught.value.where.startswith("before[1]")
+    with pytest.raises(SpecError, match="not patterns"):
+        LeaveFloat(((torch.add, torch.relu),), with_table=True)
+    with pytest.raises(SpecError, match="operators or about their results"):
+        LeaveFloat((torch.add,), with_table=True, results=True)
+    with pytest.raises(SpecError, match="a rule of the target") as refused:
+        BackendDefaults(MINMAX, MINMAX, leave_float=(LeaveFloat((torch.add,), beside_float=True),))
+    assert refused.value.where == "leave_float[0].beside_float"
     with pytest.raises(SpecError, match="expected a LeaveFloat"):
         BackendDefaults(MINMAX, MINMAX, leave_float=("add",))  # type: ignore[arg-type]
 

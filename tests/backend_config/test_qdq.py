@@ -7,25 +7,24 @@ import operator
 import pytest
 import torch
 
-from backquant.backend_config import BackendConfig, QDQRules, files
+from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules, files
 from backquant.backend_config.tables import qdq_lines
 from backquant.errors import SpecError
 
 RULES = QDQRules(
     dequantize_per_user=True,
     quantize_constants=False,
-    quantized_outputs="where_read",
     weights="quantized_float",
     bias="int32",
-    float_outputs=(torch.nn.Linear,),
-    only_between_quantized=(operator.add, "relu"),
+    leave_float=(
+        LeaveFloat((torch.nn.Linear,), results=True),
+        LeaveFloat((operator.add, "relu"), before=(torch.nn.LayerNorm,), beside_float=True),
+    ),
     epilogues=(operator.add, torch.nn.ReLU),
 )
 
 
-@pytest.mark.parametrize(
-    "rules", [QDQRules(), RULES, QDQRules(only_between_quantized=(torch.add,))]
-)
+@pytest.mark.parametrize("rules", [QDQRules(), RULES, QDQRules(epilogues=(torch.add,))])
 def test_dict_round_trip(rules: QDQRules) -> None:
     config = BackendConfig("mine").set_qdq(rules)
     assert BackendConfig.from_dict(config.to_dict()) == config
@@ -37,7 +36,7 @@ def test_file_round_trip(form: str) -> None:
     config = BackendConfig("mine").set_qdq(RULES)
     text = files.dumps(config, form)
     assert files.loads(text, form, file="mine") == config
-    assert "only_between_quantized" in text
+    assert "beside_float" in text
 
 
 def test_unset_differs_from_the_defaults_and_says_nothing_in_a_file() -> None:
@@ -69,11 +68,13 @@ def test_diff_names_the_fields() -> None:
     ("values", "message"),
     [
         ({"weights": "int8"}, "weights cannot be 'int8'"),
-        ({"quantized_outputs": "never"}, "quantized_outputs cannot be 'never'"),
+        ({"leave_float": [{"operators": [torch.add]}]}, "nothing of the places"),
+        ({"leave_float": torch.add}, "rules stand in a tuple"),
+        ({"leave_float": (torch.add,)}, "expected a LeaveFloat"),
         ({"dequantize_per_user": None}, "dequantize_per_user cannot be None"),
         ({"quantize_constants": 1}, "quantize_constants must be a bool"),
-        ({"only_between_quantized": torch.add}, "operators are named in a tuple"),
-        ({"float_outputs": ((torch.add, torch.relu),)}, "single operators are named here"),
+        ({"epilogues": torch.add}, "operators are named in a tuple"),
+        ({"epilogues": ((torch.add, torch.relu),)}, "single operators are named here"),
         ({"qdqq": 1}, "QDQRules has no field 'qdqq'"),
     ],
 )
@@ -89,4 +90,7 @@ def test_only_rules_are_rules() -> None:
 
 def test_lines_for_tables() -> None:
     config = BackendConfig("mine").set_qdq(RULES)
-    assert "only_between_quantized: operator.add, .relu()" in qdq_lines(config)
+    assert qdq_lines(config)[-2:] == [
+        "leave_float: nn.Linear – float results that only float operators read",
+        "leave_float: operator.add, .relu() – float before nn.LayerNorm, beside float operators",
+    ]

@@ -1,12 +1,16 @@
-"""Results that only float operators read are not quantized by default."""
+"""Results that only float operators read: not quantized by default, or on a target that gives floats."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import backquant
-from backquant.backend_config import BackendDefaults, QuantDefault
+from backquant.backend_config import LeaveFloat, QDQRules
 
 
 class Attention(nn.Module):
@@ -48,8 +52,40 @@ def test_projections_of_attention() -> None:
     assert errors[0] < errors[1]
 
 
-def test_the_field() -> None:
-    minmax = QuantDefault("minmax")
-    defaults = BackendDefaults(minmax, minmax, quantized_outputs="where_read")
-    assert BackendDefaults.from_dict(defaults.to_dict()) == defaults
-    assert "where_read" in repr(defaults)
+class Mixed(nn.Module):
+    """Results that an integer operator reads, and that a float operator reads through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(8, 8), nn.Linear(8, 8), nn.Softplus()
+        self.w = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.b(self.a(x)))
+        return self.act(F.linear(y, self.w).view(2, 2, 8))
+
+
+def quantized_values(rules: QDQRules | None) -> list[str]:
+    """What is quantized in the graph, by the node whose value it is."""
+    config = backquant.get_backend_config("onnxruntime").set_qdq(rules)
+    made = backquant.quantize(Mixed().eval(), backend=config, calibration=[torch.randn(4, 8)])
+    graph = made.graph_module.graph
+    return [n.args[0].name for n in graph.nodes if "quantize_per_tensor" in n.name[:20]]
+
+
+def results(*operators: Any) -> QDQRules:
+    return QDQRules(leave_float=(LeaveFloat(operators, results=True),))
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (None, ["x", "a", "relu", "linear", "view"]),
+        (QDQRules(), ["x", "a", "relu", "linear", "view"]),
+        (results(nn.Conv2d), ["x", "a", "relu", "linear", "view"]),
+        (results(F.linear), ["x", "a", "relu"]),  # the view moves floats
+        (results(nn.Linear), ["x", "a", "relu", "linear"]),  # a linear layer reads relu's
+    ],
+)
+def test_on_a_target(rules: QDQRules | None, expected: list[str]) -> None:
+    assert quantized_values(rules) == expected

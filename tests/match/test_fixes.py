@@ -129,7 +129,7 @@ def test_fixes_where_nothing_was_asked(backend_name: str) -> None:
         mapping = QConfigMapping()
         run_fix(fix, mapping)
         decision = make_plan(fused, scopes, backend, mapping).decisions[name]
-        if backend.qdq and backend.qdq.only_between_quantized and not decision.quantized:
+        if backend.qdq and backend.qdq.leave_float and not decision.quantized:
             # quantized among other quantized operators only: the reason names the neighbour in float
             assert decision.reasons[-1].rule == "float-neighbours", decision
             continue

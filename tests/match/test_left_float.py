@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
 from backquant.backend_config import LeaveFloat
+from backquant.graph import GraphIndex
 from backquant.match.left_float import left_in_float
 
 ADD = (operator.add, torch.add)
@@ -32,8 +34,12 @@ class Block(nn.Module):
         return torch.add(d, self.mask) + d
 
 
+def _graph(root: Any) -> GraphIndex:
+    return GraphIndex(fx.symbolic_trace(root))
+
+
 def _left(rules: list[LeaveFloat]) -> list[tuple[str, int]]:
-    return [tuple(left) for left in left_in_float(fx.symbolic_trace(Block()), rules)]
+    return [tuple(left) for left in left_in_float(_graph(Block()), rules)]
 
 
 def test_residual_additions() -> None:
@@ -51,6 +57,6 @@ def test_inputs_of_indices_are_tables() -> None:
         angles = positions.cos()
         return x * angles + x * angles.sin()
 
-    found = left_in_float(fx.symbolic_trace(f), [TABLE], lambda name: name != "positions")
+    found = left_in_float(_graph(f), [TABLE], lambda name: name != "positions")
     assert [left.node for left in found] == ["mul", "mul_1", "add"]
-    assert left_in_float(fx.symbolic_trace(f), [TABLE]) == ()
+    assert left_in_float(_graph(f), [TABLE]) == ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import nn
 
 import backquant
-from backquant.backend_config import QDQRules
+from backquant.backend_config import LeaveFloat, QDQRules
 
 
 def outcomes(model: nn.Module, *shape: int) -> dict[str, str]:
@@ -102,6 +104,35 @@ def test_constants_count_where_they_are_quantized() -> None:
     assert outcomes(Constant(), 1, 4, 8, 8)["add"] == "quantized"
     left = backquant.explain(Constant().eval(), torch.randn(1, 4, 8, 8), backend="openvino")
     assert {row.node: row.outcome for row in left.rows}["add"] == "float"
+
+
+def test_places_in_a_target() -> None:
+    """Whatever is asked for; what then stands beside a float operator follows."""
+    rules = QDQRules(
+        leave_float=(
+            LeaveFloat((nn.MaxPool2d,), after=(operator.add,)),
+            LeaveFloat((operator.add,), beside_float=True),
+        )
+    )
+    config = backquant.get_backend_config("onnxruntime").set_qdq(rules)
+    mapping = backquant.get_default_qconfig_mapping(config)
+    report = backquant.explain(
+        Tail().eval(), torch.randn(1, 4, 8, 8), backend=config, qconfig_mapping=mapping
+    )
+    rows = {row.node: row for row in report.rows}
+    assert [rows[n].outcome for n in ("a", "b", "add", "pool", "permute")] == [
+        "quantized",
+        "quantized",
+        "float",
+        "float",
+        "quantized",
+    ]
+    reasons = [rows[n].reasons[-1] for n in ("pool", "add")]
+    assert [reason.rule for reason in reasons] == ["float-place", "float-neighbours"]
+    assert [reason.place for reason in reasons] == [
+        "onnxruntime, qdq.leave_float[0]",
+        "onnxruntime, qdq.leave_float[1]",
+    ]
 
 
 def test_constants_get_no_nodes_where_they_are_not_quantized() -> None:

@@ -17,8 +17,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.fuse import Fused
-from backquant.graph import Scope
-from backquant.graph.export import interface_of
+from backquant.graph import GraphIndex, Scope
 from backquant.match import Plan
 from backquant.match.left_float import LeftFloat, left_in_float
 from backquant.qconfig import QConfigMapping
@@ -44,9 +43,9 @@ def rules_for_left(
     """
     defaults = backend.defaults
     rules = () if defaults is None else defaults.leave_float
-    if not rules:
+    if not any(rule.at_places for rule in rules):
         return None
-    found = left_in_float(fused.module, rules, _float_inputs(fused.module))
+    found = left_in_float(GraphIndex(fused.module), rules)
     found = tuple(left for left in found if plan.decisions[left.node].quantized)
     if not found:
         return None
@@ -58,14 +57,6 @@ def rules_for_left(
     for left in found:
         result.set_module_name_object_type_order(*places[left.node], None)
     return LeftRules(result, tuple(_notes(found, rules, backend)))
-
-
-def _float_inputs(module: fx.GraphModule) -> Any:
-    interface = interface_of(module)
-    if interface is None:
-        return lambda _: True
-    floats = {a.name: a.holds_floats for a in interface.arguments}
-    return lambda name: floats.get(name, True)
 
 
 def _places(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, tuple[str, Any, int]]:

@@ -27,8 +27,8 @@ from backquant.api.measuring import measure
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.steps import Planned, evaluation_copy, planned
-from backquant.backend_config import BackendConfig
-from backquant.convert import convert_to_reference, keep_results_float, reference_state
+from backquant.backend_config import BackendConfig, LeaveFloat
+from backquant.convert import ConvertAsked, convert_to_reference, reference_state
 from backquant.errors import EngineError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, QuantizedModel, engine_info
@@ -134,9 +134,8 @@ def quantize(
     source = _source(step, config, costs, model=name, inner=sources_inside(prepared, inside))
     check_requirement(build_report(source), required)
     calibrated = measure(prepared, batches, progress=progress)
-    reference = convert_to_reference(prepared)
-    if qconfig_mapping is None and ask.quantized_outputs == "where_read":
-        keep_results_float(reference)
+    asked = ConvertAsked(leave_float=_left_by_default(config, qconfig_mapping))
+    reference = convert_to_reference(prepared, asked=asked)
     state = reference_state(reference)
     source = _source(
         replace(step, plan=state.plan),
@@ -224,12 +223,6 @@ class _Ask:
             return cls(config, default, given_custom(custom), (own, default), notes)
         return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
 
-    @property
-    def quantized_outputs(self) -> str:
-        """The backend's default."""
-        defaults = self.config.defaults
-        return "always" if defaults is None else defaults.quantized_outputs
-
     def is_of_the_backend(self, rule: RuleRef) -> bool:
         """Whether a rule stands in the backend's own mapping, too: no news when nothing used it."""
         if rule.kind is not RuleKind.OBJECT_TYPE:
@@ -259,6 +252,13 @@ def _planned(model: nn.Module, ask: _Ask, capturing: Capturing) -> Planned:
     unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
     notes = (*step.plan.notes, *ask.notes)
     return replace(step, plan=replace(step.plan, unused_rules=unused, notes=notes))
+
+
+def _left_by_default(
+    config: BackendConfig, mapping: QConfigMapping | None
+) -> tuple[LeaveFloat, ...]:
+    """The rules that hold while nobody asks for anything in particular."""
+    return config.defaults.leave_float if mapping is None and config.defaults is not None else ()
 
 
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:

@@ -20,10 +20,9 @@ from backquant.backend_config.checks import (
     check_number,
     within,
 )
-from backquant.backend_config.leave_float import LeaveFloat
+from backquant.backend_config.leave_float import LeaveFloat, given_rules, rules_from
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
-from backquant.backend_config.qdq import QUANTIZED_OUTPUTS
 from backquant.errors import SpecError
 
 __all__ = ["FAKE_QUANTIZES", "OBSERVERS", "BackendDefaults", "DefaultOverride", "QuantDefault"]
@@ -44,7 +43,7 @@ OBSERVERS = (
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
 _ROLES = ("activation", "weight", "qat_activation", "qat_weight")
-_MORE = ("overrides", "leave_float", "quantized_outputs")
+_MORE = ("overrides", "leave_float")
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,9 +191,7 @@ class BackendDefaults:
     """The defaults of a backend: four roles of tensors, overrides by operator, and what stays float.
 
     ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
-    and ``quantized_outputs`` are for ``quantize`` and ``explain`` without a mapping; the default mappings
-    are PyTorch's. ``quantized_outputs``: ``"where_read"`` leaves results of convolutions and linear layers
-    in float that only float operators read.
+    is for ``quantize`` and ``explain`` without a mapping; the default mappings are PyTorch's.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(
@@ -210,17 +207,17 @@ class BackendDefaults:
     qat_weight: QuantDefault | None = None
     overrides: tuple[DefaultOverride, ...] = ()
     leave_float: tuple[LeaveFloat, ...] = ()
-    quantized_outputs: str = "always"
 
     def __post_init__(self) -> None:
         for role in _ROLES:
             _check_role(getattr(self, role), role)
-        object.__setattr__(self, "leave_float", tuple(self.leave_float))
-        check_choice(self.quantized_outputs, "quantized_outputs", QUANTIZED_OUTPUTS)
+        object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for index, rule in enumerate(self.leave_float):
-            if not isinstance(rule, LeaveFloat):
+            if rule.beside_float:
                 raise SpecError(
-                    f"expected a LeaveFloat, got {rule!r}", where=f"leave_float[{index}]"
+                    "what stays float beside float operators is a rule of the target, not a default",
+                    where=f"leave_float[{index}].beside_float",
+                    fix="backend_config.set_qdq(QDQRules(leave_float=(...,)))",
                 )
         for role in ("activation", "weight"):
             if getattr(self, role) is None:
@@ -274,8 +271,6 @@ class BackendDefaults:
             values["overrides"] = [override.to_dict() for override in self.overrides]
         if self.leave_float:
             values["leave_float"] = [rule.to_dict() for rule in self.leave_float]
-        if self.quantized_outputs != "always":
-            values["quantized_outputs"] = self.quantized_outputs
         return values
 
     @classmethod
@@ -293,15 +288,8 @@ class BackendDefaults:
                 is_dict = isinstance(item, Mapping)
                 overrides.append(DefaultOverride.from_dict(item) if is_dict else item)
         roles = {"activation": None, "weight": None, **_roles_from_dict(values)}
-        rules = []
-        for index, item in enumerate(values.get("leave_float") or ()):
-            with within(f"leave_float[{index}]"):
-                is_dict = isinstance(item, Mapping)
-                rules.append(LeaveFloat.from_dict(item) if is_dict else item)
-        outputs = values.get("quantized_outputs") or "always"
-        return cls(
-            **roles, overrides=tuple(overrides), leave_float=tuple(rules), quantized_outputs=outputs
-        )
+        rules = rules_from(values.get("leave_float"))
+        return cls(**roles, overrides=tuple(overrides), leave_float=rules)
 
     def __repr__(self) -> str:
         parts = _roles_repr(self)
@@ -309,8 +297,6 @@ class BackendDefaults:
             parts.append(f"overrides={self.overrides!r}")
         if self.leave_float:
             parts.append(f"leave_float={self.leave_float!r}")
-        if self.quantized_outputs != "always":
-            parts.append(f"quantized_outputs={self.quantized_outputs!r}")
         return f"BackendDefaults({', '.join(parts)})"
 
 

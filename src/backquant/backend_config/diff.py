@@ -21,6 +21,7 @@ from backquant.backend_config.describe import (
 )
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import number_text
 from backquant.backend_config.observation import ObservationType
@@ -241,7 +242,9 @@ def _qdq_changes(first: QDQRules | None, second: QDQRules | None) -> Iterator[Fi
 
 def _rule(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(map(operator_name, value))
+        return ", ".join(
+            repr(item) if isinstance(item, LeaveFloat) else operator_name(item) for item in value
+        )
     return str(value)
 
 
@@ -268,8 +271,6 @@ def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
         for operator in override.operators:
             label = describe_pattern(normal_form(operator))
             texts[f"overrides[{label}]"] = "; ".join(words) or "as the backend"
-    if defaults.quantized_outputs != "always":
-        texts["quantized_outputs"] = defaults.quantized_outputs
     texts |= {f"leave_float[{i}]": repr(rule) for i, rule in enumerate(defaults.leave_float)}
     return texts
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from backquant.backend_config.checks import check_bool, check_choice, check_keys, within
+from backquant.backend_config.leave_float import LeaveFloat, given_rules, rules_from
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
@@ -19,12 +20,10 @@ from backquant.errors import SpecError
 #: How the bias of a product with a float result is stored.
 BIASES = ("float", "int32")
 #: The fields that name operators.
-OPERATOR_FIELDS = ("float_outputs", "only_between_quantized", "epilogues")
+OPERATOR_FIELDS = ("epilogues",)
 
-__all__ = ["BIASES", "OPERATOR_FIELDS", "QUANTIZED_OUTPUTS", "WEIGHTS", "QDQRules"]
+__all__ = ["BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
 
-#: Where the outputs of quantized operators are quantized.
-QUANTIZED_OUTPUTS = ("always", "where_read")
 #: How the weights of an exported model are stored.
 WEIGHTS = ("integer", "quantized_float")
 
@@ -37,25 +36,20 @@ class QDQRules:
        (ExecuTorch's partitioner needs it). Default: the readers share one.
     2. ``quantize_constants``: also a value that depends on no input of the model (a position
        embedding) is quantized where a quantized operator reads it. Default: True.
-    3. ``quantized_outputs``: ``"always"``, or ``"where_read"``: only where a quantized operator reads
-       them; else the operator's result is float. ``float_outputs``: operators for which the latter
-       holds in any case, because their kernels give floats as well.
-    4. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
+    3. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
        quantize and a dequantize node, for targets that fold the weights themselves.
-    5. ``bias``: of a product that gives floats: ``"float"``, or ``"int32"``: integers whose scale is
+    4. ``bias``: of a product that gives floats: ``"float"``, or ``"int32"``: integers whose scale is
        that of the input times that of the weight.
-    6. ``only_between_quantized``: operators that are quantized only where every activation that they
-       read comes out of a quantized operator and a quantized operator reads their result. Elsewhere
-       their kernels save less than the conversions cost, in time and in accuracy: the residual
-       additions of transformers.
-    7. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
+    5. ``leave_float``: operators, and results of operators, that stay float at some places, whatever is
+       asked for.
+    6. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
        matrix product before them: what only they read of it is not quantized on the way. Of two
        inputs one may come so; the other one is quantized.
 
     Raises ``SpecError`` for a value outside its domain.
 
-    >>> QDQRules(dequantize_per_user=True, only_between_quantized=("add",))
-    QDQRules(dequantize_per_user=True, only_between_quantized=(.add(),))
+    >>> QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat(("add",), beside_float=True),))
+    QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat((.add(),), beside_float=True),))
     >>> QDQRules(weights="int8")
     Traceback (most recent call last):
     backquant.errors.SpecError: weights cannot be 'int8'
@@ -65,11 +59,9 @@ class QDQRules:
 
     dequantize_per_user: bool = False
     quantize_constants: bool = True
-    quantized_outputs: str = "always"
     weights: str = "integer"
     bias: str = "float"
-    float_outputs: tuple[Any, ...] = ()
-    only_between_quantized: tuple[Any, ...] = ()
+    leave_float: tuple[LeaveFloat, ...] = ()
     epilogues: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,9 +70,9 @@ class QDQRules:
                 raise SpecError(f"{field.name} cannot be None", where=field.name)
         check_bool(self.dequantize_per_user, "dequantize_per_user")
         check_bool(self.quantize_constants, "quantize_constants")
-        check_choice(self.quantized_outputs, "quantized_outputs", QUANTIZED_OUTPUTS)
         check_choice(self.weights, "weights", WEIGHTS)
         check_choice(self.bias, "bias", BIASES)
+        object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for name in OPERATOR_FIELDS:
             object.__setattr__(self, name, _operators(getattr(self, name), name))
 
@@ -95,6 +87,8 @@ class QDQRules:
             value = getattr(self, field.name)
             if value != field.default:
                 values[field.name] = list(value) if isinstance(value, tuple) else value
+        if self.leave_float:
+            values["leave_float"] = [rule.to_dict() for rule in self.leave_float]
         return values
 
     @classmethod
@@ -105,12 +99,17 @@ class QDQRules:
         False
         """
         check_keys(values, [field.name for field in fields(cls)], "QDQRules")
-        return cls(**values)
+        rules = (
+            {"leave_float": rules_from(values["leave_float"])} if "leave_float" in values else {}
+        )
+        return cls(**{**values, **rules})
 
     def __repr__(self) -> str:
         parts = []
         for name, value in self.to_dict().items():
-            if isinstance(value, list):
+            if name == "leave_float":
+                parts.append(f"leave_float={self.leave_float!r}")
+            elif isinstance(value, list):
                 comma = "," if len(value) == 1 else ""
                 parts.append(f"{name}=({', '.join(map(operator_name, value))}{comma})")
             else:

@@ -209,8 +209,6 @@ def default_lines(config: BackendConfig) -> list[str]:
         ]
         lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
     lines += map(_left_float, defaults.leave_float)
-    if defaults.quantized_outputs != "always":
-        lines.append("results that only float operators read – float")
     return lines
 
 
@@ -221,6 +219,8 @@ def _left_float(rule: LeaveFloat) -> str:
         if operators
     ]
     places += ["with a mask or table"] if rule.with_table else []
+    places += ["beside float operators"] if rule.beside_float else []
+    places += ["results that only float operators read"] if rule.results else []
     return f"{', '.join(map(operator_label, rule.operators))} – float {', '.join(places)}"
 
 
@@ -231,11 +231,15 @@ def qdq_lines(config: BackendConfig) -> list[str]:
     >>> qdq_lines(BackendConfig("mine").set_qdq(QDQRules(quantize_constants=False)))
     ['quantize_constants: False']
     """
-    rules = {} if config.qdq is None else config.qdq.to_dict()
-    return [
+    if config.qdq is None:
+        return []
+    rules = config.qdq.to_dict()
+    rules.pop("leave_float", None)
+    lines = [
         f"{name}: {', '.join(map(operator_label, value)) if isinstance(value, list) else value}"
         for name, value in rules.items()
     ]
+    return lines + [f"leave_float: {_left_float(rule)}" for rule in config.qdq.leave_float]
 
 
 def to_text(config: BackendConfig) -> Group:

@@ -102,6 +102,9 @@ RESIDUAL = LeaveFloat(ADDITIONS, after=(nn.Linear, F.linear), before=NORMS)
 JOINED = LeaveFloat((*ADDITIONS, torch.cat), before=NORMS)
 TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
 LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES)
+# weighted kernels that give floats as well
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
+RESULTS = LeaveFloat((*CONVOLUTIONS, *TRANSPOSED, nn.Linear, F.linear), results=True)
 
 
 def _trained(reduce_range: bool | None = None) -> QuantDefault:
@@ -125,7 +128,7 @@ FBGEMM_DEFAULTS = BackendDefaults(
 )
 
 # as FBGEMM; but its kernels are oneDNN's, which give floats, too
-X86_DEFAULTS = replace(FBGEMM_DEFAULTS, quantized_outputs="where_read")
+X86_DEFAULTS = replace(FBGEMM_DEFAULTS, leave_float=(*LEAVE_FLOAT, RESULTS))
 
 ONEDNN_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
@@ -133,8 +136,7 @@ ONEDNN_DEFAULTS = BackendDefaults(
     qat_activation=_trained(),
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE, PLAIN_TRANSPOSED, FLOAT_NORMS, UNSIGNED_WEIGHT),
-    leave_float=LEAVE_FLOAT,
-    quantized_outputs="where_read",
+    leave_float=(*LEAVE_FLOAT, RESULTS),
 )
 
 QNNPACK_DEFAULTS = BackendDefaults(

@@ -21,8 +21,6 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE
-from backquant.nn import intrinsic, qat
-from backquant.nn.intrinsic import qat as intrinsic_qat
 
 __all__ = [
     "ADDITIONS",
@@ -100,15 +98,7 @@ MOVES: tuple[Any, ...] = (
 )
 
 # products: their kernels also give the sums as floats
-FLOAT_OUTPUTS: tuple[Any, ...] = (
-    nn.Linear,
-    qat.Linear,
-    intrinsic.LinearReLU,
-    intrinsic_qat.LinearReLU,
-    intrinsic_qat.LinearBn1d,
-    F.linear,
-    *MATMULS,
-)
+FLOAT_OUTPUTS: tuple[Any, ...] = (nn.Linear, F.linear, *MATMULS)
 
 DEPLOYED_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),

@@ -27,10 +27,12 @@ from backquant.backend_config import (
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
+    LeaveFloat,
     QDQRules,
     QuantDefault,
 )
-from backquant.backends.defaults import CHANNEL_WEIGHT, QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.nn import intrinsic
 from backquant.nn.quantized import reference
 from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape
 from backquant.operators.entry import admit, observed, swapped
@@ -43,6 +45,7 @@ DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic
 VALUES = DTypeConfig(torch.quint8, torch.quint8)
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
+ADDED: tuple[Any, ...] = (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)
 AFTER_CONVOLUTION: tuple[Any, ...] = (nn.Hardswish, F.hardswish)
 SHARING: tuple[Any, ...] = (
     nn.AdaptiveAvgPool2d,
@@ -90,11 +93,16 @@ def backend_config() -> BackendConfig:
     """What TorchInductor computes on integers on x86.
 
     >>> config = backend_config()
-    >>> config.name, config.engine, config.qdq.quantized_outputs
-    ('inductor_x86', None, 'where_read')
+    >>> config.name, config.engine, [rule.results for rule in config.qdq.leave_float]
+    ('inductor_x86', None, [True, False])
     """
-    between = (*ADDITIONS, *shape.CAT, *SHARING)
-    rules = QDQRules(quantized_outputs="where_read", only_between_quantized=between)
+    weighted = (*CONVOLUTIONS, *ADDED, nn.Linear, F.linear)
+    rules = QDQRules(
+        leave_float=(
+            LeaveFloat(weighted, results=True),
+            LeaveFloat((*ADDITIONS, *shape.CAT, *SHARING), beside_float=True),
+        )
+    )
     return (
         BackendConfig("inductor_x86")
         .set_defaults(DEFAULTS)

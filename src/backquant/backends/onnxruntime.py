@@ -17,7 +17,7 @@ import operator
 import torch
 from torch import nn
 
-from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
+from backquant.backend_config import BackendConfig, DTypeConfig, LeaveFloat, QDQRules
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
@@ -54,7 +54,13 @@ def backend_config() -> BackendConfig:
         BackendConfig("onnxruntime")
         .set_defaults(DEPLOYED_DEFAULTS)
         .set_qdq(
-            QDQRules(bias="int32", float_outputs=FLOAT_OUTPUTS, only_between_quantized=BETWEEN)
+            QDQRules(
+                bias="int32",
+                leave_float=(
+                    LeaveFloat(FLOAT_OUTPUTS, results=True),
+                    LeaveFloat(BETWEEN, beside_float=True),
+                ),
+            )
         )
         .set_backend_pattern_configs(
             [

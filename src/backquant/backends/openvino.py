@@ -14,7 +14,8 @@ import operator
 
 import torch
 
-from backquant.backend_config import BackendConfig, QDQRules
+from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
+from backquant.backends.defaults import CONVOLUTIONS
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
@@ -32,13 +33,6 @@ from backquant.operators.entry import admit, observed
 __all__ = ["backend_config"]
 
 PRODUCTS = (operator.mul, torch.mul)
-# convolutions give floats as well, except where their output is clamped by the quantization
-CONVS = tuple(
-    entry.normal_pattern.anchor.op
-    for d in (1, 2, 3)
-    for entry in conv.conv_entries(conv.CONV[d])
-    if entry.normal_pattern.size == 1
-)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *shape.CAT, *POOLS, *MOVES)
 
 
@@ -51,8 +45,10 @@ def backend_config() -> BackendConfig:
     """
     rules = QDQRules(
         quantize_constants=False,
-        float_outputs=(*FLOAT_OUTPUTS, *CONVS),
-        only_between_quantized=BETWEEN,
+        leave_float=(
+            LeaveFloat((*FLOAT_OUTPUTS, *CONVOLUTIONS), results=True),
+            LeaveFloat(BETWEEN, beside_float=True),
+        ),
     )
     return (
         BackendConfig("openvino")

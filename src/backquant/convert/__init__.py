@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from backquant.convert.asked import ConvertAsked
 from backquant.convert.custom_modules import dequantize_all
-from backquant.convert.float_results import keep_results_float
 from backquant.convert.measured import Measured
 from backquant.convert.original_weights import original_weights
 from backquant.convert.reference import convert_to_reference
@@ -18,7 +17,6 @@ __all__ = [
     "ReferenceState",
     "convert_to_reference",
     "dequantize_all",
-    "keep_results_float",
     "original_weights",
     "reference_state",
 ]

@@ -1,7 +1,6 @@
 """Observers become quantize/dequantize nodes, or go where nothing around them is quantized.
 
-An observer stays when its producer is quantized (as an output) or one of its readers is (as their
-input). One quantize and one dequantize node serve all users of a site.
+Which are needed is said by ``float_results``. One quantize and one dequantize node serve all users of a site.
 """
 
 from __future__ import annotations
@@ -9,62 +8,18 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import fx
 
-from backquant.backend_config import QDQRules
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.state import Conversion
 from backquant.prepare import Site
 
-__all__ = ["convert_activations", "needed_sites"]
+__all__ = ["convert_activations"]
 
 
-def needed_sites(work: Conversion) -> set[str]:
-    """Names of the sites that the final plan still needs.
+def convert_activations(work: Conversion, needed: frozenset[str], skipped: set[str]) -> None:
+    """Replace the call of every observer, in graph order.
 
-    The output of an operator that may give floats (``QDQRules``, rule 3) is not needed where no
-    quantized operator reads it, unless the model gives it quantized.
+    ``needed``: the sites that are quantized, by name; those of ``skipped`` are already gone.
     """
-    floats = _give_floats(work)
-    given = _given_quantized(work) if floats else frozenset()
-    return {
-        site.name
-        for site in work.prepared.sites.sites
-        if any(work.quantized(reader) for reader in site.readers)
-        or (
-            (site.producer and work.quantized(site.producer))
-            and (site.producer not in floats or site.name in given)
-        )
-    }
-
-
-def _give_floats(work: Conversion) -> frozenset[str]:
-    """Anchors of the matches of operators whose outputs are quantized only where they are read."""
-    config = work.prepared.backend_config
-    rules = config.qdq or QDQRules()
-    if rules.quantized_outputs == "where_read":
-        return frozenset(match.anchor for match in work.plan.matches)
-    listed, entries = set(rules.float_outputs), config.configs
-    if not listed:
-        return frozenset()
-    return frozenset(
-        match.anchor
-        for match in work.plan.matches
-        if match.entry >= 0
-        and any(node.op in listed for node in entries[match.entry].normal_pattern.nodes[:1])
-    )
-
-
-def _given_quantized(work: Conversion) -> frozenset[str]:
-    """The observers that outputs are read through, if there are outputs that stay quantized."""
-    custom = work.prepared.custom
-    if custom is None or not custom.output_quantized_indexes:
-        return frozenset()
-    output = next(node for node in reversed(work.module.graph.nodes) if node.op == "output")
-    return frozenset(node.name for node in output.all_input_nodes)
-
-
-def convert_activations(work: Conversion, skipped: set[str]) -> None:
-    """Replace the call of every observer, in graph order; those of ``skipped`` are already gone."""
-    needed = needed_sites(work)
     sites = {site.name: site for site in work.prepared.sites.sites if site.name not in skipped}
     for node in list(work.module.graph.nodes):
         site = sites.get(node.name)

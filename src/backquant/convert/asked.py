@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
 __all__ = ["ConvertAsked"]
@@ -15,7 +15,8 @@ class ConvertAsked:
     """``None``: as the model was prepared.
 
     ``qconfig_mapping``: that of prepare with some QConfigs replaced by ``None``. ``remove_qconfig``:
-    drop the attributes ``qconfig`` of modules.
+    drop the attributes ``qconfig`` of modules. ``leave_float``: rules for results beside those of the
+    backend's ``qdq``; a note in the plan says how many results they leave in float.
 
     >>> ConvertAsked().remove_qconfig
     True
@@ -25,3 +26,4 @@ class ConvertAsked:
     qconfig_mapping: QConfigMapping | None = None
     backend_config: BackendConfig | None = None
     remove_qconfig: bool = True
+    leave_float: tuple[LeaveFloat, ...] = ()

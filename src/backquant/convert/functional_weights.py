@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.convert.activations import needed_sites
 from backquant.convert.constants import Constants
 from backquant.convert.dialects import NARROW_FLOATS
 from backquant.convert.measured import Measured, measure
@@ -41,11 +40,10 @@ def measure_functional_weights(prepared: fx.GraphModule, work: Conversion) -> di
     return found
 
 
-def convert_functional_weights(work: Conversion) -> set[str]:
-    """Replace the observers of constant weights by integer buffers; returns their sites."""
+def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[str]:
+    """Replace the observers of constant weights by integer buffers; returns their sites, of ``needed``."""
     if work.dialect != "decomposed":
         return set()
-    needed = needed_sites(work)
     constants = Constants(work.module)
     done: set[str] = set()
     for site in work.prepared.sites.sites:

@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import fx
 
-from backquant.convert.activations import convert_activations, needed_sites
+from backquant.convert.activations import convert_activations
 from backquant.convert.asked import ConvertAsked
 from backquant.convert.custom_modules import (
     absorb_outputs,
@@ -17,6 +17,7 @@ from backquant.convert.custom_modules import (
     custom_swaps,
 )
 from backquant.convert.dialects import DIALECTS
+from backquant.convert.float_results import needed_sites
 from backquant.convert.fold import fold_after_training
 from backquant.convert.functional_weights import (
     convert_functional_weights,
@@ -108,10 +109,13 @@ def _converted(
     fold_after_training(work)
     work.qparams = _measured(prepared, work)
     work.plan = recheck(work.plan, measured_scales(work))
-    needed = needed_sites(work)
+    needed, count = needed_sites(work, asked.leave_float)
+    if count:
+        note = f"{count} results of convolutions and linear layers are float: only float operators read them"
+        work.plan = replace(work.plan, notes=(*work.plan.notes, note))
     swaps = custom_swaps(work, asked.custom)
-    skipped = dequantize_inputs(work) | convert_functional_weights(work)
-    convert_activations(work, skipped | absorb_outputs(work, swaps))
+    skipped = dequantize_inputs(work) | convert_functional_weights(work, needed)
+    convert_activations(work, needed, skipped | absorb_outputs(work, swaps))
     convert_weighted_modules(work)
     convert_custom_modules(work, swaps, prepared)
     convert_standalone_modules(work, partial(_standalone, work, asked))
@@ -178,7 +182,7 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measur
     return found
 
 
-def _finished(work: Conversion, needed: set[str], asked: ConvertAsked) -> ReferenceModel:
+def _finished(work: Conversion, needed: frozenset[str], asked: ConvertAsked) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))

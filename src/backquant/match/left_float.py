@@ -1,4 +1,4 @@
-"""Where the defaults of a backend leave operators in float (``LeaveFloat``), found in one walk each way."""
+"""Where rules leave operators in float (``LeaveFloat``, conditions 1 to 3), found in one walk each way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import fx
 from backquant.backend_config import LeaveFloat
 from backquant.backend_config.pattern import normal_form
 from backquant.graph import GraphIndex, OperatorKey
+from backquant.graph.export import interface_of
 from backquant.match.index import key_of
 from backquant.operators.index import find, find_root
 
-__all__ = ["LeftFloat", "left_in_float"]
+__all__ = ["LeftFloat", "calls_one_of", "keys_of", "left_in_float"]
 
 
 class LeftFloat(NamedTuple):
@@ -25,45 +26,52 @@ class LeftFloat(NamedTuple):
 
 
 def left_in_float(
-    module: fx.GraphModule,
+    graph: GraphIndex,
     rules: Sequence[LeaveFloat],
-    is_float_input: Callable[[str], bool] = lambda _: True,
+    is_float_input: Callable[[str], bool] | None = None,
 ) -> tuple[LeftFloat, ...]:
     """The nodes that ``rules`` leave in float, in graph order.
 
     Args:
-        module: the (fused) graph.
+        graph: the (fused) graph.
         is_float_input: whether an input of this name may hold floats; others are indices and masks.
+            Default: as an export says; all of a symbolic trace.
 
     >>> import operator
     >>> def f(x, y):
     ...     return torch.nn.functional.layer_norm(x + y, (2,)) + 1
     >>> rule = LeaveFloat((operator.add,), before=(torch.nn.functional.layer_norm,))
-    >>> left_in_float(fx.symbolic_trace(f), [rule])
+    >>> left_in_float(GraphIndex(fx.symbolic_trace(f)), [rule])
     (LeftFloat(node='add', rule=0),)
     """
-    graph = GraphIndex(module)
     found: dict[str, int] = {}
     tables: set[fx.Node] | None = None
     for position, rule in enumerate(rules):
+        if not rule.at_places:
+            continue
         if rule.with_table and tables is None:
-            tables = _tables(graph, is_float_input)
+            tables = _tables(graph, is_float_input or _float_inputs(graph))
         for node in _left_by(graph, rule, tables or set()):
             found.setdefault(node.name, position)
     return tuple(LeftFloat(name, found[name]) for name in graph.nodes if name in found)
 
 
-def _keys(operators: Iterable[Any]) -> set[OperatorKey | None]:
+def keys_of(operators: Iterable[Any]) -> set[OperatorKey | None]:
+    """What nodes call that call one of ``operators``.
+
+    >>> keys_of((torch.add,)) == {OperatorKey("function", torch.add)}
+    True
+    """
     return {key_of(normal_form(one).anchor) for one in operators}
 
 
 def _left_by(graph: GraphIndex, rule: LeaveFloat, tables: set[fx.Node]) -> set[fx.Node]:
-    wanted, after, before = _keys(rule.operators), _keys(rule.after), _keys(rule.before)
+    wanted, after, before = keys_of(rule.operators), keys_of(rule.after), keys_of(rule.before)
     own = [node for node in graph.calls() if graph.key(node) in wanted]
     left = {node for node in own if any(_made_by(graph, v, after) for v in _read(graph, node))}
     for node in reversed(own):
         readers = _readers(graph, node)
-        if any(_is_one(graph, user, before) for user in readers) or (
+        if any(calls_one_of(graph, user, before) for user in readers) or (
             before and any(user in left for user in readers)
         ):
             left.add(node)
@@ -111,7 +119,7 @@ def _moved(node: fx.Node) -> fx.Node:
 
 
 def _made_by(graph: GraphIndex, value: fx.Node, operators: set[OperatorKey | None]) -> bool:
-    while not _is_one(graph, value, operators):
+    while not calls_one_of(graph, value, operators):
         if not _moves(graph, value):
             return False
         value = _moved(value)
@@ -134,8 +142,13 @@ def _readers(graph: GraphIndex, node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _is_one(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | None]) -> bool:
-    """Whether a node calls one of ``operators``; a fused module counts as its root."""
+def calls_one_of(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | None]) -> bool:
+    """Whether a node calls one of ``operators``; a fused module counts as its root.
+
+    >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
+    >>> calls_one_of(GraphIndex(gm), list(gm.graph.nodes)[1], keys_of((torch.relu,)))
+    True
+    """
     key = graph.key(node)
     if key is None:
         return False
@@ -146,6 +159,12 @@ def _is_one(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | None]
 
 
 # -- masks and tables ------------------------------------------------------------------------------------
+
+
+def _float_inputs(graph: GraphIndex) -> Callable[[str], bool]:
+    interface = interface_of(graph.modules[""])
+    floats = {} if interface is None else {a.name: a.holds_floats for a in interface.arguments}
+    return lambda name: floats.get(name, True)
 
 
 def _tables(graph: GraphIndex, is_float_input: Callable[[str], bool]) -> set[fx.Node]:

@@ -1,10 +1,11 @@
-"""Operators that a target quantizes only between quantized operators (``QDQRules``, rule 6).
+"""Operators that a target leaves in float at some places (``QDQRules.leave_float``).
 
-1. A match of such operators only is quantized when every activation that it reads comes out of a match
-   that stays quantized with an integer output, and a match that stays quantized reads its result as
-   integers.
-2. A value that depends on no input counts as quantized where the target quantizes constants.
-3. What one match loses may cost its neighbours the same: the largest set that satisfies 1 is kept. Each
+1. What a rule leaves in float at places of the float model (``left_in_float``) stays float first.
+2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
+   out of a match that stays quantized with an integer output, and a match that stays quantized reads its
+   result as integers.
+3. A value that depends on no input counts as quantized where the target quantizes constants.
+4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
 """
 
@@ -18,6 +19,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
+from backquant.match.left_float import left_in_float
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason
 
@@ -30,7 +32,7 @@ def settle_neighbours(
     found: list[Occurrence],
     decisions: Mapping[str, Decision],
 ) -> dict[str, Decision]:
-    """``decisions`` with the matches in float that rule 1 leaves there, each with its reason.
+    """``decisions`` with the matches in float that the rules leave there, each with its reason.
 
     >>> import torch
     >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
@@ -38,7 +40,7 @@ def settle_neighbours(
     {}
     """
     rules = backend.qdq or QDQRules()
-    if not rules.only_between_quantized:
+    if not any(rule.beside_float or rule.at_places for rule in rules.leave_float):
         return dict(decisions)
     return _Settling(graph, backend, rules, found, dict(decisions)).run()
 
@@ -51,15 +53,20 @@ class _Settling:
     found: list[Occurrence]
     decisions: dict[str, Decision]
     of_node: dict[str, Occurrence] = field(default_factory=dict)
-    bound: set[str] = field(default_factory=set)  # anchors of the matches that the rule is about
+    # the rule that each match is about that must stand between quantized ones, by anchor
+    bound: dict[str, int] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
 
     def run(self) -> dict[str, Decision]:
-        listed = set(self.rules.only_between_quantized)
+        rules = self.rules.leave_float
+        listed = [(i, set(rule.operators)) for i, rule in enumerate(rules) if rule.beside_float]
         for occurrence in self.found:
             self.of_node.update((node.name, occurrence) for node in occurrence.members)
-            if occurrence.match.kind is MatchKind.PATTERN and self._is_listed(occurrence, listed):
-                self.bound.add(occurrence.anchor.name)
+            if occurrence.match.kind is MatchKind.PATTERN:
+                rule = next((i for i, own in listed if self._is_listed(occurrence, own)), None)
+                if rule is not None:
+                    self.bound[occurrence.anchor.name] = rule
+        self._leave_places()
         self.constants = input_independent(self.graph.graph)
         waiting = [o for o in self.found if o.anchor.name in self.bound]
         while waiting:
@@ -68,9 +75,18 @@ class _Settling:
                 continue
             lack = self._lack(occurrence)
             if lack:
-                self._leave(occurrence, lack)
+                admitted = f"only between quantized operators, and {lack}"
+                rule = self.bound[occurrence.anchor.name]
+                self._leave(occurrence, "float-neighbours", admitted, rule)
                 waiting += self._neighbours(occurrence)
         return self.decisions
+
+    def _leave_places(self) -> None:
+        for left in left_in_float(self.graph, self.rules.leave_float):
+            occurrence = self.of_node.get(left.node)
+            if occurrence is not None and self._quantized(occurrence):
+                admitted = f"float at this place: {self.rules.leave_float[left.rule]!r}"
+                self._leave(occurrence, "float-place", admitted, left.rule)
 
     def _is_listed(self, occurrence: Occurrence, listed: set[object]) -> bool:
         pattern = self.backend.configs[occurrence.match.entry].normal_pattern
@@ -123,15 +139,15 @@ class _Settling:
         near = (self.of_node.get(node.name) for node in nodes)
         return [o for o in near if o is not None and o.anchor.name in self.bound]
 
-    def _leave(self, occurrence: Occurrence, lack: str) -> None:
+    def _leave(self, occurrence: Occurrence, code: str, admitted: str, rule: int) -> None:
         for node in occurrence.members:
             decision = self.decisions[node.name]
             reason = Reason(
                 node.name,
-                "float-neighbours",
+                code,
                 asked="quantized",
-                admitted=f"only between quantized operators, and {lack}",
-                place=f"{self.backend.name}, only_between_quantized",
+                admitted=admitted,
+                place=f"{self.backend.name}, qdq.leave_float[{rule}]",
             )
             self.decisions[node.name] = replace(
                 decision,

@@ -21,6 +21,7 @@ from backquant.backend_config import (
     LeaveFloat,
     MatchAllNode,
     ObservationType,
+    QDQRules,
     QuantDefault,
     ReversedFuser,
     SequentialFuser,
@@ -169,10 +170,21 @@ defaults = st.builds(
 )
 
 
+qdq_rules = st.builds(
+    QDQRules,
+    quantize_constants=st.booleans(),
+    leave_float=st.sampled_from(
+        [(), (LeaveFloat((torch.add, "add"), beside_float=True), LeaveFloat((len,), results=True))]
+    ),
+    epilogues=st.sampled_from([(), (torch.relu,)]),
+)
+
+
 @st.composite
 def backends(draw: st.DrawFn) -> BackendConfig:
     config = BackendConfig(draw(words)).set_engine(draw(maybe(words)))
     config.set_defaults(draw(maybe(defaults)))
+    config.set_qdq(draw(maybe(qdq_rules)))
     return config.set_backend_pattern_configs(draw(st.lists(entries(), max_size=5)))
 
 

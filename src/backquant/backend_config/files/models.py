@@ -180,7 +180,7 @@ class DefaultOverride(Model):
 
 
 class LeaveFloat(Model):
-    """Operators that stay float by default at some places."""
+    """Operators, or results of operators, that stay float at some places."""
 
     operators: list[Pattern] = Field(min_length=1)
     after: list[Pattern] = Field(
@@ -192,6 +192,14 @@ class LeaveFloat(Model):
     with_table: bool | None = Field(
         None,
         description="Where they read a mask or a table: a value that depends on no float input.",
+    )
+    beside_float: bool | None = Field(
+        None,
+        description="Where an activation that they read is float, or no quantized operator reads them.",
+    )
+    results: bool | None = Field(
+        None,
+        description="Only their results, where no quantized operator reads them. Stands alone.",
     )
 
 
@@ -206,9 +214,6 @@ class Defaults(Model):
     leave_float: list[LeaveFloat] = Field(
         default_factory=list, description="What stays float when nobody asks for anything else."
     )
-    quantized_outputs: Literal["always", "where_read"] | None = Field(
-        None, description="Where results of convolutions and linear layers are quantized then."
-    )
 
 
 class QDQ(Model):
@@ -220,22 +225,14 @@ class QDQ(Model):
     quantize_constants: bool | None = Field(
         None, description="Values that depend on no input are quantized, too."
     )
-    quantized_outputs: Literal["always", "where_read"] | None = Field(
-        None, description="Where the outputs of quantized operators are quantized."
-    )
     weights: Literal["integer", "quantized_float"] | None = Field(
         None, description="How the weights of an exported model are stored."
     )
     bias: Literal["float", "int32"] | None = Field(
         None, description="How the bias of a product with a float result is stored."
     )
-    float_outputs: list[Pattern] = Field(
-        default_factory=list,
-        description="Operators whose outputs are quantized only where quantized operators read them.",
-    )
-    only_between_quantized: list[Pattern] = Field(
-        default_factory=list,
-        description="Operators that are quantized only between quantized operators.",
+    leave_float: list[LeaveFloat] = Field(
+        default_factory=list, description="What stays float whatever is asked for."
     )
     epilogues: list[Pattern] = Field(
         default_factory=list,

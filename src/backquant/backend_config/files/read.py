@@ -179,7 +179,11 @@ class _Builder:
                 _at((name, index), pattern_from, item, self.resolver)[0]
                 for index, item in enumerate(values.get(name, []))
             )
-        return QDQRules(**values)
+        values["leave_float"] = [
+            _at(("leave_float", index), self.defaults_values, item)
+            for index, item in enumerate(values.get("leave_float", []))
+        ]
+        return QDQRules.from_dict(values)
 
     # -- patterns --------------------------------------------------------------------------------
 

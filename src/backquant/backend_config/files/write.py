@@ -152,6 +152,8 @@ def _qdq(rules: QDQRules | None) -> Any:
     for name in OPERATOR_FIELDS:
         if name in data:
             data[name] = [pattern_data(operator) for operator in data[name]]
+    if "leave_float" in data:
+        data["leave_float"] = [_defaults_data(rule) for rule in data["leave_float"]]
     return data
 
 
