@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.calibrate import calibrate, calibration_state
-from backquant.calibrate.once import measured_again, passing_through
+from backquant.calibrate.once import called_directly, measured_again, passing_through
 from backquant.errors import InputError
 from backquant.observe import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver
 from backquant.qconfig import QConfig, QConfigMapping
@@ -136,3 +136,40 @@ def test_passing_through_returns_the_input():
     with passing_through(model, ["0"]):
         assert torch.equal(model(x), x.relu())
     assert torch.equal(model(x), x.tanh().relu())
+
+
+def test_observers_are_called_directly_under_each_of_their_names() -> None:
+    observer = HistogramObserver()
+    model = nn.Module()
+    model.first, model.second, model.linear = observer, observer, nn.Linear(2, 2)
+    modules = list(model.modules())
+    with called_directly(model, modules):
+        assert model.first == model.second == observer.forward
+        assert model.linear is modules[-1]
+    assert model.first is model.second is observer
+
+
+@pytest.mark.parametrize("where", ["observer", "model", "all modules"])
+def test_hooks_are_called(where: str) -> None:
+    x, seen = torch.randn(6, 8), []
+    prepared = prepared_with(Moves(), HistogramObserver, x)
+    register = {
+        "observer": prepared.activation_post_process_0.register_forward_hook,
+        "model": prepared.register_forward_pre_hook,
+        "all modules": nn.modules.module.register_module_forward_hook,
+    }
+    handle = register[where](lambda *_: seen.append(type(prepared.activation_post_process_0)))
+    calibrate(prepared, [x])
+    handle.remove()
+    assert set(seen) == {HistogramObserver}
+
+
+def test_a_refused_batch_leaves_the_extremes_of_the_ones_before() -> None:
+    """Extremes and values that wait belong to what is undone."""
+    x, model = torch.randn(6, 8), Moves()
+    prepared, twin = (prepared_with(model, HistogramObserver, x) for _ in range(2))
+    calibrate(twin, [x])
+    with pytest.raises(InputError):
+        calibrate(prepared, [x, torch.full((6, 9), 100.0)])
+    for name, value in twin.state_dict().items():
+        assert torch.equal(prepared.state_dict()[name], value), name

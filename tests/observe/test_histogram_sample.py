@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.observe import HistogramObserver, MinMaxObserver
-from backquant.observe.histogram_sample import EVERY_VALUE, TAIL_ROWS, sample_values
+from backquant.observe.histogram_sample import EVERY_VALUE, TAIL, sample_values
 
 SIZES = [4097, 5000, 65_536, 100_352, 262_145]
 
@@ -41,16 +41,14 @@ def test_extremes_are_exact_and_the_tail_whole(size: int, kind: str) -> None:
     taken = sample_values(x)
     assert (taken.low, taken.high) == (x.min(), x.max())
     exact, bulk, _ = split(x)
-    assert len(exact) >= TAIL_ROWS[0] - 1
-    low, high = float(x.min()), float(x.max())
-    slope = -1.0 if low == 0 or high <= 0 else high / low
-
-    def rank(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(values < 0, values * slope, values)
-
-    limit = rank(exact).min()
-    assert torch.equal(exact.sort().values, x[rank(x) >= limit].sort().values)
-    assert rank(bulk).max() < limit
+    for sign in (1, -1):
+        signed, side = sign * x, (sign * exact)[sign * exact > 0].sort().values
+        if signed.max() <= 0:
+            assert len(side) == 0
+            continue
+        assert len(side) >= TAIL[0] - 1
+        assert torch.equal(side, signed[signed >= side[0]].sort().values)
+        assert (sign * bulk).max() < side[0]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -67,12 +65,35 @@ def test_every_channel_has_its_turn(shape: tuple[int, ...]) -> None:
     assert set(torch.cat((exact, bulk)).int().tolist()) == set(range(shape[1]))
 
 
-def test_tails_that_stand_together_are_whole() -> None:
+def test_values_that_stand_together_are_counted_in_all() -> None:
+    """A channel of outliers: the largest are tail, the others have their turn among the bulk."""
     x = torch.randn(200_000)
     x[5000:6000] += 100
-    exact, bulk, _ = split(x)
-    assert int((exact > 50).sum()) == 1000
-    assert bulk.max() < 50
+    exact, bulk, times = split(x)
+    counted = int((exact > 50).sum()) + times * int((bulk > 50).sum())
+    assert counted == pytest.approx(1000, rel=0.05)
+    assert set(x.topk(20).values.tolist()) <= set(exact.tolist())
+
+
+def test_a_dense_end_leaves_room_for_the_other() -> None:
+    """SiLU: hundreds of values at its minimum, a thin tail above."""
+    x = torch.nn.functional.silu(3 * torch.randn(200_000))
+    exact, _, _ = split(x)
+    assert set(x.topk(20).values.tolist()) <= set(exact.tolist())
+
+
+@pytest.mark.parametrize("size", [*SIZES, 1_000_000])
+@pytest.mark.parametrize("kind", ["randn", "relu", "negative"])
+def test_memory_that_numpy_cannot_read_gives_the_same(size: int, kind: str) -> None:
+    x = torch.randn(size)
+    x = {"randn": x, "relu": x.relu(), "negative": -x.abs()}[kind]
+    negated = torch.complex(torch.zeros(size), -x).conj().imag  # x, by a bit that says so
+    assert negated.is_neg()
+    assert torch.equal(negated, x)
+    for one, two in zip(sample_values(x).counted, sample_values(negated).counted, strict=True):
+        assert one.times == two.times
+        pair = (part.values.nan_to_num(9) for part in (one, two))
+        assert torch.equal(*pair)
 
 
 def test_saturated_values_are_bulk() -> None:
@@ -87,7 +108,7 @@ def test_saturated_values_are_bulk() -> None:
 def test_signs_are_kept(sign: int) -> None:
     exact, bulk, _ = split(sign * torch.randn(100_000).abs())
     assert bool((sign * exact > 0).all() and (sign * bulk >= 0).all())
-    assert len(exact) < 3 * TAIL_ROWS[0]
+    assert len(exact) < 3 * TAIL[0]
 
 
 def test_values_in_the_last_unfinished_row() -> None:

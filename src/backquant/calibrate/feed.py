@@ -17,7 +17,7 @@ from backquant.calibrate.observers import (
     site_observers,
     unchanged_on_error,
 )
-from backquant.calibrate.once import measured_again, passing_through
+from backquant.calibrate.once import called_directly, measured_again, passing_through
 from backquant.calibrate.progress import Progress
 from backquant.errors import BackquantError, CalibrationError, InputError
 from backquant.graph.export import Interface, interface_of
@@ -74,7 +74,7 @@ def calibrate(
     observers = site_observers(prepared)
     _check_set(batches)
     interface = interface_of(prepared)
-    again = measured_again(prepared)
+    again, modules = measured_again(prepared), tuple(prepared.modules())
     total = len(batches) if isinstance(batches, Sized) else None
     done, fitted = 0, ""
     for index, batch in enumerate(batches):
@@ -82,12 +82,15 @@ def calibrate(
         check_values(bound, index)
         if interface is not None:
             _check_interface(interface, bound, index)
-        with (
-            torch.no_grad(),
-            unchanged_on_error(observers.values()),
-            passing_through(prepared, again),
-        ):
-            _run(prepared, bound, index, fitted)
+        with torch.no_grad(), unchanged_on_error(observers.values()):
+            try:
+                with passing_through(prepared, again), called_directly(prepared, modules):
+                    # The call of the base class: that of GraphModule prints its own traceback.
+                    nn.Module.__call__(prepared, *bound.args, **bound.kwargs)
+            except BackquantError:
+                raise
+            except Exception as error:
+                raise _misfit(prepared, bound, index, fitted, error) from error
         done, fitted = done + 1, described(bound)
         if progress is not None:
             progress(done, total)
@@ -122,20 +125,20 @@ def _check_interface(interface: Interface, bound: inspect.BoundArguments, index:
         ) from error
 
 
-def _run(prepared: fx.GraphModule, bound: inspect.BoundArguments, index: int, fitted: str) -> None:
-    try:
-        # The call of the base class: that of GraphModule prints its own traceback.
-        nn.Module.__call__(prepared, *bound.args, **bound.kwargs)
-    except BackquantError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        expected = f"like those before: {fitted}" if fitted else _expected(prepared)
-        raise InputError(
-            f"batch {index} does not fit the model: {reason}",
-            where=f"batch {index}: {described(bound)}",
-            fix=f"give batches {expected}",
-        ) from error
+def _misfit(
+    prepared: fx.GraphModule,
+    bound: inspect.BoundArguments,
+    index: int,
+    fitted: str,
+    error: Exception,
+) -> InputError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    expected = f"like those before: {fitted}" if fitted else _expected(prepared)
+    return InputError(
+        f"batch {index} does not fit the model: {reason}",
+        where=f"batch {index}: {described(bound)}",
+        fix=f"give batches {expected}",
+    )
 
 
 def _expected(prepared: fx.GraphModule) -> str:

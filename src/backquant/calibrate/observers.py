@@ -135,7 +135,8 @@ def _own_state(module: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _STRUCTURE
     }
-    replaced = getattr(module, "replaced_buffers", ())
+    # Of the class itself: one derived from it may write into them.
+    replaced = vars(type(module)).get("replaced_buffers", ())
     state["_buffers"] = {
         name: buffer if buffer is None or name in replaced else buffer.clone()
         for name, buffer in module._buffers.items()

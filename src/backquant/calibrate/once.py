@@ -1,4 +1,4 @@
-"""Every value is measured once, where it is rounded.
+"""Which observers run, and how they are called: every value is measured once, where it is rounded.
 
 An observer that is shared stands at several places. Measuring at each costs time and counts values
 again that were rounded before. Left out are calls of per-tensor observers that widen a range or count
@@ -15,18 +15,20 @@ values (MinMaxObserver, HistogramObserver):
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.modules import module as _hooks_of_all
 
-from backquant.observe import HistogramObserver, MinMaxObserver
+from backquant.observe import FixedQParamsObserver, HistogramObserver, MinMaxObserver
 from backquant.operators import find
 
-__all__ = ["measured_again", "passing_through"]
+__all__ = ["called_directly", "measured_again", "passing_through"]
 
 _COUNTS = (HistogramObserver, MinMaxObserver)
+_DIRECT = (*_COUNTS, FixedQParamsObserver)
 _NONE: frozenset[nn.Module] = frozenset()
 _CLAMPS = frozenset({"clamp", "hardtanh", "relu", "relu6"})
 # Operators whose results hold values of their inputs and nothing else.
@@ -108,6 +110,44 @@ def passing_through(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         table.update(kept)
+
+
+@contextmanager
+def called_directly(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let ``model`` find the ``forward`` of its observers under their names in the block.
+
+    Looking up a submodule and calling it takes as long as measuring a small tensor. ``modules``: all
+    modules of the model; where one has hooks, nothing is done, since they may look for observers.
+
+    >>> model = nn.Module()
+    >>> model.observer = MinMaxObserver()
+    >>> with called_directly(model, list(model.modules())):
+    ...     print(model.observer.__name__)
+    forward
+    >>> type(model.observer).__name__
+    'MinMaxObserver'
+    """
+    if _have_hooks(modules):
+        yield
+        return
+    own = vars(model)
+    called = {
+        name: module.forward
+        for name, module in model._modules.items()
+        if isinstance(module, _DIRECT) and type(module) in _DIRECT
+    }
+    try:
+        own.update(called)
+        yield
+    finally:
+        for name in called:
+            del own[name]
+
+
+def _have_hooks(modules: Iterable[nn.Module]) -> bool:
+    if _hooks_of_all._global_forward_pre_hooks or _hooks_of_all._global_forward_hooks:
+        return True
+    return any(module._forward_pre_hooks or module._forward_hooks for module in modules)
 
 
 def _data(node: fx.Node) -> list[fx.Node]:

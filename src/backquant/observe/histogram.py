@@ -25,6 +25,7 @@ _BUFFERS = {
     "bin_first": torch.int64,
     "bin_second": torch.int64,
 }
+_EXTREMES = ("min_val", "max_val")
 # Values are put into bins when so many wait, or when someone looks.
 _MOST_WAITING = 1 << 16
 
@@ -56,7 +57,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
     """
 
     # Buffers whose tensors are replaced, never written into: undoing a batch needs no copies of them.
-    replaced_buffers = frozenset(_BUFFERS)
+    replaced_buffers = frozenset((*_BUFFERS, *_EXTREMES, "eps"))
 
     min_val: Tensor
     max_val: Tensor
@@ -111,6 +112,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """Buffers are no attributes in ``__dict__``, so that every look at the bins comes by here."""
         if name in _BUFFERS:
             self._settle()
+        elif name in _EXTREMES:
+            self._widen_by_waiting()
         return super().__getattr__(name)
 
     @property
@@ -125,8 +128,6 @@ class HistogramObserver(UniformQuantizationObserverBase):
         if ignored:
             self.ignored += ignored
         if counted:
-            self._buffers["min_val"].clamp_(max=low)  # type: ignore[union-attr]
-            self._buffers["max_val"].clamp_(min=high)  # type: ignore[union-attr]
             self._wait(low, high, counted)
         return x
 
@@ -146,9 +147,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def reset_min_max_vals(self) -> None:
         """Forget everything."""
-        self.min_val.fill_(float("inf"))
-        self.max_val.fill_(float("-inf"))
         self._forget_waiting()
+        low, high = self._extremes()
+        self._set_extremes(low.new_tensor(math.inf), high.new_tensor(-math.inf))
         self._set_bins(Bins(*(self._buffers[name].new_empty(0) for name in _BUFFERS)))  # type: ignore[union-attr]
 
     def _bins(self) -> Bins:
@@ -161,16 +162,18 @@ class HistogramObserver(UniformQuantizationObserverBase):
         """Put the values that wait into bins."""
         waiting = self.__dict__.get("_waiting")
         if waiting:
+            self._widen_by_waiting()
             within = self._lowest_waiting, self._highest_waiting
             self._set_bins(add_to_bins(self._bins(), waiting, self.mantissa_bits, within))
             self._forget_waiting()
 
     def _wait(self, low: float, high: float, counted: Sequence[Counted]) -> None:
         own = self.__dict__  # a module's way to set attributes takes its time
-        own["_waiting"].extend(counted)
+        own["_waiting"] += counted
         own["_lowest_waiting"] = min(own["_lowest_waiting"], low)
         own["_highest_waiting"] = max(own["_highest_waiting"], high)
-        own["_number_waiting"] += sum(part.values.numel() for part in counted)
+        for values, _ in counted:
+            own["_number_waiting"] += values.numel()
         if own["_number_waiting"] >= _MOST_WAITING:
             self._settle()
 
@@ -179,16 +182,27 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self._number_waiting = 0
         self._lowest_waiting, self._highest_waiting = math.inf, -math.inf
 
-    def _widen(self, low: Tensor, high: Tensor) -> None:
-        self.min_val.copy_(torch.minimum(self.min_val, low))
-        self.max_val.copy_(torch.maximum(self.max_val, high))
+    def _widen_by_waiting(self) -> None:
+        """Let the extremes hold the values that wait; a second time changes nothing."""
+        if self.__dict__.get("_waiting"):
+            low, high = self._extremes()
+            low, high = low.clamp(max=self._lowest_waiting), high.clamp(min=self._highest_waiting)
+            self._set_extremes(low, high)
+
+    def _extremes(self) -> tuple[Tensor, Tensor]:
+        return self._buffers["min_val"], self._buffers["max_val"]  # type: ignore[return-value]
+
+    def _set_extremes(self, low: Tensor, high: Tensor) -> None:
+        self._buffers.update(zip(_EXTREMES, (low, high), strict=True))
 
     def _merge_settings(self) -> dict[str, Any]:
         return {**super()._merge_settings(), "bins": self.bins}
 
     def _absorb(self, other: HistogramObserver) -> None:
         self._set_bins(merge_bins(self.state, other.state))
-        self._widen(other.min_val, other.max_val)
+        self._set_extremes(
+            torch.minimum(self.min_val, other.min_val), torch.maximum(self.max_val, other.max_val)
+        )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._settle()

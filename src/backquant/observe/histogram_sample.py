@@ -3,39 +3,42 @@
 1. Up to ``EVERY_VALUE`` values are all counted, once each.
 2. Of more, the tails are counted exactly and the bulk by every n-th value:
 
-   a. the tensor is cut into rows; those with the largest values (one for 8,192 values, within
-      ``TAIL_ROWS``) hold every value above the least of their maxima. Those values count once each.
-      Negative values rank by their distance from zero relative to the lowest, positive ones relative
-      to the highest. 8 bits clip a normal distribution where one of 10,000 values lies outside.
+   a. the tensor is read as a table, whose columns are put into 512 groups. Of the maxima of the
+      groups the 16th (one more for each 8,192 values, within ``TAIL``) in order is the limit: what lies
+      above counts once each. So it is with the minima below zero. 8 bits clip a normal distribution
+      where one of 10,000 values lies outside.
    b. of the rest, every n-th value (in memory order) counts n times. n shares no factor with the
       size, so that every channel and position has its turn.
 
    A large value among them is replaced by NaN, which no bin holds.
 
 What is taken depends on the values, the shape and the memory order of the tensor alone.
+
+On the CPU by numpy's functions: a network has a hundred tensors of some ten thousand values, of which
+calling torch's takes longer than reading them.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from backquant.observe.histogram_grid import Counted
+from backquant.observe.histogram_grid import Array, Counted
 from backquant.observe.ranges import finite_range
 
 __all__ = ["Sampled", "sample_values"]
 
 EVERY_VALUE = 1 << 12
-TAIL_ROWS = (16, 128)
-_ROW_LENGTHS = (64, 256)
-_ROWS = 1 << 11
-_STEEPEST = 2.0**20
+TAIL = (16, 128)
+_COLUMNS = (1 << 9, 1 << 11)
+_GROUPS = 1 << 9
 _BULK = (1 << 11, 1 << 13)
+_NAN = np.float32(math.nan)
 
 
 class Sampled(NamedTuple):
@@ -51,12 +54,12 @@ class Sampled(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """How a tensor of some size is cut: ``rows`` of ``length``, ``tail`` of them for the tail, and
-    every ``step``-th value for the bulk.
+    """How a tensor of some size is cut: a table of ``columns``, ``inside`` of the values in all; of
+    the groups of columns ``tail`` for the tail; every ``step``-th value for the bulk.
     """
 
-    length: int
-    rows: int
+    columns: int
+    inside: int
     tail: int
     step: int
 
@@ -68,16 +71,22 @@ def sample_values(x: Tensor) -> Sampled:
     (Counted(values=tensor([ 1., -2.]), times=1),)
     >>> taken = sample_values(torch.arange(100_000.0))
     >>> [(len(part.values), part.times) for part in taken.counted]
-    [(992, 1), (3031, 33)]
+    [(241, 1), (3031, 33)]
     """
     flat = _in_memory_order(x)
     if flat.dtype != torch.float32:
         flat = flat.to(torch.float32)
-    if flat.numel() > EVERY_VALUE:
-        taken = _of_many(flat)
-        if taken is not None:
-            return taken
-    return _of_every_value(flat)
+    number = flat.numel()
+    if number > EVERY_VALUE:
+        taken = _of_many(flat.numpy()) if _is_plain(flat) else _of_many_elsewhere(flat)
+    else:
+        taken = _of_few(flat.numpy()) if number and _is_plain(flat) else None
+    return _of_finite_values(flat) if taken is None else taken
+
+
+def _is_plain(flat: Tensor) -> bool:
+    """Whether numpy can read the memory."""
+    return flat.device.type == "cpu" and not flat.is_neg()
 
 
 def _in_memory_order(x: Tensor) -> Tensor:
@@ -87,7 +96,7 @@ def _in_memory_order(x: Tensor) -> Tensor:
     return x.reshape(-1)
 
 
-def _of_every_value(flat: Tensor) -> Sampled:
+def _of_finite_values(flat: Tensor) -> Sampled:
     """Rule 1, for what is finite; what is left may be many, then rule 2."""
     lowest, highest, ignored = finite_range(flat)
     low, high = lowest.item(), highest.item()
@@ -100,38 +109,74 @@ def _of_every_value(flat: Tensor) -> Sampled:
     return Sampled(low, high, ignored, (Counted(kept, 1),) if kept.numel() else ())
 
 
-def _of_many(flat: Tensor) -> Sampled | None:
-    """Rule 2; None when a value is not finite."""
-    cut = _cut(flat.numel())
-    inside = cut.rows * cut.length
-    rows = flat[:inside].view(cut.rows, cut.length)
-    tops, bottoms = rows.amax(1), rows.amin(1)
-    low, high = bottoms.amin().item(), tops.amax().item()
-    rest = flat[inside:] if inside < flat.numel() else None
-    if rest is not None:
-        ends = rest.aminmax()
-        low, high = _least(low, ends.min.item()), -_least(-high, -ends.max.item())
+def _of_few(flat: Array) -> Sampled | None:
+    """Rule 1; None when a value is not finite."""
+    low, high = float(np.minimum.reduce(flat)), float(np.maximum.reduce(flat))
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
-    slope = _slope(low, high)
-    reach = tops if low >= 0 else torch.maximum(tops, bottoms.mul_(slope))
-    largest, places = reach.topk(cut.tail)
-    limit = largest[-1]
-    tail = rows.index_select(0, places).view(-1)
-    if rest is not None:
-        tail = torch.cat((tail, rest))
-    bulk = flat[:: cut.step].clone()
-    ranks = (tail, bulk) if low >= 0 else (F.leaky_relu(tail, slope), F.leaky_relu(bulk, slope))
-    tail = tail[ranks[0] > limit]
-    bulk.masked_fill_(ranks[1] > limit, math.nan)
-    return Sampled(low, high, 0, (Counted(tail, 1), Counted(bulk, cut.step)))
+    return Sampled(low, high, 0, (Counted(torch.from_numpy(flat.copy()), 1),))
 
 
-def _slope(low: float, high: float) -> float:
-    """What negative values are multiplied with, so that the lowest ranks as high as the highest."""
-    if low >= 0 or high <= 0:
-        return -1.0
-    return max(-_STEEPEST, min(-1 / _STEEPEST, high / low))
+def _of_many(flat: Array) -> Sampled | None:
+    """Rule 2; None when a value is not finite."""
+    columns, inside, tail, step = _cut(flat.size)
+    table = flat[:inside].reshape(-1, columns)
+    tops, bottoms = np.maximum.reduce(table, 0), np.minimum.reduce(table, 0)
+    low, high = float(np.minimum.reduce(bottoms)), float(np.maximum.reduce(tops))
+    rest = flat[inside:]
+    if rest.size:
+        low = _least(low, float(np.minimum.reduce(rest)))
+        high = -_least(-high, -float(np.maximum.reduce(rest)))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    below = -math.inf if low >= 0 else -_limit(-bottoms, tail)
+    limits = below, math.inf if high <= 0 else _limit(tops, tail)
+    places = _outside(bottoms, tops, limits).nonzero()[0]
+    large = table.take(places, 1).reshape(-1)
+    if rest.size:
+        large = np.concatenate((large, rest))
+    large = large[_outside(large, large, limits)]
+    bulk = flat[::step].copy()
+    bulk[_outside(bulk, bulk, limits)] = _NAN
+    counted = Counted(torch.from_numpy(large), 1), Counted(torch.from_numpy(bulk), step)
+    return Sampled(low, high, 0, counted)
+
+
+def _limit(tops: Array, tail: int) -> Any:
+    """The ``tail``-th largest maximum of the groups of some columns."""
+    groups = tops.size // _GROUPS
+    tops = np.maximum.reduce(tops[: groups * _GROUPS].reshape(groups, _GROUPS), 0)
+    tops.partition(_GROUPS - tail)
+    return tops[_GROUPS - tail]
+
+
+def _outside(low: Array, high: Array, limits: tuple[float, float]) -> Array:
+    """Where ``low`` is below, or ``high`` above."""
+    found: Array = high > limits[1]
+    if limits[0] > -math.inf:
+        found |= low < limits[0]
+    return found
+
+
+def _of_many_elsewhere(flat: Tensor) -> Sampled | None:
+    """``_of_many`` for memory that numpy cannot read: the same values."""
+    columns, inside, tail, step = _cut(flat.numel())
+    table, rest = flat[:inside].view(-1, columns), flat[inside:]
+    tops, bottoms = table.amax(0), table.amin(0)
+    ends = torch.cat((rest, bottoms)).amin(), torch.cat((rest, tops)).amax()
+    low, high = torch.stack(ends).tolist()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    grouped = (each[: columns // _GROUPS * _GROUPS].view(-1, _GROUPS) for each in (-bottoms, tops))
+    below, above = (each.amax(0).topk(tail).values[-1] for each in grouped)
+    below = torch.full_like(below, -math.inf) if low >= 0 else -below
+    above = torch.full_like(above, math.inf) if high <= 0 else above
+    places = ((tops > above) | (bottoms < below)).nonzero().squeeze(1)
+    large = torch.cat((table.index_select(1, places).view(-1), rest))
+    large = large[(large > above) | (large < below)]
+    bulk = flat[::step].clone()
+    bulk.masked_fill_((bulk > above) | (bulk < below), math.nan)
+    return Sampled(low, high, 0, (Counted(large, 1), Counted(bulk, step)))
 
 
 def _least(one: float, two: float) -> float:
@@ -141,14 +186,14 @@ def _least(one: float, two: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _cut(number: int) -> _Cut:
-    """Rows of a multiple of 64, which divides ``number`` where one of about the wanted length does."""
-    length = _between(_ROW_LENGTHS, 1 << (number // _ROWS).bit_length())
-    longer = range(length, 2 * length + 1, 64)
-    length = next((each for each in longer if number % each == 0), length)
+    """Columns that divide ``number`` where there is such a number of about the wanted size."""
+    columns = _between(_COLUMNS, 1 << (number >> 7).bit_length())
+    wider = range(columns, 2 * columns + 1)
+    columns = next((each for each in wider if number % each == 0), columns)
     step = -(-number // _between(_BULK, number >> 5))
     while math.gcd(step, number) != 1:
         step += 1
-    return _Cut(length, number // length, _between(TAIL_ROWS, number >> 13), step)
+    return _Cut(columns, number // columns * columns, _between(TAIL, number >> 13), step)
 
 
 def _between(limits: tuple[int, int], value: int) -> int:
