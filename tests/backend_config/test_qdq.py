@@ -21,6 +21,7 @@ RULES = QDQRules(
         LeaveFloat((operator.add, "relu"), before=(torch.nn.LayerNorm,), beside_float=True),
     ),
     epilogues=(operator.add, torch.nn.ReLU),
+    additions="sum",
 )
 
 

@@ -19,10 +19,12 @@ from backquant.errors import SpecError
 
 #: How the bias of a product with a float result is stored.
 BIASES = ("float", "int32")
+#: How a float addition of two activations is written.
+ADDITIONS = ("add", "sum")
 #: The fields that name operators.
 OPERATOR_FIELDS = ("epilogues",)
 
-__all__ = ["BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
+__all__ = ["ADDITIONS", "BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
 
 #: How the weights of an exported model are stored.
 WEIGHTS = ("integer", "quantized_float")
@@ -45,6 +47,9 @@ class QDQRules:
     6. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
        matrix product before them: what only they read of it is not quantized on the way. Of two
        inputs one may come so; the other one is quantized.
+    7. ``additions``: a float addition of two activations is written as ``"add"``; as ``"sum"`` (of two, in
+       ONNX) for a runtime that joins an Add with the operator behind it in a kernel that is slower than
+       the two.
 
     Raises ``SpecError`` for a value outside its domain.
 
@@ -63,6 +68,7 @@ class QDQRules:
     bias: str = "float"
     leave_float: tuple[LeaveFloat, ...] = ()
     epilogues: tuple[Any, ...] = ()
+    additions: str = "add"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -72,6 +78,7 @@ class QDQRules:
         check_bool(self.quantize_constants, "quantize_constants")
         check_choice(self.weights, "weights", WEIGHTS)
         check_choice(self.bias, "bias", BIASES)
+        check_choice(self.additions, "additions", ADDITIONS)
         object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for name in OPERATOR_FIELDS:
             object.__setattr__(self, name, _operators(getattr(self, name), name))

@@ -12,8 +12,6 @@ a ViT): they are quantized only between quantized operators.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import nn
 
@@ -25,6 +23,7 @@ from backquant.backends.deployed import (
     MATMULS,
     MOVES,
     POOLS,
+    PRODUCTS,
     STATIC,
     VALUES,
     WEIGHT,
@@ -37,7 +36,6 @@ __all__ = ["backend_config"]
 
 # DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
-PRODUCTS = (operator.mul, torch.mul)
 FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", nn.Softmax)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *FIXED, nn.LeakyReLU, *shape.CAT, *POOLS, *MOVES)
 
@@ -56,6 +54,7 @@ def backend_config() -> BackendConfig:
         .set_qdq(
             QDQRules(
                 bias="int32",
+                additions="sum",
                 leave_float=(
                     LeaveFloat(FLOAT_OUTPUTS, results=True),
                     LeaveFloat(BETWEEN, beside_float=True),

@@ -10,10 +10,6 @@ unsigned weights, too.
 
 from __future__ import annotations
 
-import operator
-
-import torch
-
 from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.backends.defaults import CONVOLUTIONS
 from backquant.backends.deployed import (
@@ -23,6 +19,7 @@ from backquant.backends.deployed import (
     MATMULS,
     MOVES,
     POOLS,
+    PRODUCTS,
     STATIC,
     VALUES,
     WEIGHT_ONLY,
@@ -32,7 +29,6 @@ from backquant.operators.entry import admit, observed
 
 __all__ = ["backend_config"]
 
-PRODUCTS = (operator.mul, torch.mul)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *shape.CAT, *POOLS, *MOVES)
 
 

@@ -238,6 +238,9 @@ class QDQ(Model):
         default_factory=list,
         description="Operators computed in the kernel of the weighted operator before them.",
     )
+    additions: Literal["add", "sum"] | None = Field(
+        None, description="How a float addition of two activations is written in ONNX."
+    )
 
 
 class FileModel(Model):

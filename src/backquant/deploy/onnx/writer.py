@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx.additions import write_sums
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
 from backquant.deploy.onnx.gemm import store_integer_biases
@@ -58,6 +59,8 @@ def onnx_model(job: ExportJob) -> Any:
         made.optimize()
     fold_integer_constants(made.model)
     use_integer_products(made.model)
+    if job.qdq.additions == "sum":
+        write_sums(made.model)
     if job.qdq.bias == "int32":
         store_integer_biases(made.model)
     drop_unused(made.model)
