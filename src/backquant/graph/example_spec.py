@@ -12,7 +12,7 @@ from backquant.graph.example import as_arguments
 
 __all__ = ["ExampleSpec"]
 
-_TENSOR = "tensor"
+_TENSOR, _RANGE = "tensor", "range"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -20,8 +20,9 @@ _PLAIN = (bool, int, float, str, type(None))
 class ExampleSpec:
     """What a model was called with, without the values: JSON-able, and ``arguments()`` makes some.
 
-    ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}``; lists,
-    tuples (as lists) and dicts of such; and numbers, strings and ``None`` as they are.
+    ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}``, for integers
+    and truth values also ``"range": [least, greatest]``; lists, tuples (as lists) and dicts of such; and
+    numbers, strings and ``None`` as they are.
 
     >>> spec = ExampleSpec.of((torch.zeros(2, 3), True))
     >>> spec.args
@@ -47,7 +48,10 @@ class ExampleSpec:
             return None
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments: random floats (with a fixed seed), integers of zero."""
+        """Positional and keyword arguments, random with a fixed seed: floats, and integers of the range.
+
+        Where the range is not known, integers are 0. So a mask of ones stays one, and tokens are some.
+        """
         generator = torch.Generator().manual_seed(0)
         return tuple(_made(self.args, generator)), _made(self.kwargs, generator)
 
@@ -58,7 +62,8 @@ class ExampleSpec:
 
 def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        told = {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        return told | _range(value)
     if isinstance(value, (list, tuple)):
         return [_described(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -66,6 +71,12 @@ def _described(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     raise TypeError(type(value).__name__)
+
+
+def _range(value: torch.Tensor) -> dict[str, list[int]]:
+    if value.is_floating_point() or value.is_complex() or value.is_quantized or not value.numel():
+        return {}
+    return {_RANGE: [int(value.min()), int(value.max())]}
 
 
 def _made(value: Any, generator: torch.Generator) -> Any:
@@ -79,4 +90,7 @@ def _made(value: Any, generator: torch.Generator) -> Any:
     shape = tuple(value[_TENSOR])
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
-    return torch.zeros(shape, dtype=dtype)
+    if _RANGE not in value:
+        return torch.zeros(shape, dtype=dtype)
+    least, greatest = value[_RANGE]
+    return torch.randint(least, greatest + 1, shape, generator=generator).to(dtype)

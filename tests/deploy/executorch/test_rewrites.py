@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 
 import backquant
 from backquant.deploy.executorch import ExecuTorchModel
+from backquant.deploy.executorch.lowering import lower_program
+from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.rewrites import rewrite
-from backquant.deploy.program import quiet
+from backquant.deploy.program import Program, quiet
 
 
 class Behind(nn.Module):
@@ -32,6 +36,8 @@ REWRITTEN = {
     "mean-negative": lambda x: torch.mean(x, (-1, -2)),
     "unsqueeze": lambda x: x.unsqueeze(1),
     "squeeze": lambda x: x[:1].contiguous().squeeze(0),
+    "select": lambda x: x[:, :, -1],
+    "unbind": lambda x: x.unbind(1)[1],
     "softmax": lambda x: x.softmax(-1),
     "softmax-function": lambda x: F.softmax(F.relu(x), 3),
 }
@@ -70,3 +76,74 @@ def test_softmax_behind_a_convolution_is_right_in_the_runtime(tmp_path) -> None:
     model = backquant.quantize(net, backend="xnnpack", calibration=[x])
     backquant.export(model, tmp_path / "m.pte", example_inputs=x)
     torch.testing.assert_close(ExecuTorchModel(tmp_path / "m.pte")(x), model(x), rtol=0, atol=1e-5)
+
+
+class Attending(nn.Module):
+    """Attention of ``heads`` heads of queries; ``options`` are those of the function."""
+
+    def __init__(self, heads: int, groups: int, **options: Any) -> None:
+        super().__init__()
+        self.heads, self.groups, self.options = heads, groups, options
+        self.query, self.rest = nn.Linear(16, 16), nn.Linear(16, 2 * 16 // heads * groups)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        batch, length, _ = x.shape
+        query = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
+        rest = self.rest(x).view(batch, length, 2, self.groups, -1)
+        key, value = rest.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, **self.options)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
+
+
+def padding(batch: int) -> torch.Tensor:
+    """The last position of each sample but the first is none."""
+    mask = torch.ones(batch, 1, 1, 5, dtype=torch.bool)
+    mask[1:, ..., -1] = False
+    return mask
+
+
+ATTENTION = {
+    "plain": (Attending(4, 4), ()),
+    "causal": (Attending(4, 4, is_causal=True), ()),
+    "scaled": (Attending(4, 4, scale=0.3), ()),
+    "added": (Attending(4, 4), (torch.linspace(-2, 2, 25).view(5, 5),)),
+    "padded": (Attending(4, 4), (padding(2),)),
+    "shared": (Attending(4, 2, enable_gqa=True), (padding(2),)),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("free", [False, True])
+def test_attention_in_the_runtime(name: str, free: bool) -> None:
+    """It runs in the delegate; a mask of truth values becomes numbers outside."""
+    model, rest = ATTENTION[name]
+    inputs = (torch.randn(2, 5, 16), *rest)
+    batch = Dim("batch", max=4)
+    shapes = [{0: batch} if x.shape[0] == 2 else None for x in inputs] if free else None
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(
+            model.eval(), inputs, dynamic_shapes=shapes and tuple(shapes)
+        )
+        lowered = lower_program(Program(exported, {}))
+        torch.testing.assert_close(ExecuTorchModel(lowered.buffer)(*inputs), model(*inputs))
+    outside = set(read_back(lowered.buffer).portable)
+    if not free:  # the delegate refuses some slices and views of free sizes
+        assert outside <= {"dim_order_ops::_to_dim_order_copy.out"}
+
+
+def test_one_mask_for_all_layers() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Attending(4, 4), Attending(4, 4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.other(self.one(x, mask), mask)
+
+    inputs = (torch.randn(2, 5, 16), padding(2))
+    with quiet(), torch.no_grad():
+        program = torch.export.export(Twice(), inputs).run_decompositions({})
+        rewrite(program)
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.aten.sub.Tensor) == 1
+    assert targets.count(torch.ops.aten.bmm.default) == 4

@@ -48,6 +48,7 @@ def lower_program(program: Program) -> LoweredProgram:
         exported = program.exported.run_decompositions({})
     _mark(exported, program.origins)
     rewrite(exported)
+    _fold_constants(exported)
     edge, refused = _partitioned(exported)
     stuck = _stuck(exported, refused)
     if stuck:
@@ -57,6 +58,16 @@ def lower_program(program: Program) -> LoweredProgram:
     with quiet():
         finished = edge.to_executorch()
     return LoweredProgram(bytes(finished.buffer), _handles(edge), refused)
+
+
+def _fold_constants(exported: ExportedProgram) -> None:
+    """Values that depend on no input (masks, positions) are computed now; integer weights stay."""
+    with quiet(), torch.no_grad():
+        from executorch.exir.passes.constant_prop_pass import constant_prop_pass
+
+        nodes = exported.graph.nodes
+        kept = {n.target for n in nodes if _name(n.target).startswith(("quantize", "dequantize"))}
+        constant_prop_pass(exported, custom_skip_targets=kept)
 
 
 def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:

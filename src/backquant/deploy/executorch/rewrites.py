@@ -9,18 +9,21 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 4. ``softmax`` over the last axis of a tensor of four dimensions runs on three. Behind a convolution
    XNNPACK's tensors lie channels last, and its softmax then runs over the channels: in ExecuTorch 1.5
    a silently wrong result.
+5. ``select`` and ``unbind`` become slices and views.
+6. ``matmul`` of batches, and attention: see ``attention``.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 
+from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
+from backquant.deploy.executorch.edits import before, replace, sizes_of
 from backquant.lower.qdq import is_quantize
 
 __all__ = ["rewrite"]
@@ -38,8 +41,10 @@ _SOFTMAXES = (_aten.softmax.int, _aten._softmax.default)
 
 def rewrite(program: ExportedProgram) -> None:
     """Apply the rules in place, in graph order."""
+    attention = AttentionRewriter()
+    rules = {**_RULES, _aten.scaled_dot_product_attention.default: attention}
     for node in list(program.graph.nodes):
-        rule = _RULES.get(node.target) if node.op == "call_function" else None
+        rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
             rule(node)
     program.graph.eliminate_dead_code()
@@ -52,26 +57,47 @@ def _mean(node: Any) -> None:
     rank = source.meta["val"].dim()
     if keep or rank != 4 or not axes or sorted(axis % rank for axis in axes) != [2, 3]:
         return
-    kept = _before(node, node.target, (source, axes, True))
+    kept = before(node, node.target, (source, axes, True))
     value = kept
     users = list(node.users)
     if len(users) == 1 and is_quantize(users[0]):
         qparams = users[0].args[1:]
         dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-        quantized = _before(node, users[0].target, (kept, *qparams))
-        value = _before(node, dequantize, (quantized, *qparams))
-    _replace(node, _before(node, _aten.view.default, (value, _sizes(node))))
+        quantized = before(node, users[0].target, (kept, *qparams))
+        value = before(node, dequantize, (quantized, *qparams))
+    replace(node, before(node, _aten.view.default, (value, sizes_of(node))))
 
 
 def _squeeze(node: Any) -> None:
-    _replace(node, _before(node, _aten.view.default, (node.args[0], _sizes(node))))
+    replace(node, before(node, _aten.view.default, (node.args[0], sizes_of(node))))
+
+
+def _select(node: Any) -> None:
+    source, axis, index = node.args
+    size = source.meta["val"].shape[axis]
+    if isinstance(index, int) and isinstance(size, int):
+        replace(node, _one_of(node, source, axis, index % size))
+
+
+def _unbind(node: Any) -> None:
+    source, axis = (*node.args, 0)[:2]
+    for item in list(node.users):
+        if item.target is operator.getitem:
+            replace(item, _one_of(item, source, axis, item.args[1]))
+    if not node.users:
+        node.graph.erase_node(node)
+
+
+def _one_of(node: Any, source: Any, axis: int, index: int) -> Any:
+    sliced = before(node, _aten.slice.Tensor, (source, axis, index, index + 1))
+    return before(node, _aten.reshape.default, (sliced, sizes_of(node)))
 
 
 def _view(node: Any) -> None:
-    sizes = _sizes(node)
+    sizes = sizes_of(node)
     symbolic = any(not isinstance(size, int) for size in node.meta["val"].shape)
     if node.target is not _aten.view.default or symbolic:
-        _replace(node, _before(node, _aten.view.default, (node.args[0], sizes)))
+        replace(node, before(node, _aten.view.default, (node.args[0], sizes)))
 
 
 def _softmax(node: Any) -> None:
@@ -80,10 +106,10 @@ def _softmax(node: Any) -> None:
     if len(shape) != 4 or axis not in (-1, 3) or not _follows_convolution(source):
         return
     # all but the first axis, which may be symbolic, and the last one become one
-    flat = _before(node, _aten.flatten.using_ints, (source, 1, 2))
-    flat = _before(node, _aten.view.default, (source, _sizes(flat)))
-    inner = _before(node, node.target, (flat, -1, *more))
-    _replace(node, _before(node, _aten.view.default, (inner, _sizes(node))))
+    flat = before(node, _aten.flatten.using_ints, (source, 1, 2))
+    flat = before(node, _aten.view.default, (source, sizes_of(flat)))
+    inner = before(node, node.target, (flat, -1, *more))
+    replace(node, before(node, _aten.view.default, (inner, sizes_of(node))))
 
 
 _LAYOUT_GIVERS = (
@@ -113,36 +139,12 @@ def _follows_convolution(node: Any) -> bool:
     return False
 
 
-def _sizes(node: Any) -> list[Any]:
-    """The shape of ``node``; one symbolic size is -1."""
-    shape = list(node.meta["val"].shape)
-    symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
-    if len(symbolic) == 1:
-        shape[symbolic[0]] = -1
-    return shape
-
-
-def _before(node: Any, target: Any, args: tuple[Any, ...]) -> Any:
-    """A call before ``node`` that stands for the same operator of the model, with its value's meta."""
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta = dict(node.meta)
-    values = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], args)
-    mode = detect_fake_mode(values)
-    assert mode is not None
-    with mode:
-        made.meta["val"] = target(*values)
-    return made
-
-
-def _replace(node: Any, by: Any) -> None:
-    node.replace_all_uses_with(by)
-    node.graph.erase_node(node)
-
-
 _RULES: dict[Any, Callable[[Any], None]] = {
     _aten.mean.dim: _mean,
+    _aten.select.int: _select,
+    _aten.unbind.int: _unbind,
     **dict.fromkeys(_SQUEEZES, _squeeze),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(_SOFTMAXES, _softmax),
+    _aten.matmul.default: batched_product,
 }

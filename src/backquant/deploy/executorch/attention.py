@@ -1,0 +1,163 @@
+"""Attention in the spelling that XNNPACK takes: products of batches of matrices, a softmax, an addition.
+
+ExecuTorch decomposes ``scaled_dot_product_attention`` so that rows whose positions are all masked give
+zeros: six operators of each layer run outside of the delegate. Here
+
+1. queries ``[batch, heads, length, depth]`` become ``[batch · groups, …]``; keys and values that several
+   heads share are not repeated: their heads' queries are rows of one matrix;
+2. a mask of truth values becomes numbers, 0 or -1e30, once for all layers that read it. A row whose
+   positions are all masked then gives the mean of the values, and not 0: the one difference.
+3. ``matmul`` of two batches of the same sizes becomes ``bmm``, without an ``expand`` that does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from backquant.deploy.executorch.edits import before, replace, sizes_of
+
+__all__ = ["AttentionRewriter", "batched_product"]
+
+_aten = torch.ops.aten
+_TURNED = [0, 2, 1, 3]
+_MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
+
+
+def batched_product(node: Any) -> None:
+    """Rule 3, in place; other products stay as they are."""
+    one, other = node.args
+    left, right = (value.meta["val"].shape for value in (one, other))
+    if len(left) < 3 or len(left) != len(right) or list(left[:-2]) != list(right[:-2]):
+        return
+    if len(left) == 3:
+        replace(node, before(node, _aten.bmm.default, (one, other)))
+        return
+    count = _product(left[:-2])
+    if not all(isinstance(size, int) for size in (*left[-2:], *right[-2:])):
+        return
+    flat = [
+        before(node, _aten.reshape.default, (value, [count, *shape[-2:]]))
+        for value, shape in ((one, left), (other, right))
+    ]
+    product = before(node, _aten.bmm.default, tuple(flat))
+    sizes = sizes_of(node)
+    if sum(not isinstance(size, int) for size in sizes) == 0:
+        replace(node, before(node, _aten.reshape.default, (product, sizes)))
+
+
+def _product(sizes: Any) -> int:
+    """-1 where one of them is symbolic."""
+    count = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            return -1
+        count *= size
+    return count
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of one attention. ``batch`` is -1 where it is symbolic; then nothing else is."""
+
+    batch: int
+    heads: int
+    groups: int  # heads of keys and values
+    length: int
+    positions: int
+    depth: int
+    width: int  # of the values
+
+    @classmethod
+    def of(cls, query: Any, key: Any, value: Any) -> _Sizes | None:
+        shapes = [x.meta["val"].shape for x in (query, key, value)]
+        if any(len(shape) != 4 for shape in shapes):
+            return None
+        if not all(isinstance(size, int) for shape in shapes for size in shape[1:]):
+            return None
+        batch = shapes[0][0]
+        if any(shape[0] != batch for shape in shapes) or shapes[1][1] != shapes[2][1]:
+            return None
+        _, heads, length, depth = shapes[0]
+        _, groups, positions, width = shapes[2]
+        if heads % groups:
+            return None
+        batch = batch if isinstance(batch, int) else -1
+        return cls(batch, heads, groups, length, positions, depth, width)
+
+    @property
+    def count(self) -> int:
+        return -1 if self.batch < 0 else self.batch * self.groups
+
+    @property
+    def rows(self) -> int:
+        """Of the queries that read the same keys."""
+        return self.heads // self.groups * self.length
+
+
+@dataclass
+class AttentionRewriter:
+    """Rules 1 and 2 on one graph, node by node; ``masks``: those that are numbers already."""
+
+    masks: dict[Any, Any] = field(default_factory=dict)
+
+    def __call__(self, node: Any) -> None:
+        query, key, value, mask, dropout, causal = (*node.args, None, 0.0, False)[:6]
+        mask = node.kwargs.get("attn_mask", mask)
+        causal = node.kwargs.get("is_causal", causal)
+        sizes = _Sizes.of(query, key, value)
+        if sizes is None or node.kwargs.get("dropout_p", dropout):
+            return
+        scale = node.kwargs.get("scale")
+        scale = sizes.depth**-0.5 if scale is None else float(scale)
+
+        def made(target: Any, *args: Any) -> Any:
+            return before(node, target, args)
+
+        flat = made(_aten.reshape.default, query, [sizes.count, sizes.rows, sizes.depth])
+        scaled = made(_aten.mul.Tensor, flat, scale)
+        keys = made(_aten.reshape.default, key, [sizes.count, sizes.positions, sizes.depth])
+        turned = made(_aten.permute.default, keys, [0, 2, 1])
+        scores = made(_aten.bmm.default, scaled, turned)
+        if causal:
+            scores = self._masked(node, scores, _causal(node, sizes), sizes)
+        if mask is not None:
+            scores = self._masked(node, scores, self._number(node, mask), sizes)
+        weights = made(_aten.softmax.int, scores, -1)
+        values = made(_aten.reshape.default, value, [sizes.count, sizes.positions, sizes.width])
+        mixed = made(_aten.bmm.default, weights, values)
+        shape = [sizes.batch, sizes.heads, sizes.length, sizes.width]
+        turned = made(_aten.permute.default, made(_aten.reshape.default, mixed, shape), _TURNED)
+        # PyTorch's result lies in memory so, and views of it count on that
+        laid = before(node, _aten.clone.default, (turned,), memory_format=torch.contiguous_format)
+        replace(node, made(_aten.permute.default, laid, _TURNED))
+
+    def _masked(self, node: Any, scores: Any, mask: Any, sizes: _Sizes) -> Any:
+        """``scores + mask``, whose sizes are broadcast to batch, heads, length, positions."""
+        shape = [*mask.meta["val"].shape]
+        if sizes.groups == sizes.heads and all(size == 1 for size in shape[:-2]):
+            if len(shape) > 2:
+                mask = before(node, _aten.reshape.default, (mask, shape[-2:]))
+            return before(node, _aten.add.Tensor, (scores, mask))
+        full = [sizes.batch, sizes.heads, sizes.length, sizes.positions]
+        apart = before(node, _aten.reshape.default, (scores, full))
+        added = before(node, _aten.add.Tensor, (apart, mask))
+        flat = [sizes.count, sizes.rows, sizes.positions]
+        return before(node, _aten.reshape.default, (added, flat))
+
+    def _number(self, node: Any, mask: Any) -> Any:
+        if mask.meta["val"].dtype is not torch.bool:
+            return mask
+        if mask not in self.masks:
+            ones = before(node, _aten.to.dtype, (mask, torch.float32))
+            less = before(node, _aten.sub.Tensor, (ones, 1.0))
+            self.masks[mask] = before(node, _aten.mul.Tensor, (less, _MASKED))
+        return self.masks[mask]
+
+
+def _causal(node: Any, sizes: _Sizes) -> Any:
+    """A constant: -1e30 behind the position of the query."""
+    full = before(node, _aten.full.default, ([sizes.length, sizes.positions], -_MASKED))
+    return before(node, _aten.triu.default, (full, 1))

@@ -1,0 +1,39 @@
+"""Nodes in place of others in an exported program, with the values that other passes ask them for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+
+__all__ = ["before", "replace", "sizes_of"]
+
+
+def sizes_of(node: Any) -> list[Any]:
+    """The shape of ``node``, for a view; one symbolic size is -1."""
+    shape = list(node.meta["val"].shape)
+    symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    if len(symbolic) == 1:
+        shape[symbolic[0]] = -1
+    return shape
+
+
+def before(node: Any, target: Any, args: tuple[Any, ...], **more: Any) -> Any:
+    """A call before ``node`` that stands for the same operator of the model, with its value's meta."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, args, more)
+    made.meta = dict(node.meta)
+    values = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], args)
+    mode = detect_fake_mode((node.meta["val"], *values))
+    assert mode is not None
+    with mode:
+        made.meta["val"] = target(*values, **more)
+    return made
+
+
+def replace(node: Any, by: Any) -> None:
+    """``by`` for all readers of ``node``, which goes."""
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
