@@ -42,7 +42,10 @@ _SOFTMAXES = (_aten.softmax.int, _aten._softmax.default)
 def rewrite(program: ExportedProgram) -> None:
     """Apply the rules in place, in graph order."""
     attention = AttentionRewriter()
-    rules = {**_RULES, _aten.scaled_dot_product_attention.default: attention}
+    rules: dict[Any, Callable[[Any], None]] = {
+        **_RULES,
+        _aten.scaled_dot_product_attention.default: attention,
+    }
     for node in list(program.graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
