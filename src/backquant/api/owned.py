@@ -38,8 +38,9 @@ def own_shared_tensors(module: nn.Module, source: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            yield from (tensor for tensor in table.values() if tensor is not None)
 
 
 def _memory(tensor: torch.Tensor) -> int:

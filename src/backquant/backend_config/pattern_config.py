@@ -78,6 +78,8 @@ root_module=torch.nn.Linear)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
+    _known_normal: tuple[Pattern, NormalPattern] | None = None  # of which pattern
+
     def __init__(self, pattern: Pattern | None = None) -> None:
         super().__init__()
         self._observation_type = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
@@ -139,15 +141,19 @@ root_module=torch.nn.Linear)
         >>> BackendPatternConfig(torch.add).normal_pattern.anchor
         PatternNode(torch.add, inputs=None, kind='function')
         """
-        if self._pattern_complex_format is not None:
-            return from_reversed(self._pattern_complex_format)
-        if self.pattern is None:
+        nested = self._pattern_complex_format
+        source = self.pattern if nested is None else nested
+        if source is None:
             raise SpecError(
                 "a BackendPatternConfig without a pattern",
                 where="pattern",
                 fix="BackendPatternConfig(torch.nn.Linear)",
             )
-        return normal_form(self.pattern)
+        known = self._known_normal
+        if known is None or known[0] is not source:
+            known = source, normal_form(source) if nested is None else from_reversed(source)
+            self._known_normal = known
+        return known[1]
 
     # -- observation and dtypes ------------------------------------------------------------------
 

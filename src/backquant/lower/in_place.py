@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import operator
+from functools import lru_cache
+from typing import Any
 
 from torch import fx, nn
 
@@ -70,12 +72,20 @@ def _is_in_place(node: fx.Node, modules: nn.Module) -> bool:
 
 def _asks(node: fx.Node) -> bool:
     """Whether ``inplace`` is among the arguments, by name or position."""
-    assert callable(node.target)
+    if "inplace" in node.kwargs:
+        return node.kwargs["inplace"] is True
+    place = _place_of_inplace(node.target)
+    return place is not None and len(node.args) > place and node.args[place] is True
+
+
+@lru_cache(maxsize=4096)
+def _place_of_inplace(target: Any) -> int | None:
+    """The position of the argument ``inplace``; None if there is none."""
     try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+        names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):  # a builtin: its in-place form has another name
-        return False
-    return bound.arguments.get("inplace") is True
+        return None
+    return names.index("inplace") if "inplace" in names else None
 
 
 def _ends_in_place(name: str) -> bool:

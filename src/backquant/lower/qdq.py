@@ -8,6 +8,7 @@ dequantize_per_tensor.default, dequantize_per_channel.default), registered by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -86,14 +87,15 @@ def dequantize_target() -> Any:
 
 
 def _is_op(node: Node, name: str) -> bool:
-    target = node.target
-    return (
-        node.op == "call_function"
-        and isinstance(target, torch._ops.OpOverload)
-        and target.namespace == _NAMESPACE
-        and target._schema.name == f"{_NAMESPACE}::{name}"
-        and target._overloadname == "default"
-    )
+    return node.op == "call_function" and _name_of(node.target) == name
+
+
+@lru_cache(maxsize=4096)
+def _name_of(target: Any) -> str:
+    """The name of a default overload of ``quantized_decomposed``; empty for anything else."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != _NAMESPACE:
+        return ""
+    return target._schema.name.partition("::")[2] if target._overloadname == "default" else ""
 
 
 def is_quantize(node: Any) -> bool:
@@ -115,7 +117,7 @@ def _is_literal(node: Node) -> bool:
     return (
         len(node.args) == 6
         and not any(isinstance(a, Node) for a in node.args[1:])
-        and not any(value is not None for value in node.kwargs.values())
+        and (not node.kwargs or all(value is None for value in node.kwargs.values()))
     )
 
 

@@ -94,24 +94,23 @@ def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
     if root.op != "call_module":
         raise ConfigError(
             f"the root of a fusion has to be a module, and {root.name!r} is none",
-            where=f"{backend.name}, entry {candidate.entry} ({candidate.pattern})",
+            where=_where(found, backend),
             fix="_set_root_node_getter(...) with a getter that returns the convolution or linear",
         )
     extra = extra_inputs_of(found, backend)
     members = sorted(found.members, key=graph.position.__getitem__)
-    where = f"{backend.name}, entry {candidate.entry} ({candidate.pattern})"
     for node in extra:
         if node in members:
             raise ConfigError(
                 f"the extra input {node.name!r} of a fusion lies inside of it",
-                where=where,
+                where=_where(found, backend),
                 fix="_set_extra_inputs_getter(...) with a getter of nodes outside of the pattern",
             )
     for node in root.all_input_nodes:
         if node in members:
             raise ConfigError(
                 f"the root {root.name!r} of a fusion reads {node.name!r}, which lies inside of it",
-                where=where,
+                where=_where(found, backend),
                 fix="_set_root_node_getter(...) with a getter of an operator that reads inputs only",
             )
     fused = candidate.config.fused_module
@@ -124,6 +123,11 @@ def _fusion(found: Found, graph: GraphIndex, backend: BackendConfig) -> Fusion:
         bound=tuple(v.name if isinstance(v, fx.Node) else "" for v in found.bound),
         extra_inputs=tuple(node.name for node in extra),
     )
+
+
+def _where(found: Found, backend: BackendConfig) -> str:
+    candidate = found.candidate
+    return f"{backend.name}, entry {candidate.entry} ({candidate.pattern})"
 
 
 def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:

@@ -234,8 +234,10 @@ def _symmetric_zero_point(target: QuantRange) -> int:
     return 2**15 if target.dtype == torch.uint16 else 0
 
 
-def qparam_dict(observer: Any) -> dict[str, Any]:
+def qparam_dict(observer: Any, calculated: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
     """What a reference module needs of the observer of its weight.
+
+    ``calculated``: what its ``calculate_qparams()`` would return, if that is known.
 
     Keys: ``qscheme`` (affine; None when the observer has none or measures nothing), ``dtype``,
     and then ``scale``, ``zero_point``, ``axis`` (per channel), ``quant_min``, ``quant_max``.
@@ -256,7 +258,8 @@ def qparam_dict(observer: Any) -> dict[str, Any]:
         symmetric = qscheme == torch.per_channel_symmetric
         result["qscheme"] = torch.per_channel_affine if symmetric else qscheme
         result["axis"] = observer.ch_axis
-    result["scale"], result["zero_point"] = observer.calculate_qparams()
+    pair = observer.calculate_qparams() if calculated is None else calculated
+    result["scale"], result["zero_point"] = pair
     for bound in ("quant_min", "quant_max"):
         if hasattr(observer, bound):
             result[bound] = getattr(observer, bound)

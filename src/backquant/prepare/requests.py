@@ -6,6 +6,7 @@ Each spec is probed once: one throw-away observer tells type, dtype and kind.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from torch import nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.graph import own_buffers
 from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
 from backquant.observe import (
@@ -57,6 +57,7 @@ OBSERVED_DTYPES: frozenset[torch.dtype] = frozenset(
 _FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
 # Observers that hold nothing but settings and buffers: a copy is made sooner than another one.
 _COPIED = (*_FORGETFUL, HistogramObserver)
+_TABLES = frozenset({dict, OrderedDict, list, set})
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class ObserverSource:
     def make(self, spec: ObserverSpec) -> nn.Module:
         """A fresh observer. Raises ConfigError when the spec asks for none."""
         if spec in self._fresh:
-            return own_buffers(self._fresh[spec])
+            return _twin(self._fresh[spec])
         made = self._make_checked(spec)
         if made is None:
             raise ConfigError(
@@ -145,7 +146,7 @@ class ObserverSource:
         factory = self._factories[spec]
         plain = isinstance(factory, ObserverPartial) and not factory.callable_args
         if plain and type(made) in _COPIED:  # callable arguments are called for every observer
-            self._fresh[spec] = own_buffers(made)
+            self._fresh[spec] = _twin(made)
         return made
 
     def reused(self, spec: ObserverSpec) -> nn.Module:
@@ -213,6 +214,17 @@ class ObserverSource:
             if probe.dtype == wanted and not (probe.fixed or probe.reuses_input):
                 return general.activation  # type: ignore[no-any-return]
         return MinMaxObserver.with_args(dtype=wanted)
+
+
+def _twin(observer: nn.Module) -> nn.Module:
+    """A copy of an observer that holds nothing but settings, buffers and tables without modules."""
+    made: nn.Module = object.__new__(type(observer))
+    own = made.__dict__
+    for name, value in observer.__dict__.items():
+        own[name] = value.copy() if type(value) in _TABLES else value
+    buffers = observer._buffers.items()
+    own["_buffers"] = {name: None if b is None else b.detach().clone() for name, b in buffers}
+    return made
 
 
 def _probe(observer: Any) -> Probe:
