@@ -27,6 +27,7 @@ from backquant.errors import ConfigError
 from backquant.graph import (
     FLOAT8_DTYPES,
     GraphEditor,
+    call_before,
     register_float8,
     register_quantized_decomposed,
 )
@@ -61,8 +62,7 @@ class Writer:
 
     def call(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         """A call of ``function`` before the position."""
-        with self.editor.graph.inserting_before(self.position):
-            return self.editor.graph.call_function(function, args)
+        return call_before(self.position, "call_function", function, args)
 
     def method(self, name: str, *args: Any) -> fx.Node:
         """A call of a method before the position."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from backquant.graph.assemble import DeferredGraphModule, assemble, copied_graph, rebuilt
+from backquant.graph.assemble import (
+    DeferredGraphModule,
+    assemble,
+    call_before,
+    copied_graph,
+    rebuilt,
+)
 from backquant.graph.capture import Captured, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
 from backquant.graph.collector import without_collector
@@ -50,6 +56,7 @@ __all__ = [
     "Scope",
     "as_arguments",
     "assemble",
+    "call_before",
     "capture",
     "capture_for_training",
     "check_inputs",

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.fx.graph import _illegal_names, _name_regex
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-__all__ = ["DeferredGraphModule", "assemble", "copied_graph", "rebuilt"]
+__all__ = ["DeferredGraphModule", "assemble", "call_before", "copied_graph", "rebuilt"]
 
 
 class DeferredGraphModule(fx.GraphModule):
@@ -165,6 +165,30 @@ def copied_graph(graph: fx.Graph, values: dict[fx.Node, fx.Node] | None = None) 
         made._len += 1
         found[node] = new
     return made
+
+
+def call_before(
+    position: fx.Node, op: str, target: Any, args: tuple[Any, ...], name: str | None = None
+) -> fx.Node:
+    """A new call right before ``position``, as ``Graph.create_node`` makes it.
+
+    That one looks through all arguments for symbolic numbers, to warn of them, which takes as long as
+    making the node.
+
+    >>> gm = fx.symbolic_trace(lambda x: x)
+    >>> last = next(reversed(gm.graph.nodes))
+    >>> call_before(last, "call_function", torch.relu, (last.args[0],)).name
+    'relu'
+    """
+    graph = position.graph
+    names = graph._graph_namespace
+    chosen = names.create_name(graph._target_to_str(target) if name is None else name, None)
+    node = fx.Node(graph, chosen, op, target, args, fx.immutable_collections.immutable_dict())
+    names.associate_name_with_obj(chosen, node)
+    position.prepend(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
 
 
 def rebuilt(kind: type[_Kind], module: fx.GraphModule, root: nn.Module) -> _Kind:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from backquant.errors import PassError
-from backquant.graph import DeferredGraphModule, assemble, copied_graph
+from backquant.graph import DeferredGraphModule, assemble, call_before, copied_graph
 from backquant.lower.absorb import absorb_clamps
 from backquant.lower.any_layout import reshape_views
 from backquant.lower.boundaries import fold_boundaries
@@ -159,6 +159,8 @@ class _Pass:
             return source
         if isinstance(emit.target, nn.Module):
             path = self._place(site, emit.target)
+            if not emit.kwargs:
+                return call_before(site.last, "call_module", path, emit.args, name)
             return graph.create_node("call_module", path, emit.args, dict(emit.kwargs), name)
         kind = "call_method" if isinstance(emit.target, str) else "call_function"
         return graph.create_node(kind, emit.target, emit.args, dict(emit.kwargs), name)

@@ -220,7 +220,7 @@ class _Error:
 
 def _rounded(x: Array, step: Array, least: Array, most: Array) -> tuple[Array, Array]:
     """The nearest admitted integers of ``x / step`` (``[n, k]``), and the differences to them."""
-    t = x / step[:, None]
+    t = x * (1 / step)[:, None]
     nearest = np.rint(t)
     np.maximum(nearest, least[:, None], out=nearest)
     np.minimum(nearest, most[:, None], out=nearest)

@@ -82,7 +82,7 @@ def _settle_sorted(observers: Sequence[HistogramObserver], mantissa_bits: int) -
     owners = np.repeat(np.arange(len(known)), [len(bins.key) for bins in known])
     place = np.concatenate(((owner << 32) + key, (owners << 32) + _joined(known, 0)))
     kept = np.flatnonzero(np.concatenate((finite, np.ones(len(owners), bool))))
-    kept = kept[np.argsort(place[kept])]
+    kept = kept[_order(place[kept])]
     place = place[kept]
     starts = np.flatnonzero(np.concatenate(([True], place[1:] != place[:-1])))
     moments = (times, times * position, times * position * position)
@@ -95,6 +95,16 @@ def _settle_sorted(observers: Sequence[HistogramObserver], mantissa_bits: int) -
         columns = (column[start:stop].copy() for column in (keys, *sums))
         observer._set_bins(Bins(*map(torch.from_numpy, columns)))
         observer._forget_waiting()
+
+
+def _order(place: Array) -> Array:
+    """Of integers that leave room for their index: their order. Sorting them is ten times faster than
+    ``argsort``."""
+    bits = len(place).bit_length()
+    numbered = (place << bits) | np.arange(len(place))
+    numbered.sort()
+    found: Array = numbered & ((1 << bits) - 1)
+    return found
 
 
 def _joined(known: Sequence[Bins], part: int) -> Array:

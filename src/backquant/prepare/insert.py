@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
-from backquant.graph import GraphEditor, own_buffers, rebuilt, set_module, verify
+from backquant.graph import GraphEditor, call_before, own_buffers, rebuilt, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.apart import Interface, interfaces
 from backquant.prepare.conflicts import check_groups
@@ -103,8 +103,9 @@ def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource)
     for site in table.sites:
         if not site.shared:
             observer = source.make(site.spec)
-            observer.train(prepared.training)
-            own = {buffer.device for buffer in observer.buffers()}
+            if observer.training != prepared.training or observer._modules:
+                observer.train(prepared.training)
+            own = {tensor.device for tensor in _tensors(observer)}
             elsewhere = device is not None and own != {device}
             made[site.name] = observer.to(device) if elsewhere else observer
     for site in table.sites:
@@ -115,8 +116,7 @@ def _connect(editor: GraphEditor, table: SiteTable) -> None:
     nodes = {node.name: node for node in editor.graph.nodes}
     for site in table.sites:
         value = nodes[site.value]
-        with editor.graph.inserting_after(value):
-            observed = editor.graph.create_node("call_module", site.name, (value,), {}, site.name)
+        observed = call_before(value.next, "call_module", site.name, (value,), site.name)
         nodes[site.name] = observed
         editor.provenance.record(site.name, (site.value,))
         for reader in _rewired(site, value, observed, nodes):
@@ -132,8 +132,14 @@ def _rewired(
     return [nodes[name] for name in site.readers]
 
 
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            yield from (tensor for tensor in table.values() if tensor is not None)
+
+
 def _only_device(module: nn.Module) -> torch.device | None:
-    devices = {t.device for t in (*module.parameters(), *module.buffers())}
+    devices = {tensor.device for tensor in _tensors(module)}
     if len(devices) > 1:
         raise ConfigError(
             "the model is on several devices, observers are placed on one",
