@@ -28,5 +28,6 @@ def with_facts(prepared: Prepared, exported: Exported) -> Prepared:
         "expected": exported.expected,
         "kernels": exported.kernel_counts,
         "left_in_float": [[str(r.node), r.admitted] for r in exported.left_in_float],
+        "undelegated": [[str(r.node), r.admitted] for r in exported.undelegated],
     }
     return Prepared(prepared.feed, prepared.run, prepared.read, {**prepared.facts, **facts})

@@ -22,7 +22,7 @@ from backquant.match import Plan
 from backquant.match.left_float import LeftFloat, left_in_float
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["LeftRules", "rules_for_left"]
+__all__ = ["LeftRules", "places_of", "rules_for_left"]
 
 _SHOWN = 3
 
@@ -49,7 +49,7 @@ def rules_for_left(
     found = tuple(left for left in found if plan.decisions[left.node].quantized)
     if not found:
         return None
-    places = _places(fused.module, fused.scopes)
+    places = places_of(fused.module, fused.scopes)
     result = copy.copy(mapping)
     result.module_name_object_type_order_qconfigs = copy.copy(
         mapping.module_name_object_type_order_qconfigs
@@ -59,8 +59,14 @@ def rules_for_left(
     return LeftRules(result, tuple(_notes(found, rules, backend)))
 
 
-def _places(module: fx.GraphModule, scopes: Mapping[str, Scope]) -> dict[str, tuple[str, Any, int]]:
-    """Module, operator and number of each function call, as rules count them."""
+def places_of(
+    module: fx.GraphModule, scopes: Mapping[str, Scope]
+) -> dict[str, tuple[str, Any, int]]:
+    """Module, operator and number of each function call, as rules count them.
+
+    >>> places_of(fx.symbolic_trace(abs), {})
+    {'abs_1': ('', <built-in function abs>, 0)}
+    """
     uses: Counter[tuple[str, Any]] = Counter()
     found: dict[str, tuple[str, Any, int]] = {}
     for node in module.graph.nodes:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from backquant.api.arguments import given_model
+from backquant.api.beside_float import rules_beside_float
 from backquant.api.capturing import Capturing, captured_with, spelled_for, with_reasons
 from backquant.api.left_float import rules_for_left
 from backquant.backend_config import BackendConfig
@@ -25,6 +26,9 @@ __all__ = [
     "fused_graph",
     "planned",
 ]
+
+# what a backend chooses for a graph when nobody passes a mapping, one after the other
+_DEFAULT_RULES = (rules_for_left, rules_beside_float)
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,13 @@ def planned(  # size: what is asked for of a model, and how to capture it
     backend, mapping = spelled_for(captured, backend, mapping)
     matching = CustomMatching.of(custom)
     fused, plan = plan_fused(captured, backend, mapping, matching)
-    if capturing is not None and capturing.leave_float:
-        left = rules_for_left(fused, plan, backend, mapping)
-        if left is not None:
-            mapping = left.mapping
+    notes: tuple[str, ...] = ()
+    for rules in _DEFAULT_RULES if capturing is not None and capturing.leave_float else ():
+        chosen = rules(fused, plan, backend, mapping)
+        if chosen is not None:
+            mapping, notes = chosen.mapping, (*notes, *chosen.notes)
             fused, plan = plan_fused(captured, backend, mapping, matching)
-            plan = replace(plan, notes=(*plan.notes, *left.notes))
+    plan = replace(plan, notes=(*plan.notes, *notes))
     return Planned(fused, with_reasons(plan, captured), backend, mapping)
 
 

@@ -137,6 +137,10 @@ class DefaultOverride:
     which rules for them are registered. A role of training falls back on the backend's role of
     training, not on this override's role of inference.
 
+    ``beside_float``: only where they read float activations alone and no quantized operator reads their
+    result; for ``quantize`` and ``explain`` without a mapping (the default mappings are PyTorch's). So a
+    target whose static kernels give integers quantizes dynamically what stands between float operators.
+
     >>> DefaultOverride(("reshape",), activation=QuantDefault("reuse_input"))
     DefaultOverride((.reshape(),), activation=QuantDefault('reuse_input'))
     """
@@ -146,8 +150,10 @@ class DefaultOverride:
     weight: QuantDefault | None = None
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
+    beside_float: bool = False
 
     def __post_init__(self) -> None:
+        check_bool(self.beside_float, "beside_float")
         given: Any = self.operators
         if not isinstance(given, (tuple, list)) or not given:
             raise SpecError(
@@ -168,7 +174,8 @@ class DefaultOverride:
         >>> DefaultOverride(("reshape",), QuantDefault("reuse_input")).to_dict()
         {'operators': ['reshape'], 'activation': {'observer': 'reuse_input'}}
         """
-        return {"operators": list(self.operators), **_roles_to_dict(self)}
+        where = {"beside_float": True} if self.beside_float else {}
+        return {"operators": list(self.operators), **_roles_to_dict(self), **where}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DefaultOverride:
@@ -177,13 +184,15 @@ class DefaultOverride:
         >>> DefaultOverride.from_dict({"operators": ["reshape"]}).operators
         ('reshape',)
         """
-        check_keys(values, ("operators", *_ROLES), "DefaultOverride")
-        return cls(values.get("operators", ()), **_roles_from_dict(values))
+        check_keys(values, ("operators", *_ROLES, "beside_float"), "DefaultOverride")
+        where = bool(values.get("beside_float"))
+        return cls(values.get("operators", ()), **_roles_from_dict(values), beside_float=where)
 
     def __repr__(self) -> str:
         names = ", ".join(map(operator_name, self.operators))
         comma = "," if len(self.operators) == 1 else ""
-        return f"DefaultOverride({', '.join([f'({names}{comma})', *_roles_repr(self)])})"
+        where = ["beside_float=True"] if self.beside_float else []
+        return f"DefaultOverride({', '.join([f'({names}{comma})', *_roles_repr(self), *where])})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,6 +238,8 @@ class BackendDefaults:
             if not isinstance(override, DefaultOverride):
                 raise SpecError(f"expected a DefaultOverride, got {override!r}", where=place)
             for operator in override.operators:
+                if override.beside_float:
+                    continue
                 if operator in seen:
                     raise SpecError(
                         f"{operator_name(operator)} is overridden twice",

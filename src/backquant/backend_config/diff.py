@@ -270,7 +270,8 @@ def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
         ]
         for operator in override.operators:
             label = describe_pattern(normal_form(operator))
-            texts[f"overrides[{label}]"] = "; ".join(words) or "as the backend"
+            where = ", beside float" if override.beside_float else ""
+            texts[f"overrides[{label}{where}]"] = "; ".join(words) or "as the backend"
     texts |= {f"leave_float[{i}]": repr(rule) for i, rule in enumerate(defaults.leave_float)}
     return texts
 

@@ -207,7 +207,8 @@ def default_lines(config: BackendConfig) -> list[str]:
             for role in _ROLES
             if (value := getattr(override, role)) is not None
         ]
-        lines.append(f"{names} – {'; '.join(values) or 'nothing of their own'}")
+        where = " between float operators" if override.beside_float else ""
+        lines.append(f"{names}{where} – {'; '.join(values) or 'nothing of their own'}")
     lines += map(_left_float, defaults.leave_float)
     return lines
 

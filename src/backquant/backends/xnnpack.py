@@ -8,6 +8,11 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config``; each row was run 
    per channel.
 3. A transposed convolution has its channels on axis 1 of the weight.
 4. What only moves or cuts values keeps its input's qparams.
+5. A static linear layer gives integers; a dynamic one reads floats and gives floats, as fast and more
+   exactly. So by default what stands between float operators (attention, layer norm, GELU) is dynamic:
+   of a trained sentence encoder 27 dB in place of 6.
+6. Additions, products, concatenations and what only moves values are quantized between quantized
+   operators only.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from backquant.backend_config import (
     DefaultOverride,
     DTypeConfig,
     DTypeWithConstraints,
+    LeaveFloat,
     QDQRules,
     QuantDefault,
 )
@@ -65,6 +71,9 @@ _INTEGER_WEIGHT = QuantDefault(
     quant_min=-127,
     quant_max=127,
 )
+_AT_EACH_CALL = QuantDefault(
+    "placeholder", dtype=torch.qint8, quant_min=-128, quant_max=127, is_dynamic=True
+)
 _TRAINED_WEIGHT = replace(
     _INTEGER_WEIGHT,
     observer="moving_average_per_channel_minmax",
@@ -89,6 +98,7 @@ DEFAULTS = BackendDefaults(
             weight=replace(_INTEGER_WEIGHT, ch_axis=1),
             qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
         ),
+        DefaultOverride((nn.Linear, F.linear), activation=_AT_EACH_CALL, beside_float=True),
     ),
 )
 
@@ -132,6 +142,13 @@ SHARING: tuple[Any, ...] = (
 )
 
 
+RULES = QDQRules(
+    dequantize_per_user=True,
+    quantize_constants=False,
+    leave_float=(LeaveFloat((*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING), beside_float=True),),
+)
+
+
 def backend_config() -> BackendConfig:
     """What ExecuTorch's XNNPACK delegate runs on integers.
 
@@ -142,7 +159,7 @@ def backend_config() -> BackendConfig:
     return (
         BackendConfig("xnnpack")
         .set_defaults(DEFAULTS)
-        .set_qdq(QDQRules(dequantize_per_user=True, quantize_constants=False))
+        .set_qdq(RULES)
         .set_backend_pattern_configs(
             [
                 *admit(conv.conv_entries(conv.CONV[1]), [WEIGHTED]),

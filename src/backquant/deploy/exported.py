@@ -13,6 +13,8 @@ from rich.text import Text
 
 from backquant.match.plan import Reason
 
+_SHOWN = 3
+
 __all__ = ["Exported", "TargetKernel", "Written"]
 
 
@@ -38,11 +40,13 @@ class Written:
     """What a target reports of the file it wrote.
 
     ``left_in_float``: why operators run in float, by node; what is not named gets a general reason.
+    ``undelegated``: what runs outside of the target's delegates, quantized or not.
     """
 
     runtime: str  # name and version, e.g. "onnxruntime 1.31.1"
     kernels: tuple[TargetKernel, ...]
     left_in_float: tuple[Reason, ...] = ()
+    undelegated: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Exported:
     quantized and that the target computes in float, each with the reason. ``expected`` counts the
     operators that were quantized, ``integer`` those of them on integer kernels; ``integer_share`` is
     the share of all multiply-adds of the model (on the example inputs) that integer kernels do.
+    ``undelegated``: for targets with delegates (ExecuTorch), every operator that runs outside of them, by
+    node, with the reason.
 
     >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
     ...                     integer_share=1.0)
@@ -66,6 +72,7 @@ multiply-adds
     runtime: str
     kernels: tuple[TargetKernel, ...] = ()
     left_in_float: tuple[Reason, ...] = ()
+    undelegated: tuple[Reason, ...] = ()
     expected: int = 0
     integer: int = 0
     integer_share: float = 0.0
@@ -95,6 +102,7 @@ multiply-adds
             "integer_share": self.integer_share,
             "kernels": [{**vars(use), "nodes": list(use.nodes)} for use in self.kernels],
             "left_in_float": [vars(reason) for reason in self.left_in_float],
+            "undelegated": [vars(reason) for reason in self.undelegated],
         }
 
     def renderable(self) -> RenderableType:
@@ -109,3 +117,14 @@ multiply-adds
             yield "quantized, and computed in float by the target:"
         for reason in self.left_in_float:
             yield f"  {reason.node}: {reason.admitted}"
+        if self.undelegated:
+            yield "outside of the delegates:"
+        for why, nodes in self._by_reason().items():
+            shown = ", ".join(nodes[:_SHOWN]) + (" …" if len(nodes) > _SHOWN else "")
+            yield f"  {len(nodes)} × {why} ({shown})"
+
+    def _by_reason(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for reason in self.undelegated:
+            found.setdefault(reason.admitted, []).append(reason.node)
+        return found

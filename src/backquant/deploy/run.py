@@ -63,6 +63,7 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         runtime=written.runtime,
         kernels=written.kernels,
         left_in_float=tuple(left),
+        undelegated=written.undelegated,
         expected=len(job.expected),
         integer=len(on_integers),
         integer_share=done / total if total else float(not left),

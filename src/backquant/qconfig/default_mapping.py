@@ -13,7 +13,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from backquant.backend_config import BackendConfig, BackendDefaults, get_backend_config
+from backquant.backend_config import (
+    BackendConfig,
+    BackendDefaults,
+    DefaultOverride,
+    get_backend_config,
+)
 from backquant.errors import ConfigError
 from backquant.observe import (
     FixedQParamsFakeQuantize,
@@ -77,7 +82,7 @@ quant_min=0, quant_max=255)
     config = _resolve(backend)
     defaults = _defaults(config)
     mapping = QConfigMapping().set_global(ptq_qconfig(defaults))
-    for override in defaults.overrides:
+    for override in _everywhere(defaults):
         for operator in override.operators:
             mapping.set_object_type(operator, ptq_qconfig(defaults, override))
     for operator, observer in _fixed_qparams(config, mapping.global_qconfig):
@@ -98,7 +103,7 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     config = _resolve(backend)
     defaults = _defaults(config).for_qat_version(version)
     mapping = QConfigMapping().set_global(qat_qconfig(defaults))
-    for override in defaults.overrides:
+    for override in _everywhere(defaults):
         for operator in override.operators:
             mapping.set_object_type(operator, qat_qconfig(defaults, override))
     for operator, observer in _fixed_qparams(config, mapping.global_qconfig):
@@ -109,6 +114,11 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
 
 def _resolve(backend: Backend) -> BackendConfig:
     return backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
+
+
+def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:
+    """The overrides that hold whatever stands around the operators."""
+    return [override for override in defaults.overrides if not override.beside_float]
 
 
 def _defaults(config: BackendConfig) -> BackendDefaults:

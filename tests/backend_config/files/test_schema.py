@@ -12,7 +12,7 @@ def packaged_schema() -> dict:
 
 
 def test_packaged_schema_is_current():
-    assert packaged_schema() == json_schema(), "run: python tools/generate.py"
+    assert packaged_schema() == json_schema(), "run: python tools/generate_backend_docs.py"
 
 
 def test_every_reference_resolves():

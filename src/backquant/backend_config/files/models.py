@@ -177,6 +177,10 @@ class DefaultOverride(Model):
     weight: QuantDefault | None = None
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
+    beside_float: bool | None = Field(
+        None,
+        description="Only where all activations that they read are float, and so are their readers.",
+    )
 
 
 class LeaveFloat(Model):

@@ -4,7 +4,8 @@ ExecuTorch decomposes ``scaled_dot_product_attention`` so that rows whose positi
 zeros: six operators of each layer run outside of the delegate. Here
 
 1. queries ``[batch, heads, length, depth]`` become ``[batch · groups, …]``; keys and values that several
-   heads share are not repeated: their heads' queries are rows of one matrix;
+   heads share are not repeated (nor is what the model repeated itself): their heads' queries are rows of
+   one matrix;
 2. a mask of truth values becomes numbers, 0 or -1e30, once for all layers that read it. A row whose
    positions are all masked then gives the mean of the values, and not 0: the one difference.
 3. ``matmul`` of two batches of the same sizes becomes ``bmm``, without an ``expand`` that does nothing.
@@ -22,6 +23,12 @@ from backquant.deploy.executorch.edits import before, replace, sizes_of
 __all__ = ["AttentionRewriter", "batched_product"]
 
 _aten = torch.ops.aten
+_MOVES = (
+    _aten.view.default,
+    _aten.reshape.default,
+    _aten._unsafe_view.default,
+    _aten.clone.default,
+)
 _TURNED = [0, 2, 1, 3]
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
@@ -107,6 +114,7 @@ class AttentionRewriter:
         query, key, value, mask, dropout, causal = (*node.args, None, 0.0, False)[:6]
         mask = node.kwargs.get("attn_mask", mask)
         causal = node.kwargs.get("is_causal", causal)
+        key, value = _shared(key, value)
         sizes = _Sizes.of(query, key, value)
         if sizes is None or node.kwargs.get("dropout_p", dropout):
             return
@@ -155,6 +163,37 @@ class AttentionRewriter:
             less = before(node, _aten.sub.Tensor, (ones, 1.0))
             self.masks[mask] = before(node, _aten.mul.Tensor, (less, _MASKED))
         return self.masks[mask]
+
+
+def _shared(*repeated: Any) -> tuple[Any, ...]:
+    """Keys and values before each head was repeated for its queries; as they are when none was."""
+    found = []
+    for value in repeated:
+        source = value
+        while source.op == "call_function" and source.target in _MOVES:
+            source = source.args[0]
+        shape = value.meta["val"].shape
+        if source.op != "call_function" or source.target is not _aten.expand.default:
+            return repeated
+        wide, once = source.meta["val"].shape, source.args[0].meta["val"].shape
+        is_repeated = (
+            len(wide) == 5
+            and once[2] == 1
+            and [*once[:2], *once[3:]]
+            == [
+                *wide[:2],
+                *wide[3:],
+            ]
+        )
+        if not is_repeated or [*shape] != [wide[0], wide[1] * wide[2], *wide[3:]]:
+            return repeated
+        found.append(before(value, _aten.reshape.default, (source.args[0], _without_2(source))))
+    return tuple(found)
+
+
+def _without_2(repeated: Any) -> list[Any]:
+    sizes = sizes_of(repeated)
+    return [*sizes[:2], *sizes[3:]]
 
 
 def _causal(node: Any, sizes: _Sizes) -> Any:

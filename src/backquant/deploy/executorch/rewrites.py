@@ -10,7 +10,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    XNNPACK's tensors lie channels last, and its softmax then runs over the channels: in ExecuTorch 1.5
    a silently wrong result.
 5. ``select`` and ``unbind`` become slices and views.
-6. ``matmul`` of batches, and attention: see ``attention``.
+6. ``rms_norm`` over the last axis becomes its arithmetic, with tensors in place of numbers.
+7. ``matmul`` of batches, and attention: see ``attention``.
 """
 
 from __future__ import annotations
@@ -73,6 +74,20 @@ def _mean(node: Any) -> None:
 
 def _squeeze(node: Any) -> None:
     replace(node, before(node, _aten.view.default, (node.args[0], sizes_of(node))))
+
+
+def _rms_norm(node: Any) -> None:
+    source, sizes, *more = node.args
+    weight, eps = (*more, None, None)[:2]
+    value = source.meta["val"]
+    if len(sizes) != 1 or value.dtype is not torch.float32:
+        return
+    eps = torch.finfo(value.dtype).eps if eps is None else eps
+    squares = before(node, _aten.mul.Tensor, (source, source))
+    mean = before(node, _aten.mean.dim, (squares, [-1], True))
+    scale = before(node, _aten.rsqrt.default, (before(node, _aten.add.Tensor, (mean, eps)),))
+    scaled = before(node, _aten.mul.Tensor, (source, scale))
+    replace(node, scaled if weight is None else before(node, _aten.mul.Tensor, (scaled, weight)))
 
 
 def _select(node: Any) -> None:
@@ -144,6 +159,7 @@ def _follows_convolution(node: Any) -> bool:
 
 _RULES: dict[Any, Callable[[Any], None]] = {
     _aten.mean.dim: _mean,
+    _aten.rms_norm.default: _rms_norm,
     _aten.select.int: _select,
     _aten.unbind.int: _unbind,
     **dict.fromkeys(_SQUEEZES, _squeeze),

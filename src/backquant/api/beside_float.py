@@ -1,0 +1,109 @@
+"""Defaults of a backend for operators that stand between float operators, as rules of the mapping.
+
+As ``left_float``: the choice of ``quantize`` and ``explain`` when nobody passes a mapping. The plan for the
+usual defaults tells what would be quantized around an operator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+from torch import fx
+
+from backquant.api.left_float import LeftRules, places_of
+from backquant.backend_config import BackendConfig, DefaultOverride
+from backquant.backend_config.naming import operator_name
+from backquant.fuse import Fused
+from backquant.graph import GraphIndex
+from backquant.match import MatchKind, Plan
+from backquant.match.left_float import calls_one_of, keys_of
+from backquant.qconfig import QConfigMapping
+from backquant.qconfig.build import ptq_qconfig
+
+__all__ = ["rules_beside_float"]
+
+
+def rules_beside_float(
+    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping
+) -> LeftRules | None:
+    """The rules for operators between float operators; ``None`` where there are none.
+
+    A module that is called several times gets its rule when every call stands so.
+    """
+    defaults = backend.defaults
+    overrides = [o for o in defaults.overrides if o.beside_float] if defaults else []
+    if defaults is None or not overrides:
+        return None
+    around = _Around(fused, plan, backend)
+    places = places_of(fused.module, fused.scopes)
+    result = copy.copy(mapping)
+    result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
+    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
+    result.module_name_object_type_order_qconfigs = ordered
+    notes = []
+    for override in overrides:
+        qconfig = ptq_qconfig(defaults, override)
+        nodes = around.between_floats(override)
+        for node in nodes:
+            if node.op == "call_module":
+                result.set_module_name(plan.decisions[node.name].module_path, qconfig)
+            else:
+                result.set_module_name_object_type_order(*places[node.name], qconfig)
+        notes += [_note(backend, override, len(nodes))] if nodes else []
+    return LeftRules(result, tuple(notes)) if notes else None
+
+
+def _note(backend: BackendConfig, override: DefaultOverride, count: int) -> str:
+    words = " or ".join(dict.fromkeys(operator_name(one) for one in override.operators))
+    asked = override.activation
+    how = "dynamically " if asked is not None and asked.is_dynamic else ""
+    return (
+        f"{count} are quantized {how}by default on {backend.name}: {words} between float operators"
+    )
+
+
+class _Around:
+    """What is quantized around the operators of a plan."""
+
+    def __init__(self, fused: Fused, plan: Plan, backend: BackendConfig) -> None:
+        self.graph, self.plan, self.backend = GraphIndex(fused.module), plan, backend
+        self.entries = {name: match.entry for match in plan.matches for name in match.nodes}
+
+    def between_floats(self, override: DefaultOverride) -> list[fx.Node]:
+        """The nodes to make rules for: of each pattern the root, of each module all calls or none."""
+        wanted = keys_of(override.operators)
+        found: list[fx.Node] = []
+        elsewhere: set[str] = set()
+        for match in self.plan.matches:
+            root = self.graph.nodes[match.root]
+            if match.kind is not MatchKind.PATTERN or not calls_one_of(self.graph, root, wanted):
+                continue
+            if not self.plan.decisions[match.root].quantized:
+                continue
+            if self._stands_alone(match.nodes):
+                found.append(root)
+            else:
+                elsewhere.add(self._module(root))
+        return [n for n in found if n.op != "call_module" or self._module(n) not in elsewhere]
+
+    def _module(self, node: fx.Node) -> str:
+        return self.plan.decisions[node.name].module_path
+
+    def _stands_alone(self, names: tuple[str, ...]) -> bool:
+        return not any(self._is_integer(node) for node in self._neighbours(set(names)))
+
+    def _neighbours(self, names: set[str]) -> Iterator[fx.Node]:
+        for name in names:
+            node = self.graph.nodes[name]
+            yield from (n for n in (*node.all_input_nodes, *node.users) if n.name not in names)
+
+    def _is_integer(self, node: fx.Node) -> bool:
+        """Whether static integers go in and out of it."""
+        decision = self.plan.decisions.get(node.name)
+        if decision is None or not decision.quantized:
+            return False
+        entry = self.entries.get(node.name, -1)
+        if entry < 0 or decision.dtype_config is None:
+            return True
+        return not self.backend.configs[entry].dtype_configs[decision.dtype_config].is_dynamic
