@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 
-from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import PostOp, with_post_op
-from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
+from backquant.lower.kernels.prepared import ConvWeight, is_plain, prepared_conv
+from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.zero_point import (
+    fold_zero_point,
+    has_short_sums,
+    pad_with,
+    plan_padding,
+)
 from backquant.lower.qdq import QParams, quantized_value
 
 __all__ = ["ConvConfig", "OnednnConv"]
@@ -37,8 +44,11 @@ class ConvConfig:
 
 
 class OnednnConv(PackedKernel):
-    """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator; a 1×1
-    convolution by ``onednn::qlinear_pointwise``.
+    """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator.
+
+    In 2d, with ReLU or nothing behind, the first few shapes of inputs run on primitives that are kept
+    (``backquant.lower.kernels.prepared``). Other 1×1 convolutions are ``onednn::qlinear_pointwise``, whose
+    packed weight suits every size.
 
     Takes uint8 ``[batch, in, ...]`` of any batch and spatial size, in any memory format (channels
     last is the fast one), and returns ``[batch, out, ...]`` of ``config.out_dtype``, channels last.
@@ -59,13 +69,17 @@ class OnednnConv(PackedKernel):
     def __init__(self, config: ConvConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
-        depthwise = c.groups > 1 and tensors.weight.shape[1] == 1
-        self._padding = plan_padding(c.padding, c.x_zero_point, depthwise)
-        self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         ones = (1,) * len(c.stride)
+        is_point = tuple(tensors.weight.shape[2:]) == ones
         plain = c.stride == ones and not any(c.padding) and c.groups == 1
-        self.is_linear = plain and tuple(tensors.weight.shape[2:]) == ones
+        self.is_linear = plain and is_point
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
+        self._prepared_name = _prepared_name(post_op, c)
+        self._prepared: dict[tuple[int, ...], Any] = {}
+        short = is_point or has_short_sums(tensors.weight, c.groups)
+        summed = short and (any(c.padding) or bool(self._prepared_name))
+        self._padding = plan_padding(c.padding, c.x_zero_point, summed)
+        self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         inside = self.is_linear or post_op.applied_by_conv(len(c.stride))
         self._clamp = None if inside else _bounds(post_op, c)
         self._out = (
@@ -81,6 +95,25 @@ class OnednnConv(PackedKernel):
     def name(self) -> str:
         kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
         return with_post_op(kernel, self.config.post_op, self.config.rounds_once)
+
+    def _prepared_for(self, shape: tuple[int, ...]) -> Any:
+        """The object that keeps a primitive for inputs of ``shape``; ``None`` if there is none, or for
+        too many shapes already."""
+        found = self._prepared.get(shape)
+        if found is None and self._prepared_name and len(self._prepared) < PACKINGS:
+            c, padding = self.config, self._padding
+            scale = self.weight_scale
+            bias = fold_zero_point(self.weight, scale, self.bias, c.x_scale, padding.folded)
+            conv = ConvWeight(self.weight, scale, bias, *self._geometry)
+            found = self._prepared[shape] = prepared_conv(conv)
+        return found
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._prepared = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_prepared": {}}
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
@@ -99,11 +132,14 @@ class OnednnConv(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``."""
-        if self.is_linear:
-            return self._linear(x)
         padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)
+        prepared = self._prepared_for(x.shape) if is_plain(x) else None
+        if prepared is not None:
+            return self._by_prepared(x, prepared)
+        if self.is_linear:
+            return self._linear(x)
         weight, bias = self.packed_for(x.shape[2:])
         out: torch.Tensor = torch.ops.onednn.qconv_pointwise.default(
             x,
@@ -118,13 +154,22 @@ class OnednnConv(PackedKernel):
         )
         return out if self._clamp is None else out.clamp_(*self._clamp)
 
+    def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        c = self.config
+        q = as_quantized(x, c.x_scale, self._padding.zero_point)
+        operator = getattr(torch.ops.quantized, self._prepared_name).new
+        return integer_view(operator(q, prepared, c.out_scale, c.out_zero_point))
+
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         """A 1×1 convolution as a linear layer over the channels, whose layout suits every size."""
+        if not x.numel():  # the operator would give a matrix
+            shape = (x.shape[0], self.weight.shape[0], *x.shape[2:])
+            return torch.empty(shape, dtype=self.config.out_dtype)
         weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x.movedim(1, -1).contiguous(),
             self.config.x_scale,
-            0,
+            self._padding.zero_point,
             weight,
             self.weight_scale,
             self.weight_zero_point,
@@ -132,6 +177,19 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out.movedim(-1, 1)
+
+
+def _prepared_name(post_op: PostOp, config: ConvConfig) -> str:
+    """The operator on quantized tensors that does the same; empty if there is none."""
+    if len(config.stride) != 2 or config.out_dtype != torch.uint8:
+        return ""
+    if post_op.name == "none":
+        return "conv2d"
+    if post_op.name not in ("relu", "hardtanh"):
+        return ""
+    # A clamp at the ends of the range is what saturation does.
+    is_relu = _bounds(post_op, config) == (config.out_zero_point, 255)
+    return "conv2d_relu" if is_relu else ""
 
 
 def _bounds(clamp: PostOp, config: ConvConfig) -> tuple[float, float]:

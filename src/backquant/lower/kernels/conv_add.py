@@ -10,7 +10,12 @@ import torch
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import as_quantized
-from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
+from backquant.lower.kernels.zero_point import (
+    fold_zero_point,
+    has_short_sums,
+    pad_with,
+    plan_padding,
+)
 
 __all__ = ["ConvAddConfig", "OnednnConvAdd"]
 
@@ -58,8 +63,8 @@ class OnednnConvAdd(PackedKernel):
     def __init__(self, config: ConvAddConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
-        depthwise = c.groups > 1 and tensors.weight.shape[1] == 1
-        self._padding = plan_padding(c.padding, c.x_zero_point, depthwise)
+        summed = any(c.padding) and has_short_sums(tensors.weight, c.groups)
+        self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         self._out = (c.out_scale, c.out_zero_point, torch.uint8)
         self._other = (c.other_scale, c.other_zero_point, "sum", 1.0)

@@ -72,6 +72,9 @@ class OnednnLinear(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[..., in]`` to ``[..., out]``."""
+        if not x.numel():  # the operator would give a matrix
+            shape = (*x.shape[:-1], self.weight.shape[0])
+            return torch.empty(shape, dtype=self.config.out_dtype)
         weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,

@@ -23,9 +23,9 @@ import torch
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
-__all__ = ["PackedKernel", "WeightTensors"]
+__all__ = ["PACKINGS", "PackedKernel", "WeightTensors"]
 
-_SIZES = 3  # packed weights per kernel: each is as large as the integer weight
+PACKINGS = 3  # packed weights per kernel: each is as large as the integer weight
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PackedKernel(KernelModule):
         found = self._packed.get(size)
         if found is not None:
             return found
-        if len(self._packed) < _SIZES:
+        if len(self._packed) < PACKINGS:
             found = self._packed[size] = self._pack(size)
             return found
         area = math.prod(size)
@@ -131,11 +131,14 @@ class PackedKernel(KernelModule):
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
+        self._drop()
+        return self
+
+    def _drop(self) -> None:
+        """What was made from the buffers is void."""
         self._packed = {}
         self.note_dropped()
-        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._packed = {}
-        self.note_dropped()
+        self._drop()

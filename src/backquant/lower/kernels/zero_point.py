@@ -3,7 +3,8 @@
 ``sum((x - z) * w) * s + b`` is ``sum(x * w) * s + (b - z * sum(w) * s)``: with the second form oneDNN
 need not sum the weight at every call, which for a 3×3 convolution of 512 channels on 7×7 takes longer
 than the convolution. Padding stands for the value 0, that is for the integer ``z``; so the input is
-padded with ``z`` beforehand, which is cheap but for depthwise convolutions, whose sums are short.
+padded with ``z`` beforehand. Where the weight is small (all depthwise ones are) the sums take less time
+than the padding, and oneDNN gets zero point and padding.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-__all__ = ["Padding", "fold_zero_point", "pad_with", "plan_padding"]
+__all__ = ["Padding", "fold_zero_point", "has_short_sums", "pad_with", "plan_padding"]
+
+# A weight of so many numbers is summed in 10 µs, what it takes to pad a small image.
+_SMALL = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -27,20 +31,28 @@ class Padding:
     folded: int
 
 
-def plan_padding(padding: tuple[int, ...], zero_point: int, depthwise: bool) -> Padding:
-    """Who pads the input of a convolution.
+def has_short_sums(weight: torch.Tensor, groups: int) -> bool:
+    """Whether summing the weight ``[out, in / groups, ...]`` at every call is cheap.
 
-    >>> plan_padding((1, 1), 7, depthwise=False)
+    >>> has_short_sums(torch.ones(960, 1, 5, 5), 960), has_short_sums(torch.ones(512, 512, 3, 3), 1)
+    (True, False)
+    """
+    return weight.numel() <= _SMALL or (groups > 1 and weight.shape[1] == 1)
+
+
+def plan_padding(padding: tuple[int, ...], zero_point: int, summed: bool) -> Padding:
+    """Who pads the input of a convolution. ``summed``: the kernel may sum the weight at every call.
+
+    >>> plan_padding((1, 1), 7, summed=False)
     Padding(before=(1, 1), inside=[0, 0], zero_point=0, folded=7)
-    >>> plan_padding((1, 1), 7, depthwise=True)
+    >>> plan_padding((1, 1), 7, summed=True)
     Padding(before=None, inside=[1, 1], zero_point=7, folded=0)
     """
-    none = [0] * len(padding)
+    if zero_point and summed:
+        return Padding(None, list(padding), zero_point, 0)
     if not zero_point or not any(padding):
         return Padding(None, list(padding), 0, zero_point)
-    if depthwise:
-        return Padding(None, list(padding), zero_point, 0)
-    return Padding(padding, none, 0, zero_point)
+    return Padding(padding, [0] * len(padding), 0, zero_point)
 
 
 def fold_zero_point(

@@ -78,9 +78,9 @@ def _compiled(recording: Recording, results: list[str]) -> Callable[..., Any]:
     text = _Text()
     lines = [line for call in recording.calls for line in text.call(call)]
     constants = list(recording.constants)
-    numbers = list(text.unwritable)
     inputs = [f"{name} : Tensor" for name in (*recording.inputs, *constants)]
-    inputs += [f"{name} : float" for name in numbers]
+    inputs += [f"{name} : float" for name in text.unwritable]
+    inputs += [f"{name} : {kind}" for name, (kind, _) in text.objects.items()]
     body = "\n  ".join((*text.literals, *lines))
     if len(results) > 1:
         types = ", ".join(["Tensor"] * len(results))
@@ -88,8 +88,8 @@ def _compiled(recording: Recording, results: list[str]) -> Callable[..., Any]:
         results = ["%results"]
     source = f"graph({', '.join(inputs)}):\n  {body}\n  return ({results[0]})\n"
     graph = torch._C.parse_ir(source)
-    values = [*recording.constants.values(), *text.unwritable.values()]
-    _embed(graph, values)
+    objects = [packed for _, packed in text.objects.values()]
+    _embed(graph, [*recording.constants.values(), *text.unwritable.values(), *objects])
     torch._C._jit_pass_constant_propagation(graph)
     made: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
     return made
@@ -98,18 +98,26 @@ def _compiled(recording: Recording, results: list[str]) -> Callable[..., Any]:
 def _embed(graph: Any, values: list[Any]) -> None:
     """The last inputs of ``graph`` become constants."""
     first = next(iter(graph.nodes()))
+    graph.setInsertPoint(first)
     for value in reversed(values):
-        node = graph.create("prim::Constant")
-        if isinstance(value, torch.Tensor):
-            node.t_("value", value.detach())
-            node.output().setType(torch._C.TensorType.get())
-        else:
-            node.f_("value", value)
-            node.output().setType(torch._C.FloatType.get())
-        node.insertBefore(first)
+        constant = _constant(graph, value, first)
         *_, parameter = graph.inputs()
-        parameter.replaceAllUsesWith(node.output())
+        parameter.replaceAllUsesWith(constant)
         graph.eraseInput(len(list(graph.inputs())) - 1)
+
+
+def _constant(graph: Any, value: Any, first: Any) -> Any:
+    if isinstance(value, torch.ScriptObject):
+        return graph.insertConstant(value)
+    node = graph.create("prim::Constant")
+    if isinstance(value, torch.Tensor):
+        node.t_("value", value.detach())
+        node.output().setType(torch._C.TensorType.get())
+    else:
+        node.f_("value", value)
+        node.output().setType(torch._C.FloatType.get())
+    node.insertBefore(first)
+    return node.output()
 
 
 class _Text:
@@ -118,6 +126,7 @@ class _Text:
     def __init__(self) -> None:
         self.literals: list[str] = []
         self.unwritable: dict[str, float] = {}
+        self.objects: dict[str, tuple[str, torch.ScriptObject]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._made = 0
 
@@ -153,9 +162,17 @@ class _Text:
             return self._literal("str", f'"{value}"')
         if isinstance(value, torch.device):
             return self._literal("Device", f'"{value}"')
+        if isinstance(value, torch.ScriptObject):
+            return self._object(value, kind)
         if isinstance(value, tuple):
             return self._list(value, _without(kind, "Optional["), lists)
         return self._number(value, _without(kind, "Optional["))
+
+    def _object(self, value: torch.ScriptObject, kind: str) -> str:
+        """A packed weight. Each is an input at first, as text cannot hold it."""
+        name = f"%packed{id(value)}"
+        self.objects[name] = kind, value
+        return name
 
     def _list(self, values: tuple[Any, ...], kind: str, lists: list[str]) -> str:
         inner = _without(kind, "List[")

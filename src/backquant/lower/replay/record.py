@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,7 +23,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backquant.lower.kernels.configured import KernelModule
 
-__all__ = ["Call", "NotReplayable", "Recording", "Ref", "known_constants", "record"]
+__all__ = [
+    "Call",
+    "Layout",
+    "NotReplayable",
+    "Recording",
+    "Ref",
+    "known_constants",
+    "record",
+]
 
 
 _SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
@@ -50,14 +58,24 @@ class Call:
     outputs: tuple[str | tuple[str, ...] | None, ...]
 
 
+class Layout(NamedTuple):
+    """How a tensor of a recording lies in memory; scale and zero point of a quantized one."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    qparams: tuple[float, int] | None
+
+
 @dataclass
 class Recording:
     """``inputs``: names in the order of the flattened tensor arguments. ``result``: the structure of
-    the result, its tensors as ``Ref``. ``constants``: tensors by name."""
+    the result, its tensors as ``Ref``. ``constants``: tensors by name. ``layouts``: of the tensors by
+    name."""
 
     inputs: tuple[str, ...]
     calls: list[Call] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
     result: Any = None
 
 
@@ -113,6 +131,7 @@ class _Recorder(TorchDispatchMode):
         # the latest flat view of each storage, and its offset
         self.flat: dict[int, tuple[str, int]] = {}
         self.problem: NotReplayable | None = None
+        self.layouts: dict[str, Layout] = {}
         self.recording = Recording(tuple(self._name(tensor) for tensor in inputs))
         if len({*map(id, inputs)}) != len(inputs):
             self.problem = NotReplayable("one tensor is passed twice")
@@ -121,6 +140,7 @@ class _Recorder(TorchDispatchMode):
         name = f"%{self.count}"
         self.count += 1
         self.names[tensor] = name
+        self.layouts[name] = _layout(tensor)
         return name
 
     def _ref(self, tensor: torch.Tensor) -> Ref:
@@ -199,7 +219,16 @@ class _Recorder(TorchDispatchMode):
                 raise NotReplayable(f"a tensor of shape {tuple(tensor.shape)} made outside torch")
             self.recording.constants[name] = tensor
         self.recording.result = tree_unflatten(named, structure)
+        self.recording.layouts = self.layouts
         return self.recording
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    if tensor.layout is not torch.strided:
+        return Layout((), (), None)
+    per_tensor = tensor.is_quantized and tensor.qscheme() == torch.per_tensor_affine
+    qparams = (tensor.q_scale(), tensor.q_zero_point()) if per_tensor else None
+    return Layout(tuple(tensor.size()), tuple(tensor.stride()), qparams)
 
 
 def _positional(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

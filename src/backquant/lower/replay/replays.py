@@ -28,6 +28,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_flatten
 
 from backquant.lower.kernels.configured import packings
+from backquant.lower.replay.pass_on import pass_on
 from backquant.lower.replay.program import Program
 from backquant.lower.replay.record import NotReplayable, known_constants, record
 
@@ -110,7 +111,7 @@ class Replays:
             if isinstance(recording, NotReplayable):
                 raise recording
             places = _places(self.module, recording.constants.values())
-            made = _Recorded(Program(recording), places)
+            made = _Recorded(Program(pass_on(recording)), places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""

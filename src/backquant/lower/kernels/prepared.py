@@ -1,0 +1,66 @@
+"""Convolutions whose oneDNN primitive is kept between calls.
+
+``onednn::qconv_pointwise`` describes its primitive anew at every call, 13 µs of the 19 that it takes
+beside the multiplication. ``quantized::conv2d`` with a weight packed for torch's engine ``onednn``
+runs the same primitive, bit for bit, and keeps it: for one shape of the input, the first that it sees. It
+takes quantized tensors in place of plain integers, and knows no activation but ReLU.
+
+Source: the op schemas ``quantized::conv2d_prepack`` and ``quantized::conv2d``. That its primitives are
+found by the shape of the *result* (measured on torch 2.13) is why each input shape has its own object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.quantized import packing_for
+
+__all__ = ["ConvWeight", "is_plain", "prepared_conv"]
+
+
+@dataclass(frozen=True)
+class ConvWeight:
+    """int8 ``weight`` ``[out, in / groups, height, width]`` with zero points 0, float32 ``scale`` (one
+    entry, or ``[out]``), float32 ``bias`` ``[out]`` or None, and the geometry of the convolution."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether ``x`` is what a prepared object takes: memory with something in it, and no compiler's or
+    tracer's stand-in, who know quantized tensors not.
+
+    >>> is_plain(torch.ones(1)), is_plain(torch.ones(0))
+    (True, False)
+    """
+    return type(x) is torch.Tensor and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def prepared_conv(conv: ConvWeight) -> Any:
+    """The object that ``quantized::conv2d`` takes, for inputs of one shape.
+
+    >>> one = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    >>> conv = ConvWeight(one, torch.ones(1), None, (1, 1), (0, 0), (1, 1), 1)
+    >>> x = torch.quantize_per_tensor(torch.ones(1, 1, 2, 2), 0.5, 0, torch.quint8)
+    >>> torch.ops.quantized.conv2d(x, prepared_conv(conv), 0.25, 3).int_repr().flatten()
+    tensor([7, 7, 7, 7], dtype=torch.uint8)
+    """
+    scale = conv.scale
+    if scale.numel() == 1:
+        weight = torch._make_per_tensor_quantized_tensor(conv.weight, float(scale), 0)
+    else:
+        zeros = torch.zeros(scale.numel(), dtype=torch.int64)
+        weight = torch._make_per_channel_quantized_tensor(conv.weight, scale, zeros, 0)
+    lists = (list(conv.stride), list(conv.padding), list(conv.dilation))
+    with packing_for("onednn"):
+        return torch.ops.quantized.conv2d_prepack(weight, conv.bias, *lists, conv.groups)
