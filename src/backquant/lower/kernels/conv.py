@@ -96,6 +96,11 @@ class OnednnConv(PackedKernel):
         kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
         return with_post_op(kernel, self.config.post_op, self.config.rounds_once)
 
+    @property
+    def clamp_bounds(self) -> tuple[float, float] | None:
+        """What the output is clamped to after the kernel, as it leaves it; ``None``: nothing."""
+        return self._clamp
+
     def _prepared_for(self, shape: tuple[int, ...]) -> Any:
         """The object that keeps a primitive for inputs of ``shape``; ``None`` if there is none, or for
         too many shapes already."""

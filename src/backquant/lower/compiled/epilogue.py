@@ -1,0 +1,144 @@
+"""How the 32-bit sums of a kernel become its results: scale, shift, activation, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["Epilogue", "Result", "epilogue"]
+
+_LIMIT = 3.0e38
+_ACTIVATIONS = {
+    ("swish", ""): "SWISH",
+    ("hardswish", ""): "HARDSWISH",
+    ("gelu", "none"): "GELU",
+    ("gelu", "tanh"): "GELU_TANH",
+    ("tanh", ""): "TANH",
+    ("leaky_relu", ""): "LEAKY",
+}
+
+
+class _Weights(Protocol):
+    @property
+    def scale(self) -> torch.Tensor: ...
+    def folded(self, x_scale: float, zero_point: int) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a convolution or linear layer is to give: the last arguments of its operator."""
+
+    scale: float
+    zero_point: int
+    dtype: torch.dtype
+    post_op: str
+    numbers: Any
+    algorithm: str
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return (
+            *(self.scale, self.zero_point, self.dtype),
+            *(self.post_op, list(self.numbers), self.algorithm),
+        )
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether our kernels run here and give such a result."""
+        known = self.post_op in ("none", "relu", "hardtanh") or self.activation is not None
+        return known and has_kernels() and self.dtype in (torch.uint8, torch.float32)
+
+    @property
+    def activation(self) -> str | None:
+        return _ACTIVATIONS.get((self.post_op, self.algorithm))
+
+    def as_floats(self) -> Result:
+        """The value before its post-op."""
+        return Result(1.0, 0, torch.float32, "none", [], "")
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the integers, or of the floats."""
+        return (0.0, 255.0) if self.dtype == torch.uint8 else (-_LIMIT, _LIMIT)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The same, with those of a clamping post-op."""
+        low, high = self.range
+        if self.post_op == "relu":
+            return max(low, float(self.zero_point)), high
+        if self.post_op == "hardtanh":
+            first, last = (bound / self.scale + self.zero_point for bound in self.numbers)
+            return min(max(first, low), high), max(min(last, high), low)
+        return low, high
+
+
+def has_kernels() -> bool:
+    """Whether this CPU has the instructions of ``kernels.h``."""
+    capabilities = torch.cpu.get_capabilities()
+    needed = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni")
+    return all(capabilities.get(name) for name in needed)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``scale`` and ``shift`` by channel, in the kernel's order."""
+
+    result: Result
+    scale: torch.Tensor
+    shift: torch.Tensor
+    other: tuple[float, int] | None = None
+
+    @property
+    def activation(self) -> str:
+        """``NONE`` where the range of the dtype is all that bounds the result."""
+        found = self.result.activation
+        return found or ("NONE" if self.result.bounds == self.result.range else "CLAMP")
+
+    @property
+    def clamps(self) -> bool:
+        return self.result.activation is None
+
+    @property
+    def unit(self) -> float:
+        """What the sums are measured in: steps of the result, or values where a function follows."""
+        return self.result.scale if self.clamps else 1.0
+
+    def adding(self, scale: float, zero_point: int) -> Epilogue:
+        """With a tensor of these qparams added."""
+        shift = self.shift - zero_point * (scale / self.unit)
+        return replace(self, shift=shift, other=(scale / self.unit, zero_point))
+
+    @property
+    def code(self) -> str:
+        result = self.result
+        low, high = result.bounds if self.clamps else result.range
+        numbers: list[float] = [
+            0.0 if self.other is None else self.other[0],
+            *(low, high),
+            *((1.0, 0.0) if self.clamps else (1.0 / result.scale, float(result.zero_point))),
+            float(next(iter(result.numbers), 0.0)) if result.post_op == "leaky_relu" else 0.0,
+        ]
+        other = "nullptr" if self.other is None else "other"
+        literals = ", ".join(f"{number!r}f" for number in numbers)
+        return f"const backquant::Epilogue e{{scale, shift, {other}, {literals}}};"
+
+
+# size: what there is to know of the operator, and the kernel's order
+def epilogue(
+    result: Result,
+    weights: _Weights,
+    x_scale: float,
+    zero_point: int,
+    order: Callable[[torch.Tensor], torch.Tensor],
+) -> Epilogue:
+    """The epilogue of an operator on an input with these qparams."""
+    made = Epilogue(result, weights.scale, weights.scale)
+    scale = weights.scale.double() * (x_scale / made.unit)
+    shift = weights.folded(x_scale, zero_point).double() / made.unit
+    if made.clamps:
+        shift = shift + result.zero_point
+    return replace(made, scale=order(scale.float()), shift=order(shift.float()))

@@ -1,0 +1,115 @@
+"""The integer operators of a model that is to be compiled: functional, on plain tensors.
+
+``backquant::convolution`` and ``backquant::linear`` say everything that a kernel of oneDNN or of ours has to
+know, the addition of another tensor included; unlike oneDNN's own they overwrite nothing. ``backquant::image``
+quantizes float images ``[n, 3, h, w]`` and lays the channels of a pixel side by side. A compiler replaces them (``lowerings``); called as they are they run on oneDNN, and pack the weight at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from backquant.lower.kernels.boundary import dequantize, quantize
+from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
+
+__all__ = ["convolution", "image", "linear", "output_size"]
+
+_LIBRARY = torch.library.Library("backquant", "FRAGMENT")
+_SOURCE = "Tensor x, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias"
+_GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups"
+_OTHER = "Tensor? other, float other_scale, int other_zero_point"
+_RESULT = (
+    "float out_scale, int out_zero_point, ScalarType out_dtype, "
+    "str post_op, float[] post_numbers, str post_algorithm"
+)
+_LIBRARY.define(f"convolution({_SOURCE}, {_GEOMETRY}, {_OTHER}, {_RESULT}) -> Tensor")
+_LIBRARY.define(f"linear({_SOURCE}, {_RESULT}) -> Tensor")
+
+_LIBRARY.define("image(Tensor x, float scale, int zero_point) -> Tensor")
+
+convolution = torch.ops.backquant.convolution.default
+linear = torch.ops.backquant.linear.default
+image = torch.ops.backquant.image.default
+
+_PLAIN: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+
+
+def output_size(size: Sequence[Any], kernel: Sequence[int], geometry: Sequence[Any]) -> list[Any]:
+    """The spatial size of a convolution's result.
+
+    ``geometry``: stride, padding, dilation, groups.
+
+    >>> output_size([8, 9], [3, 3], ([2, 2], [1, 1], [1, 1], 1))
+    [4, 5]
+    """
+    places = zip(size, kernel, geometry[0], geometry[1], geometry[2], strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in places]
+
+
+def _convolution(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
+    weight, weight_scale, bias, *geometry = rest[:7]
+    other, other_scale, other_zero_point, *result = rest[7:]
+    depthwise = geometry[3] > 1 and weight.shape[1] == 1
+    padding = plan_padding(tuple(geometry[1]), zero_point, depthwise)
+    if padding.before is not None:
+        x = pad_with(x, padding.before, zero_point)
+    shape = [1, weight.shape[1] * geometry[3], *x.shape[2:]]
+    geometry[1] = padding.inside
+    bias = fold_zero_point(weight, weight_scale, bias, scale, padding.folded)
+    packed = torch.ops.onednn.qconv_prepack(
+        weight, weight_scale, scale, padding.zero_point, *geometry, shape
+    )
+    zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
+    source = (x, scale, padding.zero_point, packed, weight_scale, zeros, bias, *geometry)
+    run = torch.ops.onednn.qconv_pointwise.default
+    if other is None:
+        return run(*source, *result)  # type: ignore[no-any-return]
+    out_scale, out_zero_point, dtype, post_op = result[:4]
+    total = run(*source, *_PLAIN) + dequantize(
+        other, other_scale, other_zero_point, 0, 255, other.dtype
+    )
+    if post_op == "relu":
+        total = total.relu()
+    return quantize(total, out_scale, out_zero_point, 0, 255, dtype)
+
+
+def _linear(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
+    weight, weight_scale, bias, *result = rest
+    packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
+    bias = fold_zero_point(weight, weight_scale, bias, scale, zero_point)
+    zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
+    run = torch.ops.onednn.qlinear_pointwise.default
+    return run(x, scale, 0, packed, weight_scale, zeros, bias, *result)  # type: ignore[no-any-return]
+
+
+def _convolution_shape(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    weight, geometry, dtype = rest[2], rest[5:9], rest[14]
+    spatial = output_size(x.shape[2:], weight.shape[2:], geometry)
+    made = x.new_empty((x.shape[0], weight.shape[0], *spatial), dtype=dtype)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return made.to(memory_format=formats.get(x.dim(), torch.contiguous_format))
+
+
+def _linear_shape(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], rest[2].shape[0]), dtype=rest[7])
+
+
+def _image(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    made = quantize(x, scale, zero_point, 0, 255, torch.uint8)
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def _image_shape(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:  # noqa: ARG001
+    return torch.empty_like(x, dtype=torch.uint8, memory_format=torch.channels_last)
+
+
+for _name, _run, _shape in (
+    ("convolution", _convolution, _convolution_shape),
+    ("linear", _linear, _linear_shape),
+    ("image", _image, _image_shape),
+):
+    _LIBRARY.impl(_name, _run, "CPU")
+    torch.library.register_fake(f"backquant::{_name}", _shape, lib=_LIBRARY)

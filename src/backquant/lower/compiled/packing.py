@@ -1,0 +1,113 @@
+"""The layouts in which our kernels read weights, and how they cut the work into blocks.
+
+A weight is ``[blocks, taps, run / 4, channels, 4]``: AVX-512 VNNI multiplies four neighbours of the input
+with four rows of the weight. See ``kernels.h``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Blocks", "by_channel", "by_lane", "choose_blocks", "pack", "pack_depthwise"]
+
+_LANES = 16  # sums in a register
+_ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
+_CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """``rows`` pixels times ``columns`` registers of 16 channels at a time; ``count`` blocks of channels, of
+    which the last has ``last`` registers, and the last of these ``tail`` channels. ``group``: pixels that are
+    read for all channels before the next ones."""
+
+    rows: int
+    columns: int
+    count: int
+    last: int
+    tail: int
+    group: int
+
+
+def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
+    """For an output of so many pixels and channels; ``run``: how many integers make one sum.
+
+    >>> choose_blocks(3136, 64, 576, 1)
+    Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=222)
+    >>> choose_blocks(49, 80, 64, 1)
+    Blocks(rows=7, columns=3, count=2, last=2, tail=16, group=49)
+    """
+    registers = -(-channels // _LANES)
+    count = -(-registers // 4)
+    columns = -(-registers // count)
+    count = -(-registers // columns)
+    pixels = max(pixels, 1)
+    rows = min(
+        range(1, _ROWS[columns] + 1),
+        key=lambda n: (-(-pixels // n) * (max(n * columns, 8) + columns), -n),
+    )
+    group = max(_CACHED // max(run, 1), rows)
+    group = min(group, -(-pixels // threads))
+    return Blocks(
+        rows,
+        columns,
+        count,
+        registers - (count - 1) * columns,
+        channels - (registers - 1) * _LANES,
+        -(-group // rows) * rows,
+    )
+
+
+def pack(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """int8 ``[channels, taps, run]`` as the bytes that ``convolution`` reads; what is missing is zero.
+
+    >>> blocks = choose_blocks(1, 2, 3, 1)
+    >>> pack(torch.tensor([[[1, 2, 3]], [[4, 5, 6]]], dtype=torch.int8), blocks)[:8].tolist()
+    [1, 2, 3, 0, 4, 5, 6, 0]
+    """
+    channels, taps, run = weight.shape
+    deep, wide = -(-run // 4), blocks.columns * _LANES
+    full = torch.zeros(blocks.count * wide, taps, deep * 4, dtype=torch.int8)
+    full[:channels, :, :run] = weight
+    shaped = full.view(blocks.count, wide, taps, deep, 4)
+    head = shaped[:-1].permute(0, 2, 3, 1, 4).reshape(-1)
+    last = shaped[-1, : blocks.last * _LANES].permute(1, 2, 0, 3).reshape(-1)
+    return torch.cat([head, last])
+
+
+def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
+    """int8 ``[channels, height, width]`` as the bytes that ``Depthwise`` reads.
+
+    >>> pack_depthwise(torch.ones(3, 3, 3, dtype=torch.int8)).numel()
+    768
+    """
+    channels, height, width = weight.shape
+    parts, groups = -(-channels // 64), -(-height // 4)
+    full = torch.zeros(parts * 64, groups * 4, width, dtype=torch.int8)
+    full[:channels, :height] = weight
+    # channel = 64 * part + 16 * lane + 4 * register + place
+    shaped = full.view(parts, 4, 4, 4, groups, 4, width)
+    return shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1)
+
+
+def by_channel(values: torch.Tensor) -> torch.Tensor:
+    """float32 ``[channels]`` with room for a whole register after the last.
+
+    >>> by_channel(torch.ones(3)).numel()
+    19
+    """
+    return torch.cat([values.float(), torch.zeros(_LANES)])
+
+
+def by_lane(values: torch.Tensor) -> torch.Tensor:
+    """float32 ``[channels]`` in the order of the sums of ``Depthwise``, 64 at a time.
+
+    >>> by_lane(torch.arange(64.0))[:8].tolist()
+    [0.0, 1.0, 2.0, 3.0, 16.0, 17.0, 18.0, 19.0]
+    """
+    parts = -(-values.numel() // 64)
+    full = torch.zeros(parts * 64)
+    full[: values.numel()] = values
+    return full.view(parts, 4, 4, 4).permute(0, 2, 1, 3).reshape(-1)
