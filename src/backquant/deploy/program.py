@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
+from backquant.graph.export.dims import as_dims
+from backquant.graph.quiet import quiet
 
 __all__ = ["Program", "as_dims", "export_program", "quiet"]
 
@@ -29,20 +28,6 @@ class Program:
 
     exported: ExportedProgram
     origins: Mapping[str, str]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Deprecations and remarks inside of torch's and other exporters are no news for our users."""
-    disabled = logging.root.manager.disable
-    logging.disable(max(disabled, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            for category in (DeprecationWarning, FutureWarning, UserWarning):
-                warnings.simplefilter("ignore", category)
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 class _Traced(nn.Module):
@@ -111,25 +96,3 @@ def _origins(graph: fx.Graph) -> dict[str, str]:
             # what exporters carry through their own decompositions
             node.meta["nn_module_stack"] = {origin: (origin, "backquant")}
     return found
-
-
-def as_dims(dynamic_shapes: Any) -> Any:
-    """``dynamic_shapes`` with names as ``Dim`` objects, one for each name; ``"batch<=64"`` has a bound.
-
-    >>> shapes = as_dims({"x": {0: "batch"}, "y": {0: "batch"}})
-    >>> shapes["x"][0] is shapes["y"][0], shapes["x"][0].__name__
-    (True, 'batch')
-    """
-    dims: dict[str, Any] = {}
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, str):
-            name, _, bound = value.partition("<=")
-            return dims.setdefault(name, Dim(name, max=int(bound)) if bound else Dim(name))
-        if isinstance(value, Mapping):
-            return {key: converted(item) for key, item in value.items()}
-        if isinstance(value, (tuple, list)):
-            return type(value)(converted(item) for item in value)
-        return value
-
-    return converted(dynamic_shapes)

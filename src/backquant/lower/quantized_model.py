@@ -26,6 +26,7 @@ from backquant.match.plan import Plan, Reason
 
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
+    from backquant.lower.compiled import CompiledModel
 
 __all__ = ["QuantizedModel", "as_integers"]
 
@@ -141,9 +142,35 @@ class QuantizedModel(nn.Module):
         if self.input_qparams:
             args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
-            run = self.graph_module if self.replays is None else self.replays
-            result = run(*args, **kwargs)
+            result = self._run(args, kwargs)
         return result if self.interface is None else self.interface.restored(result)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.graph_module if self.replays is None else self.replays
+        return run(*args, **kwargs)
+
+    def compile(  # type: ignore[override]  # torch's changes the module in place
+        self, example_inputs: Any = None, *, dynamic_shapes: Any = None
+    ) -> CompiledModel:
+        """This model with code that TorchInductor and a C++ compiler make for it. Takes seconds to
+        minutes. This model is not changed.
+
+        Where the CPU has AVX-512 VNNI, convolutions and linear layers are backquant's own kernels, which
+        are compiled with it; elsewhere oneDNN's. What lies between them is generated code.
+
+        Args:
+            example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, with
+                the shapes to compile for. Default: those of the calibration.
+            dynamic_shapes: which sizes may vary, as ``torch.export`` takes it, names in place of ``Dim``:
+                ``{"x": {0: "batch"}}``. Default: none; other shapes run on the lowered model.
+
+        Raises:
+            EngineError: there is no C++ compiler, or the model cannot be compiled.
+            UsageError: a reference model, no example inputs, or shapes that the model does not take.
+        """
+        from backquant.lower.compiled import compiled  # imports Inductor
+
+        return compiled(self, example_inputs, dynamic_shapes)
 
     def _as_integers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

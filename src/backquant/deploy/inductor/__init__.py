@@ -13,12 +13,12 @@ import torch
 
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.apart import apart_from_weights
-from backquant.deploy.inductor.compiler import check_compiler
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
+from backquant.lower.compiled.compiler import check_compiler
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "InductorTarget"]

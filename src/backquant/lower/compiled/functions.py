@@ -90,10 +90,12 @@ def _binary(
     return spelled
 
 
+# size: the arguments of ``matrix.softmax``
 def _softmax(
-    x: torch.Tensor, scale: float, zero_point: int, dim: int, *out: Any
+    x: torch.Tensor, scale: float, zero_point: int, dim: int, out_scale: float, out_zero_point: int
 ) -> torch.Tensor:
-    return as_integer(torch.softmax(as_float(x, scale, zero_point), dim), *out, x.dtype)
+    found = torch.softmax(as_float(x, scale, zero_point), dim)
+    return as_integer(found, out_scale, out_zero_point, x.dtype)
 
 
 def _cat(

@@ -1,7 +1,8 @@
 """What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
 
-Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``). Elsewhere, and for grouped convolutions and
-those of one or three dimensions: oneDNN's. Weights must be constants of the graph (freezing), and are packed here.
+Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``). Elsewhere, and for grouped convolutions
+and those of one or three dimensions: oneDNN's. Weights must be constants of the graph (freezing), and are
+packed here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class _Weights:
 
 def _value(item: Any) -> torch.Tensor:
     item.realize()
-    return V.graph.constants[item.get_name()]  # type: ignore[no-any-return]
+    found: torch.Tensor = V.graph.constants[item.get_name()]
+    return found
 
 
 def _is_plain(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
@@ -122,7 +124,7 @@ class Convolution:
 
     def _regular(self) -> bool:
         """A depthwise convolution that the template takes."""
-        stride, padding, dilation, _ = self.geometry
+        stride, _, dilation, _ = self.geometry
         height, width = self.weights.weight.shape[2:]
         return stride[0] == stride[1] and dilation == [1, 1] and max(height, width) <= 7
 
@@ -162,11 +164,16 @@ class Convolution:
             arguments["other"] = _laid_out(self.other, _CHANNELS_LAST)
             found = found.adding(self.other_scale, self.other_zero_point)
             body = found.code
-        arguments |= {"scale": constant(found.scale, "scale"), "shift": constant(found.shift, "shift")}
+        arguments |= {
+            "scale": constant(found.scale, "scale"),
+            "shift": constant(found.shift, "shift"),
+        }
         arguments["outside"] = self._outside(w * deep)
         kernel = f"{height}, {1 if rows else width}"
         sizes = f"{h}, {w}, {deep}, {oh}, {ow}, {channels}, {taps.shape[2]}"
-        steps = f"{stride[0]}, {stride[1]}, {padding[0]}, {padding[1]}, {dilation[0]}, {dilation[1]}"
+        steps = (
+            f"{stride[0]}, {stride[1]}, {padding[0]}, {padding[1]}, {dilation[0]}, {dilation[1]}"
+        )
         adds = str(self.other is not None).lower()
         parts = f"{blocks.rows}, {blocks.columns}, {blocks.last}, {blocks.tail}"
         call = f"{parts}, backquant::{found.activation}, {adds}, {_CTYPES[self.result.dtype]}"

@@ -85,7 +85,14 @@ class _Convolution(_Weighted):
 class _ConvolutionAdd(_Weighted):
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         c = self.config
-        out = (c.out_scale, c.out_zero_point, torch.uint8, "relu" if c.relu else "none", [], "")
+        out: Any = (
+            c.out_scale,
+            c.out_zero_point,
+            torch.uint8,
+            "relu" if c.relu else "none",
+            [],
+            "",
+        )
         spatial = operators.output_size(x.shape[2:], self.weight.shape[2:], self.geometry)
         shape = (x.shape[0], self.weight.shape[0], *spatial)
         if torch.broadcast_shapes(other.shape, shape) == shape:
@@ -94,7 +101,7 @@ class _ConvolutionAdd(_Weighted):
                 *(other.expand(shape), c.other_scale, c.other_zero_point, *out),
             )
             return made
-        plain = (1.0, 0, torch.float32, "none", [], "")
+        plain: Any = (1.0, 0, torch.float32, "none", [], "")
         alone = operators.convolution(x, *self.source, *self.geometry, None, 1.0, 0, *plain)
         total = alone + as_float(other, c.other_scale, c.other_zero_point)
         total = total.relu() if c.relu else total
@@ -114,6 +121,9 @@ class _Lookup(nn.Module):
 
 
 class _Norm(nn.Module):
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+
     def __init__(self, kernel: Norm) -> None:
         super().__init__()
         self.config = kernel.config
@@ -122,17 +132,22 @@ class _Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         c = self.config
-        value, rest = as_float(x, c.x_scale, c.x_zero_point), (self.weight, self.bias)
+        value = as_float(x, c.x_scale, c.x_zero_point)
         if c.kind == "layer":
-            value = F.layer_norm(value, c.size, *rest, c.eps)
+            value = F.layer_norm(value, c.size, self.weight, self.bias, c.eps)
         elif c.kind == "group":
-            value = F.group_norm(value, c.size[0], *rest, c.eps)
+            value = F.group_norm(value, c.size[0], self.weight, self.bias, c.eps)
         else:
-            value = F.instance_norm(value, None, None, *rest, eps=c.eps)
+            value = F.instance_norm(value, None, None, self.weight, self.bias, eps=c.eps)
         return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
 
 
 class _BatchNorm(nn.Module):
+    mean: torch.Tensor
+    var: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
     def __init__(self, kernel: BatchNorm) -> None:
         super().__init__()
         self.config = kernel.config
@@ -142,8 +157,7 @@ class _BatchNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         c = self.config
         value = as_float(x, c.x_scale, c.x_zero_point)
-        tensors = (self.mean, self.var, self.weight, self.bias)
-        value = F.batch_norm(value, *tensors, eps=c.eps)
+        value = F.batch_norm(value, self.mean, self.var, self.weight, self.bias, eps=c.eps)
         value = value.relu() if c.relu else value
         return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
 

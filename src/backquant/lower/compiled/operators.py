@@ -1,8 +1,9 @@
 """The integer operators of a model that is to be compiled: functional, on plain tensors.
 
 ``backquant::convolution`` and ``backquant::linear`` say everything that a kernel of oneDNN or of ours has to
-know, the addition of another tensor included; unlike oneDNN's own they overwrite nothing. ``backquant::image``
-quantizes float images ``[n, 3, h, w]`` and lays the channels of a pixel side by side. A compiler replaces them (``lowerings``); called as they are they run on oneDNN, and pack the weight at every call.
+know, the addition of another tensor included; unlike oneDNN's own they overwrite nothing.
+``backquant::image`` quantizes float images ``[n, 3, h, w]`` and lays the channels of a pixel side by side.
+A compiler replaces them (``lowerings``); called as they are they run on oneDNN, packing weights at every call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_p
 __all__ = ["convolution", "image", "linear", "output_size"]
 
 _LIBRARY = torch.library.Library("backquant", "FRAGMENT")
-_SOURCE = "Tensor x, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias"
+_SOURCE = (
+    "Tensor x, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias"
+)
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups"
 _OTHER = "Tensor? other, float other_scale, int other_zero_point"
 _RESULT = (

@@ -87,7 +87,7 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     parts, groups = -(-channels // 64), -(-height // 4)
     full = torch.zeros(parts * 64, groups * 4, width, dtype=torch.int8)
     full[:channels, :height] = weight
-    # channel = 64 * part + 16 * lane + 4 * register + place
+    # a channel is counted by part (64), lane (16), register (4) and place (1)
     shaped = full.view(parts, 4, 4, 4, groups, 4, width)
     return shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1)
 

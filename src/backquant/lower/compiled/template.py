@@ -75,7 +75,12 @@ class _Template(CppTemplate):
         declared = kernel.def_kernel(inputs=inputs, outputs={"out": out}, extra_sizevars=free)
         count = kernel.rename_indexing(self.call.count)
         threads = "#define BACKQUANT_THREADS 1\n" if self.num_threads > 1 else ""
-        lines = (kernel.maybe_codegen_profile(), *again, f"const int64_t count = {count};", self.call.body)
+        lines = (
+            kernel.maybe_codegen_profile(),
+            *again,
+            f"const int64_t count = {count};",
+            self.call.body,
+        )
         body = "\n  ".join(lines)
         return (
             f"// kernels of backquant {_digest()}\n{self.header().getvalue()}\n"

@@ -18,7 +18,7 @@ def check_compiler() -> None:
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     if not any(shutil.which(name) for name in names):
         raise EngineError(
-            "there is no C++ compiler, and AOTInductor compiles the model with one",
+            "there is no C++ compiler, and the model is compiled with one",
             where=f"PATH has none of {', '.join(names)}",
             fix="apt-get install g++   # or CXX=/path/to/compiler",
         )
