@@ -1,25 +1,43 @@
-"""backquant, for its x86 backend, with its defaults."""
+"""backquant, for its x86 backend, with its defaults: lowered, and compiled."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import backquant
+from backquant.lower import QuantizedModel
 from benchmarks.peers import Prepared, Task
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "prepare_compiled"]
 
 
-def prepare(task: Task) -> Prepared:
-    quantized = backquant.quantize(
+def _quantized(task: Task) -> QuantizedModel:
+    return backquant.quantize(
         task.model, task.calibration[0], backend="x86", calibration=task.calibration
     )
-    audit = quantized.audit()
+
+
+def _prepared(model: QuantizedModel, **facts: Any) -> Prepared:
+    audit = model.audit()
     facts = {
-        "engine": str(quantized.engine),
-        "integer_share": quantized.report.coverage,
+        "engine": str(model.engine),
+        "integer_share": model.report.coverage,
         "kernels": audit.kernels,
         "integer_kernels": audit.integer_kernels,
         "left_in_float": [[node, "no integer kernel"] for node in audit.float_weighted],
         "quantize": audit.quantize,
         "dequantize": audit.dequantize,
+        **facts,
     }
-    return Prepared(lambda x: x, lambda x: quantized(*x), lambda y: y.numpy(), facts)
+    return Prepared(lambda x: x, lambda x: model(*x), lambda y: y.numpy(), facts)
+
+
+def prepare(task: Task) -> Prepared:
+    """As ``quantize`` gives it."""
+    return _prepared(_quantized(task))
+
+
+def prepare_compiled(task: Task) -> Prepared:
+    """The same, after ``compile()``."""
+    model = _quantized(task).compile()
+    return _prepared(model, kernels=dict(model.compilation.kernels))

@@ -24,8 +24,8 @@ def compilable(lowered: fx.GraphModule) -> fx.GraphModule:
     Raises ``EngineError`` with the kernels that there is no spelling for.
 
     >>> from torch import nn
-    >>> compilable(fx.symbolic_trace(nn.ReLU())).graph.find_nodes(op="call_module")
-    [relu]
+    >>> compilable(fx.symbolic_trace(nn.Sequential(nn.ReLU()))).graph.find_nodes(op="call_module")
+    [_0]
     """
     register_quantized_decomposed()
     made = fx.GraphModule(lowered, copied_graph(lowered.graph))

@@ -3,7 +3,7 @@
 ``backquant::convolution`` and ``backquant::linear`` say everything that a kernel of oneDNN or of ours has to
 know, the addition of another tensor included; unlike oneDNN's own they overwrite nothing.
 ``backquant::image`` quantizes float images ``[n, 3, h, w]`` and lays the channels of a pixel side by side.
-A compiler replaces them (``lowerings``); called as they are they run on oneDNN, packing weights at every call.
+A compiler replaces them (``lowerings``); called as they are they run on oneDNN, and pack weights each time.
 """
 
 from __future__ import annotations

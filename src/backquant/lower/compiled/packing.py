@@ -35,7 +35,7 @@ def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
     """For an output of so many pixels and channels; ``run``: how many integers make one sum.
 
     >>> choose_blocks(3136, 64, 576, 1)
-    Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=222)
+    Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=228)
     >>> choose_blocks(49, 80, 64, 1)
     Blocks(rows=7, columns=3, count=2, last=2, tail=16, group=49)
     """
