@@ -382,8 +382,10 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
             left, right = getattr(old, field.name), getattr(new, field.name)
             if left != right:
                 yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
-    if before.bias_scale != after.bias_scale:
-        yield FieldChange(f"{head}.bias_scale", before.bias_scale or "", after.bias_scale or "")
+    for name in ("bias_scale", "only"):
+        one, two = getattr(before, name) or "", getattr(after, name) or ""
+        if one != two:
+            yield FieldChange(f"{head}.{name}", one, two)
 
 
 def _value(value: Any) -> str:

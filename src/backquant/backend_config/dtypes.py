@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,6 +25,7 @@ from backquant.errors import SpecError
 
 __all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
 
+Only = Literal["not_grouped", "not_depthwise", "inner_axes"]
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
     "output_dtype",
@@ -32,6 +33,7 @@ _DTYPE_CONFIG_KEYS = (
     "bias_dtype",
     "is_dynamic",
     "bias_scale",
+    "only",
 )
 
 
@@ -119,6 +121,8 @@ class DTypeConfig:
     ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
     ``DTypeWithConstraints``, or None (not constrained).
     ``bias_scale="input_times_weight"``: the bias is quantized with scale input × weight.
+    ``only``: which uses of the operator are admitted so: ``"not_grouped"`` or ``"not_depthwise"``
+    convolutions (depthwise: every channel a group), ``"inner_axes"``: reductions over the last two axes.
 
     Raises ``SpecError`` for values of another kind.
 
@@ -136,8 +140,9 @@ bias_dtype=torch.float32)
     bias_dtype: torch.dtype | None
     is_dynamic: bool | None
     bias_scale: Literal["input_times_weight"] | None
+    only: Only | None
 
-    def __init__(
+    def __init__(  # size: PyTorch's arguments, and two demands by keyword
         self,
         input_dtype: torch.dtype | DTypeWithConstraints | None = None,
         output_dtype: torch.dtype | DTypeWithConstraints | None = None,
@@ -146,6 +151,7 @@ bias_dtype=torch.float32)
         is_dynamic: bool | None = None,
         *,
         bias_scale: Literal["input_times_weight"] | None = None,
+        only: Only | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
         self.output_dtype_with_constraints = _constrained(output_dtype, "output_dtype")
@@ -156,6 +162,8 @@ bias_dtype=torch.float32)
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
         self.bias_scale = bias_scale
+        check_choice(only, "only", get_args(Only))
+        self.only = only
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -178,7 +186,7 @@ bias_dtype=torch.float32)
 
         ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
         ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
-        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``.
+        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``only``.
         Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
 
         >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})
@@ -204,7 +212,7 @@ bias_dtype=torch.float32)
             constrained = getattr(self, f"{key}_with_constraints")
             if constrained != DTypeWithConstraints():
                 values[key] = constrained
-        for key in ("bias_dtype", "is_dynamic", "bias_scale"):
+        for key in ("bias_dtype", "is_dynamic", "bias_scale", "only"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values

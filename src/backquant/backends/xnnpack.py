@@ -4,9 +4,10 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config``; each row was run 
 
 1. Activations are signed 8-bit with any zero point; weights signed 8-bit, symmetric, without -128,
    one scale per output channel or one in all. Biases stay float: XNNPACK rounds them itself.
-2. Linear layers and two-dimensional convolutions also run dynamically; then the weight has one scale
-   per channel.
-3. A transposed convolution has its channels on axis 1 of the weight.
+2. Linear layers and two-dimensional convolutions that are not depthwise also run dynamically; then the
+   weight has one scale per channel.
+3. A transposed convolution has its channels on axis 1 of the weight; with groups, one scale in all.
+   Means are over the last two axes of an image.
 4. What only moves or cuts values keeps its input's qparams.
 5. A static linear layer gives integers; a dynamic one reads floats and gives floats, as fast and more
    exactly. So by default what stands between float operators (attention, layer norm, GELU) is dynamic:
@@ -55,13 +56,29 @@ def _weight(**more: Any) -> DTypeWithConstraints:
 
 PLAIN = DTypeConfig(ACTIVATION, ACTIVATION)
 WEIGHTED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=0), torch.float)
-WEIGHTED_TRANSPOSED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float)
+WEIGHTED_TRANSPOSED = DTypeConfig(
+    ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float, only="not_grouped"
+)
+WEIGHTED_GROUPED = DTypeConfig(
+    ACTIVATION, ACTIVATION, _weight(granularity="per_tensor"), torch.float
+)
+TRANSPOSED_WEIGHTS = [WEIGHTED_TRANSPOSED, WEIGHTED_GROUPED]
+MEAN = DTypeConfig(ACTIVATION, ACTIVATION, only="inner_axes")
 DYNAMIC = DTypeConfig(
     torch.qint8,
     torch.float,
     _weight(ch_axis=0, granularity="per_channel"),
     torch.float,
     is_dynamic=True,
+)
+
+DYNAMIC_CONV = DTypeConfig(
+    torch.qint8,
+    torch.float,
+    _weight(ch_axis=0, granularity="per_channel"),
+    torch.float,
+    is_dynamic=True,
+    only="not_depthwise",
 )
 
 _INTEGER_WEIGHT = QuantDefault(
@@ -120,8 +137,6 @@ SHARING: tuple[Any, ...] = (
     nn.AdaptiveAvgPool2d,
     F.max_pool2d,
     F.adaptive_avg_pool2d,
-    torch.mean,
-    "mean",
     # moving
     nn.Flatten,
     nn.Identity,
@@ -142,10 +157,13 @@ SHARING: tuple[Any, ...] = (
 )
 
 
+MEANS: tuple[Any, ...] = (torch.mean, "mean")
 RULES = QDQRules(
     dequantize_per_user=True,
     quantize_constants=False,
-    leave_float=(LeaveFloat((*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING), beside_float=True),),
+    leave_float=(
+        LeaveFloat((*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING, *MEANS), beside_float=True),
+    ),
 )
 
 
@@ -163,13 +181,14 @@ def backend_config() -> BackendConfig:
         .set_backend_pattern_configs(
             [
                 *admit(conv.conv_entries(conv.CONV[1]), [WEIGHTED]),
-                *admit(conv.conv_entries(conv.CONV[2]), [WEIGHTED, DYNAMIC]),
-                *admit(conv.transposed_entries(conv.TRANSPOSED[1]), [WEIGHTED_TRANSPOSED]),
-                *admit(conv.transposed_entries(conv.TRANSPOSED[2]), [WEIGHTED_TRANSPOSED]),
+                *admit(conv.conv_entries(conv.CONV[2]), [WEIGHTED, DYNAMIC_CONV]),
+                *admit(conv.transposed_entries(conv.TRANSPOSED[1]), TRANSPOSED_WEIGHTS),
+                *admit(conv.transposed_entries(conv.TRANSPOSED[2]), TRANSPOSED_WEIGHTS),
                 *linear.entries([WEIGHTED, DYNAMIC]),
                 *elementwise.binary_entries([PLAIN], elementwise.ADD_SUB_MUL),
                 *shape.cat_entries([PLAIN], shape.CAT),
                 *shape.sharing_entries([PLAIN], SHARING),
+                *shape.sharing_entries([MEAN], MEANS),
             ]
         )
     )

@@ -157,6 +157,8 @@ class ReasonWriter:
         config = self._entries[match.entry].dtype_configs[nearest]
         code = qconfig_code(config, request.asks, request.roles)
         fix = mapping_call(node, self._path(node), request.hit, code)
+        if any(role == "operator" for role, _ in refused[nearest]):
+            fix = ""  # no QConfig changes what the operator is
         reasons: list[Reason] = []
         for position in (nearest, *(i for i in range(len(refused)) if i != nearest)):
             dtype_config = self._entries[match.entry].dtype_configs[position]
@@ -214,4 +216,4 @@ def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
 
 # Refusals that a request's dtype and range already show, and those that stand for themselves.
 _IN_TEXT = ("quant-range", "dtype", "dtype-token")
-_WHOLE = ("no-tensor", "no-observer")
+_WHOLE = ("no-tensor", "no-observer", "operator")

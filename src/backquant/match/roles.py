@@ -10,6 +10,7 @@ from torch import fx
 from backquant.graph import GraphIndex, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.occurrences import Occurrence
+from backquant.match.uses import uses_beyond
 from backquant.match.verdict import Roles
 
 __all__ = ["argument_positions", "roles_of"]
@@ -56,6 +57,7 @@ def roles_of(
         output=output != "float",
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
+        beyond=uses_beyond(root, graph),
     )
 
 

@@ -62,6 +62,9 @@ class Roles:
     input_known: bool = True
     output_known: bool = True
     output: bool = True  # False: the entry leaves it in float
+    beyond: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # what ``DTypeConfig.only`` would refuse, and why
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,9 @@ class Judge:
 
 
 def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
+    for only, why in roles.beyond:
+        if config.only == only:
+            yield "operator", Refusal("operator", why, only.replace("_", " "))
     if roles.activation and config.input_dtype is not None:
         yield from _input_refusals(config, asks, roles)
     if roles.weight and config.weight_dtype is not None:
@@ -187,7 +193,7 @@ def _predicates(
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.
-_WEIGHTS = {"dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
+_WEIGHTS = {"operator": 1000, "dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
 
 
 def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:

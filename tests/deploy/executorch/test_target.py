@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import backquant
+from backquant.backend_config import DTypeConfig, get_backend_config
 from backquant.deploy import Requirement, target
 from backquant.deploy.executorch import ExecuTorchModel, ExecuTorchTarget
 from backquant.deploy.executorch import target as executorch_target
@@ -77,18 +78,30 @@ def test_float_operators_stay_in_the_program_and_are_named(tmp_path) -> None:
     found = kernels(exported)
     assert found["XNNPACK DepthwiseConv2d"] == found["XNNPACK ConvTranspose2d"] == 1
     assert found["XNNPACK Conv2d"] == found["XNNPACK FullyConnected"] == 1
-    [mean] = [reason for reason in exported.left_in_float if reason.node == "mean"]
+    [mean] = [reason for reason in exported.undelegated if reason.node == "mean"]
     assert "mean.dim only supports" in mean.admitted
+    assert [r.admitted for r in model.plan.decisions["mean"].reasons] == ["operator inner axes"]
     assert [use.dtype for use in exported.kernels if use.kernel == "XNNPACK Gelu"] == ["float32"]
     torch.testing.assert_close(result, model(x), rtol=0, atol=0.05)
 
 
+def replaced(dtypes: DTypeConfig) -> DTypeConfig:
+    """Without what it says of groups."""
+    return DTypeConfig(**{k: v for k, v in dtypes.to_dict().items() if k != "only"})
+
+
 def test_grouped_transposed_convolution_becomes_float(tmp_path) -> None:
-    """XNNPACK has no kernel for it: its integer weight becomes floats, and the reason is XNNPACK's."""
+    """XNNPACK has no kernel for it: its integer weight becomes floats, and the reason is XNNPACK's.
+
+    For a backend that admits it, as one of a user's may; xnnpack itself does not.
+    """
+    config = get_backend_config("xnnpack")
+    for entry in config.configs:
+        entry.set_dtype_configs([replaced(dtypes) for dtypes in entry.dtype_configs])
     x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 2, groups=2)).eval()
-    model = backquant.quantize(net, backend="xnnpack", calibration=[x])
+    model = backquant.quantize(net, backend=config, calibration=[x])
     with pytest.raises(CoverageError, match="groups > 1"):
         backquant.export(model, tmp_path / "m.pte", example_inputs=x)
     assert list(tmp_path.iterdir()) == []

@@ -65,6 +65,9 @@ class DTypeConfig(Model):
     bias_dtype: DTypeName | None = None
     is_dynamic: bool | None = None
     bias_scale: Literal["input_times_weight"] | None = None
+    only: Literal["not_grouped", "not_depthwise", "inner_axes"] | None = Field(
+        None, description="The uses of the operator that are admitted so."
+    )
 
 
 class Sequential(Model):

@@ -67,7 +67,9 @@ def subsumes(wide: DTypeConfig, narrow: DTypeConfig) -> bool:
         return False
     if wide.bias_dtype not in (None, narrow.bias_dtype):
         return False
-    if wide.bias_scale not in (None, narrow.bias_scale):
+    if any(
+        getattr(wide, name) not in (None, getattr(narrow, name)) for name in ("bias_scale", "only")
+    ):
         return False
     return all(
         _wider(

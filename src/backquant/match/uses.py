@@ -1,0 +1,74 @@
+"""What of ``DTypeConfig.only`` a use of an operator goes beyond: groups of convolutions, axes of means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from backquant.graph import GraphIndex
+
+__all__ = ["uses_beyond"]
+
+_CONVS = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_MODULES = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_GROUPS = 6  # the position of the argument in each of these functions
+_INNER = ((2, 3), (-2, -1))
+
+
+def uses_beyond(root: fx.Node, graph: GraphIndex) -> frozenset[tuple[str, str]]:
+    """Pairs of a value of ``only`` that does not hold, and what the node asks in its place.
+
+    >>> gm = fx.symbolic_trace(lambda x: x.mean(1))
+    >>> uses_beyond(list(gm.graph.nodes)[1], GraphIndex(gm))
+    frozenset({('inner_axes', 'mean over axes 1')})
+    """
+    if root.target in (torch.mean, "mean"):
+        return _of_mean(root)
+    groups, inputs = _groups(root, graph)
+    if groups == 1:
+        return frozenset()
+    found = {("not_grouped", f"{groups} groups")}
+    if groups == inputs:
+        found.add(("not_depthwise", f"{groups} groups of one channel"))
+    return frozenset(found)
+
+
+def _of_mean(node: fx.Node) -> frozenset[tuple[str, str]]:
+    axes: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    axes = (axes,) if isinstance(axes, int) else axes
+    if isinstance(axes, (list, tuple)) and tuple(sorted(axes)) in _INNER:
+        return frozenset()
+    told = "all axes" if axes is None else f"axes {', '.join(map(str, axes))}"
+    return frozenset({("inner_axes", f"mean over {told}")})
+
+
+def _groups(node: fx.Node, graph: GraphIndex) -> tuple[int, int]:
+    """Of a convolution: groups, and channels of the input; (1, 0) of everything else."""
+    if node.op == "call_module":
+        module = graph.module_of(node)
+        parts = () if module is None else module.modules()
+        conv: Any = next((part for part in parts if isinstance(part, _MODULES)), None)
+        return (1, 0) if conv is None else (conv.groups, conv.in_channels)
+    if node.target not in (*_CONVS, *_TRANSPOSED):
+        return 1, 0
+    groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
+    if not isinstance(groups, int):
+        return 1, 0
+    weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+    return groups, _channels(weight, groups, graph, node.target in _TRANSPOSED)
+
+
+def _channels(weight: Any, groups: int, graph: GraphIndex, transposed: bool) -> int:
+    """Channels of the input, by the shape of a weight that the graph holds; else 0."""
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+        return 0
+    path, _, name = str(weight.target).rpartition(".")
+    shape = getattr(graph.modules[path], name).shape
+    return int(shape[0] if transposed else shape[1] * groups)
