@@ -11,6 +11,7 @@ from torch import nn
 
 from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
+from backquant.graph.objects import fresh
 from backquant.graph.tracer import user_line
 
 __all__ = ["as_arguments", "check_inputs", "describe_value"]
@@ -36,7 +37,7 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     """Run ``model`` once on example inputs, without gradients, and return its output.
 
     Neither the model (its buffers included, in train mode too) nor the state of the random
-    number generators changes. Forward hooks run.
+    number generators changes, nor objects among the inputs. Forward hooks run.
 
     Raises:
         InputError: the model does not accept them; names what was passed and what it takes.
@@ -49,7 +50,7 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     trial = own_buffers(model)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
-            return trial(*args, **kwargs)
+            return trial(*fresh(args), **fresh(kwargs))
     except Exception as error:
         passed = [describe_value(value) for value in args]
         passed += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]

@@ -116,3 +116,24 @@ def test_sizes(export: Callable[..., Captured]) -> None:
         interface.check((torch.randn(2, 5, 3), torch.randn(3, 5, 3)), {})
     with pytest.raises(InputError, match="has 2 dimensions"):
         interface.check((torch.randn(5, 3), torch.randn(5, 3)), {})
+
+
+class Two(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left - 2 * right
+
+
+@pytest.mark.parametrize("as_program", [False, True])
+def test_keywords_in_another_order(as_program: bool) -> None:
+    from backquant.graph.export import ExportedModel, capture_export
+    from backquant.operators.aten import AtenSpeller
+
+    left, right, *_ = _inputs()
+    example = {"right": right, "left": left}
+    model: nn.Module = Two().eval()
+    if as_program:
+        model = ExportedModel(torch.export.export(model, (), example))
+    captured = capture_export(model, example, AtenSpeller())
+    wanted = left - 2 * right
+    assert torch.equal(captured.module(**example), wanted)
+    assert torch.equal(captured.module(left=left, right=right), wanted)

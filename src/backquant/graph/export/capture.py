@@ -17,7 +17,7 @@ from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.capture import Captured, preserve
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import get_module, set_module
-from backquant.graph.example import as_arguments
+from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.exported import ExportedModel
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting
@@ -29,10 +29,11 @@ from backquant.graph.export.program import (
     quietly,
 )
 from backquant.graph.export.scopes import Place
-from backquant.graph.export.signature import Signature, program_signature, signature_of
+from backquant.graph.export.signature import Signature, in_order, program_signature, signature_of
 from backquant.graph.export.spelling import Speller
 from backquant.graph.export.structure import set_interface
 from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
+from backquant.graph.objects import known_to_export, object_classes
 
 __all__ = ["ExportOptions", "capture_export"]
 
@@ -71,6 +72,21 @@ def capture_export(
     [('placeholder', 'input_1'), ('call_module', '_0'), ('output', 'output')]
     """
     options = ExportOptions() if options is None else options
+    with known_to_export(_foreign(model, example_inputs)):
+        return _captured(model, example_inputs, speller, options)
+
+
+def _foreign(model: nn.Module, example_inputs: Any) -> set[type]:
+    """Classes in the arguments of ``model`` and in what it returns that ``torch.export`` does not know."""
+    if isinstance(model, ExportedModel):
+        return set()
+    output = check_inputs(model, example_inputs)
+    return object_classes(example_inputs) | object_classes(output)
+
+
+def _captured(
+    model: nn.Module, example_inputs: Any, speller: Speller, options: ExportOptions
+) -> Captured:
     whole = dict(options.whole)
     while True:
         root = shallow_copy(model)
@@ -97,10 +113,11 @@ def _exported(
             )
         exported, forward = Exported(model.program), program_signature(model.program)
     else:
+        forward = inspect.signature(model.forward)
+        kwargs = in_order(forward, kwargs)
         exported = export_model(
             model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
         )
-        forward = inspect.signature(model.forward)
     return exported, signature_of(forward, args, kwargs, exported.program)
 
 

@@ -12,7 +12,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,13 +151,35 @@ def _attempts(
     if dynamic_shapes is not None:
         yield _Attempt(args, kwargs, dynamic_shapes)
         return
-    free = pytree.tree_map(_free_sizes, _combine_args(model, args, kwargs))
+    free = _free(_combine_args(model, args, kwargs), _free_sizes)
     doubled = _doubled((args, kwargs))
     for inputs in (doubled, (args, kwargs)):
         if inputs is not None:
             yield _Attempt(inputs[0], inputs[1], free)
     note = "sizes are those of the example inputs: with dynamic sizes the model cannot be exported"
     yield _Attempt(args, kwargs, None, note)
+
+
+def _free(tree: Any, free_of: Callable[[Any], Any]) -> Any:
+    """``free_of`` of each leaf; an instance of a class becomes the list of its parts, as export asks."""
+
+    def found(value: Any) -> Any:
+        if not _is_record(value):
+            return free_of(value)
+        parts = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
+        return [_free(part, _all_free) for part in parts]
+
+    return pytree.tree_map(found, tree, is_leaf=_is_record)
+
+
+def _is_record(value: Any) -> bool:
+    kind = pytree._get_node_type(value)
+    return kind in pytree.SUPPORTED_NODES and kind not in pytree.BUILTIN_TYPES
+
+
+def _all_free(leaf: Any) -> Any:
+    """All sizes: the tensors of a cache grow in any dimension."""
+    return dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
 
 
 def _free_sizes(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from backquant.errors import CaptureError
 from backquant.graph.export.structure import Argument, Interface, Structure
 
-__all__ = ["Signature", "program_signature", "signature_of"]
+__all__ = ["Signature", "in_order", "program_signature", "signature_of"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -113,6 +113,16 @@ def program_signature(program: torch.export.ExportedProgram) -> inspect.Signatur
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     by_name = [*names[: len(positional.children())], *keyword.context]
     return inspect.Signature([inspect.Parameter(str(name), kind) for name in by_name])
+
+
+def in_order(signature: inspect.Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of the parameters: an export numbers its inputs as they are given.
+
+    >>> in_order(inspect.signature(lambda x, y, **more: x), {"z": 1, "y": 2, "x": 3})
+    {'x': 3, 'y': 2, 'z': 1}
+    """
+    named = {name: kwargs[name] for name in signature.parameters if name in kwargs}
+    return named | kwargs
 
 
 def bound(

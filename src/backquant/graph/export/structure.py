@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
 from backquant.graph.example import describe_value
+from backquant.graph.objects import Shell, tensors_of
 
 __all__ = ["Argument", "Interface", "OutputRecord", "Structure", "interface_of", "set_interface"]
 
@@ -30,13 +31,16 @@ class OutputRecord(dict[str, Any]):
     (1, 1, 1)
     """
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(name)
+    def __getattribute__(self, name: str) -> Any:
+        # an item may be called as a method of a dict: the ``keys`` of a cache
+        if not name.startswith("__") and dict.__contains__(self, name):
+            return dict.__getitem__(self, name)
+        return super().__getattribute__(name)
 
     def __getitem__(self, key: str | int) -> Any:
-        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+        if isinstance(key, int):
+            return list(dict.values(self))[key]
+        return super().__getitem__(key)
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ def _keys(spec: Any, count: int) -> tuple[Any, ...]:
     if spec.type is not None and hasattr(spec.type, "_fields"):  # a namedtuple
         return tuple(spec.type._fields)
     context = spec.context
+    if isinstance(context, Shell):
+        return context.names
     for candidate in (context, *(context if isinstance(context, (list, tuple)) else ())):
         names = candidate if isinstance(candidate, (list, tuple)) else ()
         if len(names) == count and all(isinstance(name, str) for name in names):
@@ -145,7 +151,7 @@ def _class_path(cls: Any) -> str:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes an instance of a class that is registered with ``torch.utils._pytree``."""
+    """Makes an instance of a class that is registered with ``torch.utils._pytree``, or of any other."""
 
     cls: type
     context: Any
@@ -153,6 +159,8 @@ class _Maker:
     def __call__(self, values: list[Any]) -> Any:
         if hasattr(self.cls, "_fields"):
             return self.cls(*values)
+        if isinstance(self.context, Shell):
+            return self.context.filled(values)
         return pytree.SUPPORTED_NODES[self.cls].unflatten_fn(values, self.context)
 
 
@@ -262,7 +270,7 @@ def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, 
                 fix=f"leave {argument.name!r} out, or pass it in the example inputs",
             )
         return
-    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_of(value)
     if len(tensors) != len(argument.shapes):
         raise InputError(
             f"input {argument.name!r} was {_count(len(argument.shapes))} when the model was exported",
@@ -331,9 +339,7 @@ def describe(value: Any) -> str:
 
 
 def _same(value: Any, constant: Any) -> bool:
-    if isinstance(value, torch.Tensor) or any(
-        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)
-    ):
+    if tensors_of(value):
         return False
     try:
         return bool(value == constant)

@@ -1,0 +1,195 @@
+"""Objects of classes that ``torch.export`` does not know, as arguments and as outputs of a model.
+
+A model may take and return instances of any class: the caches of keys and values that decoders return,
+dataclasses, records of an own library. ``torch.export`` takes tensors apart from tuples, lists, dicts and
+classes that are registered with ``torch.utils._pytree`` only. While a model is exported, the classes of
+the objects in its arguments and in what it returns are registered, too, unless somebody did: an object's
+parts are those attributes that hold tensors or sizes. All its other attributes are kept as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["Shell", "fresh", "known_to_export", "object_classes", "tensors_of"]
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_NO_RECORDS = (
+    *(bool, int, float, complex, str, bytes, type(None), type, enum.Enum),
+    *(torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, nn.Module, torch.Generator),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
+)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """An object without its parts: its class, the names of the parts, the other attributes.
+
+    Two are equal when class and names are: the rest is not compared.
+    """
+
+    cls: type
+    names: tuple[str, ...]
+    rest: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, value: Any) -> tuple[list[Any], Shell]:
+        """The parts of ``value``, and what is left of it.
+
+        >>> value = types.SimpleNamespace(scores=torch.ones(1), name="x")
+        >>> Shell.of(value)
+        ([tensor([1.])], Shell(cls=<class 'types.SimpleNamespace'>, names=('scores',), rest={'name': 'x'}))
+        """
+        attributes = _attributes(value)
+        names = tuple(name for name, held in attributes.items() if _holds(held, set()))
+        rest = {name: held for name, held in attributes.items() if name not in names}
+        return [attributes[name] for name in names], cls(type(value), names, rest)
+
+    def filled(self, parts: Iterable[Any]) -> Any:
+        """An object with these parts.
+
+        >>> Shell(types.SimpleNamespace, ("scores",), {"name": "x"}).filled([3])
+        namespace(name='x', scores=3)
+        """
+        kind: Any = self.cls
+        made = kind.__new__(kind)
+        rest = {name: _copied(value) for name, value in self.rest.items()}
+        for name, value in (*rest.items(), *zip(self.names, parts, strict=True)):
+            object.__setattr__(made, name, value)
+        return made
+
+
+def _copied(value: Any) -> Any:
+    """Containers are the object's own; what is in them is shared."""
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = (name for kind in type(value).__mro__ for name in _slots(kind))
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return found | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    names = kind.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _holds(value: Any, seen: set[int]) -> bool:
+    """Whether there is a tensor or a size in ``value``."""
+    if isinstance(value, (torch.Tensor, torch.SymInt)):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_holds(part, seen) for part in _inside(value))
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    return _attributes(value).values() if _is_object(value) else ()
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is neither a container nor an atom."""
+    return not isinstance(value, (*_CONTAINERS, *_NO_RECORDS))
+
+
+def object_classes(value: Any) -> set[type]:
+    """Classes of the objects in ``value`` that nobody has registered.
+
+    >>> object_classes([torch.ones(1), {"a": types.SimpleNamespace(b=torch.ones(1), c="d")}])
+    {<class 'types.SimpleNamespace'>}
+    """
+    seen: set[int] = set()
+    found: set[type] = set()
+    remaining = pytree.tree_leaves(value)
+    while remaining:
+        leaf = remaining.pop()
+        if _is_object(leaf) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            found.add(type(leaf))
+            remaining += pytree.tree_leaves(Shell.of(leaf)[0])
+    return found
+
+
+def fresh(value: Any) -> Any:
+    """``value`` with objects of its own, which a model may change, and the same tensors.
+
+    >>> cache = types.SimpleNamespace(keys=[torch.ones(1)])
+    >>> copied = fresh((cache, 2))
+    >>> copied[0] is cache, copied[0].keys is cache.keys, copied[0].keys[0] is cache.keys[0]
+    (False, False, True)
+    """
+
+    def renewed(leaf: Any) -> Any:
+        if not _is_object(leaf):
+            return leaf
+        parts, shell = Shell.of(leaf)
+        return shell.filled(fresh(parts)) if parts else leaf
+
+    return pytree.tree_map(renewed, value)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in ``value``, in the order in which an export has them.
+
+    >>> tensors_of({"a": types.SimpleNamespace(b=[torch.ones(1)]), "c": 2})
+    [tensor([1.])]
+    """
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif _is_object(leaf):
+            found += tensors_of(Shell.of(leaf)[0])
+    return found
+
+
+@contextmanager
+def known_to_export(classes: Iterable[type]) -> Iterator[None]:
+    """Register ``classes`` with ``torch.utils._pytree`` while the context lasts.
+
+    >>> with known_to_export({types.SimpleNamespace}):
+    ...     pytree.tree_leaves(types.SimpleNamespace(a=1, b=torch.ones(1)))
+    [tensor([1.])]
+    """
+    registered: list[type] = []
+    try:
+        for number, cls in enumerate(classes):
+            pytree._private_register_pytree_node(
+                cls,
+                Shell.of,
+                _unflatten,
+                serialized_type_name=f"backquant.{cls.__module__}.{cls.__qualname__}.{number}",
+                flatten_with_keys_fn=_with_keys,
+            )
+            registered.append(cls)
+        yield
+    finally:
+        for cls in registered:
+            pytree._deregister_pytree_node(cls)
+
+
+def _unflatten(parts: Iterable[Any], shell: Any) -> Any:
+    return shell.filled(parts)
+
+
+def _with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Shell]:
+    parts, shell = Shell.of(value)
+    return [(pytree.GetAttrKey(n), part) for n, part in zip(shell.names, parts, strict=True)], shell
