@@ -71,10 +71,10 @@ SECTIONS: dict[str, Section] = {
         "Time of the tool over the size of the graph",
         "scaling",
         (
-            *("--blocks", "50", "100", "200", "400", "--torch-ao-up-to", "200"),
+            *("--blocks", "50", "200", "400", "800", "4000", "--torch-ao-up-to", "800"),
             *("--out", "{out}/scaling.json", "--plot", "{out}/scaling.png"),
         ),
-        90,
+        240,
     ),
     "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 90),
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 120),

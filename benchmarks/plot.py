@@ -11,10 +11,15 @@ from benchmarks.results import Row
 
 __all__ = ["Bars", "draw", "draw_bars"]
 
+# Ours have the same colour in all pictures.
+_OURS = ("tab:blue", "navy", "skyblue", "slateblue")
+_OTHERS = ("tab:orange", "khaki", "goldenrod", "lightgreen", "tab:green", "tab:pink", "silver")
+
 
 @dataclass(frozen=True)
 class Bars:
-    """One group of bars per place, one bar per series; None where there is no figure."""
+    """One group of bars per place, one bar per series (at most 4 of ours and 7 others); None where there
+    is no figure."""
 
     places: Sequence[str]
     series: dict[str, Sequence[float | None]]
@@ -46,11 +51,17 @@ def draw_bars(bars: Bars, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     count, many = len(bars.places), max(1, len(bars.series))
-    figure, axes = plt.subplots(figsize=(max(6.0, 1.3 * count), 4.2), layout="constrained")
+    inches = max(6.0, count * max(1.1, 0.26 * many))
+    figure, axes = plt.subplots(figsize=(inches, 4.2), layout="constrained")
     width = 0.85 / many
+    ours, others = iter(_OURS), iter(_OTHERS)
     for index, (title, values) in enumerate(bars.series.items()):
+        color = next(ours if title.startswith("backquant") else others)
         places = [i + (index - (many - 1) / 2) * width for i in range(count)]
-        axes.bar(places, [value or 0.0 for value in values], width, label=title)
+        drawn = axes.bar(places, [v or 0.0 for v in values], width, label=title, color=color)
+        texts = ["none" if value is None else f"{value:.1f}" for value in values]
+        axes.bar_label(drawn, texts, fontsize=6, padding=1, rotation=90)
+    axes.margins(x=0.02, y=0.12)
     axes.axhline(1, color="black", linewidth=0.6)
     axes.set_xticks(range(count), bars.places, rotation=20, ha="right")
     axes.set_ylabel(bars.label)

@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -99,21 +100,40 @@ def smallest(step: Callable[[int], dict[str, float]], blocks: int, runs: int) ->
     return {part: min(each[part] for each in times) for part in times[0]}
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Both curves on logarithmic axes; the kind of picture by the suffix of ``path``."""
-    import matplotlib as mpl
-
+def draw(rows: list[dict[str, Any]], exponents: dict[str, float | None], path: Path) -> None:
+    """Both curves on logarithmic axes; the kind of picture by the suffix of ``path``. Without
+    matplotlib, say so on standard error."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed", file=sys.stderr)
+        return
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
-    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for peer, title in (("ours", "backquant"), ("torch_ao", "torch.ao")):
         known = [row for row in rows if peer in row]
-        sizes = [row["operators"] for row in known]
-        axes.loglog(sizes, [sum(row[peer].values()) for row in known], "o-", label=title)
+        power = exponents[peer]
+        if power is not None:
+            title += f": grows with the {power:.2f}th power"
+        sizes, seconds = [], []
+        for row in known:
+            sizes.append(row["operators"])
+            seconds.append(sum(row[peer].values()))
+        axes.loglog(sizes, seconds, "o-", label=title)
+        for size, value in zip(sizes, seconds, strict=True):
+            place = (size, value)
+            axes.annotate(f"{value:.2g}", place, (0, 6), textcoords="offset points", ha="center")
+    axes.set_xticks([row["operators"] for row in rows])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(y=0.12)
     axes.set_xlabel("operators")
     axes.set_ylabel("CPU seconds to prepare and convert")
-    axes.grid(which="both", linewidth=0.3)
+    axes.grid(which="major", linewidth=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -151,7 +171,7 @@ def main() -> None:
     if arguments.out:
         arguments.out.write_text(json.dumps({"rows": rows, "exponents": exponents}, indent=2))
     if arguments.plot:
-        draw(rows, arguments.plot)
+        draw(rows, exponents, arguments.plot)
 
 
 if __name__ == "__main__":
