@@ -116,13 +116,12 @@ def draw(rows: list[dict[str, Any]], exponents: dict[str, float | None], path: P
     for peer, title in (("ours", "backquant"), ("torch_ao", "torch.ao")):
         known = [row for row in rows if peer in row]
         power = exponents[peer]
-        if power is not None:
-            title += f": grows with the {power:.2f}th power"
+        grows = "" if power is None else f": grows with the {power:.2f}th power"
         sizes, seconds = [], []
         for row in known:
             sizes.append(row["operators"])
             seconds.append(sum(row[peer].values()))
-        axes.loglog(sizes, seconds, "o-", label=title)
+        axes.loglog(sizes, seconds, "o-", label=title + grows)
         for size, value in zip(sizes, seconds, strict=True):
             place = (size, value)
             axes.annotate(f"{value:.2g}", place, (0, 6), textcoords="offset points", ha="center")
