@@ -35,6 +35,21 @@ def test_this_machine_has_the_engines_it_reports():
         (dataclasses.replace(VNNI, capabilities={"avx_vnni": True}), "avx_vnni", True),
         (dataclasses.replace(VNNI, isa_limit="AVX512_CORE"), "avx512_core", False),
         (dataclasses.replace(VNNI, isa_limit="AVX512_CORE_VNNI"), "avx512_vnni", True),
+        (dataclasses.replace(VNNI, isa_limit="AVX2_VNNI"), "avx2", False),
+        (dataclasses.replace(VNNI, isa_limit="avx2_vnni_2"), "avx2", False),
+        (dataclasses.replace(VNNI, isa_limit="ALL"), "avx512_vnni", True),
+        (
+            dataclasses.replace(VNNI, capabilities={"avx_vnni": True}, isa_limit="AVX2_VNNI"),
+            "avx_vnni",
+            True,
+        ),
+        (
+            dataclasses.replace(
+                VNNI, capabilities={"avx_vnni": True}, isa_limit="AVX512_CORE_VNNI"
+            ),
+            "avx2",
+            False,
+        ),
         (dataclasses.replace(VNNI, architecture="aarch64", capabilities={}), "aarch64", True),
     ],
 )

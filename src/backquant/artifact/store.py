@@ -20,7 +20,7 @@ from backquant.backend_config import BackendConfig, files
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
-from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_info
+from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_here
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
 from backquant.report.text import renderable
@@ -142,16 +142,7 @@ def _engine(document: dict[str, Any]) -> EngineInfo | None:
     """The engine on this machine, checked against the one that the file was made for."""
     if document["engine"] is None:
         return None
-    made_for = EngineInfo.from_dict(document["engine"])
-    here = engine_info(made_for.name)
-    if made_for.wide_accumulation and not here.wide_accumulation:
-        raise ArtifactError(
-            f"the model was made for {made_for.describe()}, where 8-bit products are summed in 32 "
-            f"bits; on {here.describe()} they would saturate silently",
-            where="engine",
-            fix="quantize again on this machine",
-        )
-    return here
+    return engine_here(EngineInfo.from_dict(document["engine"]))
 
 
 def _config(stored: dict[str, str], allow: tuple[str, ...]) -> BackendConfig:

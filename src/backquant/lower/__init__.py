@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backquant.lower.audit import Audit, audit
-from backquant.lower.engine import EngineInfo, engine_info
+from backquant.lower.engine import EngineInfo, engine_here, engine_info
 from backquant.lower.lowering import Lowered, lower
 from backquant.lower.qdq import QParams
 from backquant.lower.quantized_model import QuantizedModel
@@ -21,6 +21,7 @@ __all__ = [
     "QuantizedModel",
     "Site",
     "audit",
+    "engine_here",
     "engine_info",
     "lower",
 ]

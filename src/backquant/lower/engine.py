@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from backquant.errors import EngineError
+from backquant.errors import ArtifactError, EngineError
 
-__all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_info", "machine_facts"]
+__all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_here", "engine_info", "machine_facts"]
 
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 
@@ -31,9 +31,17 @@ _ONEDNN_KERNELS = (
     "onednn.qconv2d_pointwise",
     "onednn.qlinear_pointwise",
 )
+_WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
 _WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
-# Values of ONEDNN_MAX_CPU_ISA that stop before any VNNI instruction.
-_NARROW_ISA = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
+# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value: limits are of one line of instruction
+# sets, so that AVX2_VNNI is no VNNI at all on a CPU that has that of AVX-512 only.
+_WITHIN_LIMIT: dict[str, tuple[str, ...]] = {
+    "SSE41": (),
+    "AVX2_VNNI": ("avx_vnni", "avx_vnni_int8"),
+    "AVX512_CORE_": _WIDE_512,
+    "AVX10": _WIDE_512,
+    "AVX": (),  # AVX, AVX2, AVX512_CORE
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,12 @@ class MachineFacts:
     @property
     def vnni(self) -> bool:
         """Whether oneDNN adds 8-bit products up in 32 bits by one instruction."""
-        return self.has_vnni and self.isa_limit.upper() not in _NARROW_ISA
+        return any(bool(self.capabilities.get(name)) for name in self._within_limit)
+
+    @property
+    def _within_limit(self) -> tuple[str, ...]:
+        limit = self.isa_limit.upper()
+        return next((n for start, n in _WITHIN_LIMIT.items() if limit.startswith(start)), _WIDE)
 
     @property
     def has_vnni(self) -> bool:
@@ -171,13 +184,36 @@ def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
     return _quantized_engine(name, facts)
 
 
+def engine_here(made_for: EngineInfo, facts: MachineFacts | None = None) -> EngineInfo:
+    """The engine of this machine that runs a model made for ``made_for``.
+
+    Raises ``ArtifactError`` where its sums may saturate and those it was made for do not, and
+    ``EngineError`` where this build or CPU has no such engine.
+
+    >>> engine_here(engine_info("qnnpack")).name
+    'qnnpack'
+    """
+    here = engine_info(made_for.name, facts)
+    if made_for.wide_accumulation and not here.wide_accumulation:
+        raise ArtifactError(
+            f"the model was made for {made_for.describe()}, where 8-bit products are summed in 32 "
+            f"bits; on {here.describe()} they would saturate silently",
+            where="engine",
+            fix="quantize again on this machine",
+        )
+    return here
+
+
 def _isa(facts: MachineFacts) -> str:
     """The best instruction set for 8-bit products, as one word."""
     if not facts.is_x86:
         return facts.architecture
     names = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512_bw", "avx2")
-    if facts.isa_limit.upper() in _NARROW_ISA:
-        return facts.isa_limit.lower()
+    limit = facts.isa_limit.lower()
+    if limit in ("sse41", "avx", "avx2", "avx512_core"):
+        return limit
+    if facts.has_vnni and not facts.vnni:
+        return "avx2"
     return next((name for name in names if facts.capabilities.get(name)), facts.architecture)
 
 

@@ -15,7 +15,7 @@ from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.lower.audit import Audit, audit
-from backquant.lower.engine import EngineInfo
+from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.fingerprint import fingerprint
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.pickling import pickled, unpickled
@@ -223,6 +223,9 @@ class QuantizedModel(nn.Module):
 
 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
+    state = unpickled(stored)
+    if state["engine"] is not None:
+        engine_here(state["engine"])  # refuses where sums would saturate
     made = kind.__new__(kind)
-    made.__setstate__(unpickled(stored))
+    made.__setstate__(state)
     return made
