@@ -25,6 +25,7 @@ from backquant.lower.engine import EngineInfo
 from backquant.lower.in_place import read_results
 from backquant.lower.join_adds import join_adds
 from backquant.lower.join_lookups import join_lookups
+from backquant.lower.join_shuffles import join_shuffles
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
@@ -100,7 +101,8 @@ class _Pass:
         reshape_views(self.gm.graph)
         absorbed = absorb_clamps(self.gm, self.kernels, self.records)
         fused = join_lookups(self.gm, absorbed, self.records)
-        joined = join_adds(self.gm, fused, self.records)
+        added = join_adds(self.gm, fused, self.records)
+        joined = join_shuffles(self.gm, added, self.records)
         kernels = tuple(use for use in joined if use is not None)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.packed import WeightTensors
 
 SHAPES = [
@@ -66,3 +67,27 @@ def test_an_empty_batch(shape: tuple[int, ...]) -> None:
     one = made(torch.zeros(1, shape[0], 9, 9, dtype=torch.uint8))
     none = made(torch.zeros(0, shape[0], 9, 9, dtype=torch.uint8))
     assert none.shape == (0, *one.shape[1:]) and none.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("post_op", ["none", "relu"])
+@pytest.mark.parametrize("rows", [(1,), (3,), (2, 4), (0,), (9,)])
+def test_a_few_rows(rows: tuple[int, ...], post_op: str) -> None:
+    torch.manual_seed(0)
+    weight = torch.randint(-127, 128, (21, 37), dtype=torch.int8)
+    zeros, scale = torch.zeros(21, dtype=torch.int64), torch.rand(21) / 100
+    tensors = WeightTensors(weight, scale, zeros, torch.randn(21))
+    config = LinearConfig(0.05, 20, 0.3, 100, torch.uint8, post_op)
+    x = torch.randint(0, 256, (*rows, 37), dtype=torch.uint8)
+    value = (x.double() - 20) * 0.05 @ (weight * scale[:, None].double()).T + tensors.bias.double()
+    wanted = (value.relu() if post_op == "relu" else value) / 0.3 + 100
+    found = OnednnLinear(config, tensors)(x)
+    assert found.shape == wanted.shape
+    assert not wanted.numel() or (found - wanted.clamp(0, 255)).abs().max() < 0.501
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_images_of_one_pixel(batch: int) -> None:
+    made, x = kernel(SHAPES[2], 9, "none", 100), torch.randint(0, 256, (batch, 13, 1, 1)).byte()
+    other = kernel(SHAPES[2], 9, "none", 100)
+    other._prepared_name = ""
+    assert (made(x).int() - other(x).int()).abs().max() <= 1

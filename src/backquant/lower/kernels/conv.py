@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import PostOp, with_post_op
-from backquant.lower.kernels.prepared import ConvWeight, is_plain, prepared_conv
+from backquant.lower.kernels.prepared import ConvWeight, engine_for, is_plain, prepared_conv
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -110,7 +111,8 @@ class OnednnConv(PackedKernel):
             scale = self.weight_scale
             bias = fold_zero_point(self.weight, scale, self.bias, c.x_scale, padding.folded)
             conv = ConvWeight(self.weight, scale, bias, *self._geometry)
-            found = self._prepared[shape] = prepared_conv(conv)
+            rows = math.prod(shape) // shape[1] if self.is_linear else math.inf
+            found = self._prepared[shape] = prepared_conv(conv, engine_for(rows))
         return found
 
     def _drop(self) -> None:

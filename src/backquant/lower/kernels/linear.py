@@ -9,9 +9,14 @@ import torch
 
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import with_post_op
+from backquant.lower.kernels.prepared import engine_for, is_plain
+from backquant.lower.kernels.repacked import pack_linear
+from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import fold_zero_point
 
 __all__ = ["LinearConfig", "OnednnLinear"]
+
+_FEW = {"none": "linear", "relu": "linear_relu"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class LinearConfig:
 
 
 class OnednnLinear(PackedKernel):
-    """``onednn::qlinear_pointwise``: linear layer, bias and one unary operator.
+    """``onednn::qlinear_pointwise``: linear layer, bias and one unary operator. A few rows with ReLU or
+    nothing behind go to fbgemm (``backquant.lower.kernels.prepared``).
 
     Takes uint8 ``[..., in]`` and returns ``[..., out]`` of ``config.out_dtype``. The weight is int8
     ``[out, in]`` with zero points 0.
@@ -50,6 +56,9 @@ class OnednnLinear(PackedKernel):
     def __init__(self, config: LinearConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
+        is_integer = c.out_dtype == torch.uint8
+        self._few_name = _FEW.get(c.post_op, "") if is_integer else ""
+        self._packed_few: Any = None
         self._out = (
             c.out_scale,
             c.out_zero_point,
@@ -58,6 +67,23 @@ class OnednnLinear(PackedKernel):
             list(c.post_numbers),
             c.post_algorithm,
         )
+
+    def _few(self, x: torch.Tensor) -> torch.Tensor:
+        """A few rows, by ``quantized::linear``."""
+        c = self.config
+        if self._packed_few is None:
+            scale, zeros = self.weight_scale, self.weight_zero_point
+            self._packed_few = pack_linear("fbgemm", self.weight, scale, zeros, self.bias)
+        operator = getattr(torch.ops.quantized, self._few_name).default
+        q = as_quantized(x, c.x_scale, c.x_zero_point)
+        return integer_view(operator(q, self._packed_few, c.out_scale, c.out_zero_point))
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._packed_few = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_packed_few": None}
 
     @property
     def name(self) -> str:
@@ -75,6 +101,8 @@ class OnednnLinear(PackedKernel):
         if not x.numel():  # the operator would give a matrix
             shape = (*x.shape[:-1], self.weight.shape[0])
             return torch.empty(shape, dtype=self.config.out_dtype)
+        if self._few_name and is_plain(x) and engine_for(x.numel() // x.shape[-1]) == "fbgemm":
+            return self._few(x)
         weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
