@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "export-dialect": (_torch_dialect, {}),
     "export-device": (_on_meta, {}),
     "export-option": (_quantized, {"options": {"opse": 18}}),
+    "export-dynamic-name": (_quantized, {"dynamic_shapes": {"nope": {0: "batch"}}}),
     "export-example": (_without_example, {}),
 }
 

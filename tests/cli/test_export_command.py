@@ -27,9 +27,37 @@ def data():
 """
 
 
+CUSTOM = """
+@torch.library.custom_op("backquant_cli_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+twice.register_fake(torch.empty_like)
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.ops.backquant_cli_tests.twice(self.fc(x))
+
+def custom():
+    return Custom()
+
+class Batches(list):
+    def __iter__(self):
+        yield torch.randn(2, 3, 8, 8)
+        raise AssertionError("no calibration before the target is asked")
+
+def batches():
+    return Batches()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "exported_models.py").write_text(MODELS)
+    (tmp_path / "exported_models.py").write_text(MODELS + CUSTOM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -54,6 +82,21 @@ def test_quantize_save_export(folder: Path) -> None:
     refused = runner.invoke(app, ["export", "m.bq", "--to", "onnx"])
     assert refused.exit_code == 2
     assert "m.onnx exists" in refused.stderr
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino", "tensorrt", "executorch"])
+def test_what_a_target_cannot_take_is_said_before_calibration(folder: Path, target: str) -> None:
+    backend = {"onnx": "onnxruntime", "executorch": "xnnpack"}.get(target, target)
+    data = ["-d", "exported_models:batches", "-o", "m.bq", "--to", target]
+    command = ["quantize", "exported_models:custom", *data]
+    result = CliRunner().invoke(app, [*command, "-b", backend])
+    assert result.exit_code == 2, result.output
+    assert "cannot take one operator of the model" in result.stderr
+    assert "twice (backquant_cli_tests.twice.default)" in result.stderr
+    result = CliRunner().invoke(app, [*command, "-b", "x86"])
+    assert result.exit_code == 2
+    assert f'backend="{backend}"' in result.stderr
+    assert not list(folder.glob("m.*"))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,12 @@ from typing import Any
 
 from torch import fx, nn
 
+from backquant.api.arguments import Model, opened_model
+from backquant.api.capturing import Capturing
+from backquant.api.examples import checked_example
 from backquant.api.requirements import given_requirement
-from backquant.backend_config import QDQRules
+from backquant.api.steps import evaluation_copy, planned
+from backquant.backend_config import BackendConfig, QDQRules
 from backquant.convert import ReferenceModel, reference_state
 from backquant.deploy import (
     Exported,
@@ -18,6 +22,7 @@ from backquant.deploy import (
     Target,
     check_installed,
     check_modules,
+    check_operators,
     check_version,
     expected_operators,
     find_target,
@@ -32,8 +37,9 @@ from backquant.graph.costs import multiply_adds
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import QuantizedModel
 from backquant.lower.quantized_model import as_integers
+from backquant.qconfig import get_default_qconfig_mapping
 
-__all__ = ["export"]
+__all__ = ["check_exportable", "export"]
 
 
 # size: the model, the file, and one keyword per independent choice of the user
@@ -124,11 +130,7 @@ def _reference(quantized: nn.Module, target: Target) -> _Reference:
             fix=f'quantized = backquant.quantize(model, ..., backend="{target.backend}")',
         )
     if quantized.engine is not None:
-        raise UsageError(
-            f"the model is lowered to kernels of {quantized.engine.name}, which no other runtime has",
-            where=f"to={target.name!r}",
-            fix=f'backquant.quantize(model, ..., backend="{target.backend}")',
-        )
+        raise _lowered(quantized.engine.name, target)
     devices = {str(t.device) for t in (*quantized.parameters(), *quantized.buffers())} - {"cpu"}
     if devices:
         raise ExportError(
@@ -139,6 +141,39 @@ def _reference(quantized: nn.Module, target: Target) -> _Reference:
     return _Reference(quantized.graph_module, quantized.plan, quantized.backend_config)
 
 
+def _lowered(engine: str, target: Target) -> UsageError:
+    return UsageError(
+        f"the model is lowered to kernels of {engine}, which no other runtime has",
+        where=f"to={target.name!r}",
+        fix=f'backquant.quantize(model, ..., backend="{target.backend}")',
+    )
+
+
+def check_exportable(
+    model: Model, example_inputs: Any, backend: BackendConfig, target: Target
+) -> None:
+    """Refuse before calibration what ``export`` would refuse after it: the backend, or operators.
+
+    Raises ``UsageError`` for a backend with an engine, ``ExportError`` with the operators that the target
+    cannot take, ``CaptureError`` for a model that no capture takes.
+
+    >>> import torch
+    >>> from backquant.backend_config import get_backend_config
+    >>> target = find_target("onnx", Path("model.onnx"))
+    >>> config = get_backend_config("onnxruntime")
+    >>> check_exportable(nn.Linear(2, 2), torch.zeros(1, 2), config, target)
+    """
+    if backend.engine is not None:
+        raise _lowered(backend.engine, target)
+    frozen = evaluation_copy(opened_model(model))
+    example = checked_example(frozen, example_inputs)
+    mapping = get_default_qconfig_mapping(backend)
+    step = planned(frozen, backend, mapping, None, Capturing("auto", example))
+    args, kwargs = as_arguments(example)
+    job = ExportJob(step.module, args, kwargs, None, backend, step.plan, {}, ())
+    check_operators(job, target)
+
+
 def _check_options(target: Target, options: Mapping[str, Any]) -> None:
     for key in options:
         if key not in target.options:
@@ -146,6 +181,16 @@ def _check_options(target: Target, options: Mapping[str, Any]) -> None:
                 f"{target.name} has no option {key!r}",
                 where=f"options[{key!r}]",
                 fix=f"one of {', '.join(target.options)}" if target.options else "it has none",
+            )
+
+
+def _check_names(dynamic_shapes: Any, names: list[str]) -> None:
+    for name in dynamic_shapes if isinstance(dynamic_shapes, Mapping) else ():
+        if name not in names:
+            raise UsageError(
+                f"the model has no input {name!r}",
+                where=f"dynamic_shapes={dynamic_shapes!r}",
+                fix=f"its inputs are {', '.join(map(repr, names))}",
             )
 
 
@@ -180,6 +225,7 @@ def _job(
 ) -> ExportJob:
     config = reference.config
     names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
+    _check_names(dynamic_shapes, names)
     args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
     costs = multiply_adds(module, kwargs if kwargs and not args else args)

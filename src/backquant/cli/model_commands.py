@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
 
 if TYPE_CHECKING:
+    from backquant.backend_config import BackendConfig
+    from backquant.deploy import Target
     from backquant.lower import QuantizedModel
     from backquant.report.model import Report
 
@@ -108,6 +111,7 @@ def quantize(  # size: one parameter per option of the command
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.models import load_model, parse_inputs
+    from backquant.deploy import find_target
 
     with guarded(as_json=as_json):
         _check_output(output, force)
@@ -116,9 +120,12 @@ def quantize(  # size: one parameter per option of the command
         config = load_backend(backend, allow)
         module, example = load_model(model)
         batches = load_data(data, module, batch_size)
+        given = parse_inputs(inputs) if inputs else example
+        if exported_to is not None:
+            _check_operators(module, given, batches, config, find_target(to, exported_to))
         quantized = backquant.quantize(
             module,
-            parse_inputs(inputs) if inputs else example,
+            given,
             backend=config,
             calibration=batches,
             require=required,
@@ -146,6 +153,18 @@ def quantize(  # size: one parameter per option of the command
         data_out["exported"] = exported.to_dict()
         shown = Group(shown, Text(""), exported.renderable())
     emit(as_json=as_json, data=data_out, shown=shown)
+
+
+def _check_operators(
+    module: Any, given: Any, batches: Iterable[Any], config: BackendConfig, target: Target
+) -> None:
+    """Refuse before calibration what the export would refuse after it."""
+    from backquant.api.exporting import check_exportable
+
+    if given is None and iter(batches) is not batches:  # else a look would cost the first batch
+        given = next(iter(batches), None)
+    if given is not None or config.engine is not None:
+        check_exportable(module, given, config, target)
 
 
 def _check_output(output: Path, force: bool) -> None:

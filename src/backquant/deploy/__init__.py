@@ -10,7 +10,7 @@ from backquant.deploy.exported import Exported, TargetKernel, Written
 from backquant.deploy.job import ExpectedOperator, ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.program import Program
-from backquant.deploy.run import check_modules, run_export
+from backquant.deploy.run import check_modules, check_operators, run_export
 from backquant.deploy.target import (
     Requirement,
     Target,
@@ -32,6 +32,7 @@ __all__ = [
     "Written",
     "check_installed",
     "check_modules",
+    "check_operators",
     "check_version",
     "expected_operators",
     "find_target",

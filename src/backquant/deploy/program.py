@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,12 @@ from backquant.graph.export.dims import as_dims
 from backquant.graph.quiet import quiet
 
 __all__ = ["Program", "as_dims", "export_program", "quiet"]
+
+
+# what torch says of a size that the model's code takes for a constant
+_FIXED = re.compile(
+    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,14 @@ def export_program(
 
 def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
     first = " ".join(reason.splitlines()[:3])[:400]
+    fixed = _FIXED.search(reason) if dynamic_shapes else None
+    if fixed is not None:
+        return ExportError(
+            f"the model fixes the dynamic size {fixed[1]!r} to {fixed[2]}",
+            where=f"dynamic_shapes={dynamic_shapes!r}",
+            fix="leave that axis out, or write the model without this number "
+            "(x.flatten(1) in place of x.reshape(4, -1))",
+        )
     if dynamic_shapes and any(word in reason for word in ("dynamic", "Constraint", "specializ")):
         return ExportError(
             f"the model does not take the dynamic shapes that were asked for: {first}",

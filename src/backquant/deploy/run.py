@@ -12,7 +12,7 @@ from backquant.deploy.target import Target
 from backquant.errors import CoverageError, ExportError, UsageError
 from backquant.match.plan import Reason
 
-__all__ = ["Required", "check_modules", "run_export"]
+__all__ = ["Required", "check_modules", "check_operators", "run_export"]
 
 Required = float | tuple[str, ...] | None
 _SHOWN = 12
@@ -28,6 +28,26 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
         ExportError: the target refuses operators, or has lost some; lists them.
         CoverageError: fewer operators than required run on integer kernels; lists them.
     """
+    check_operators(job, target)
+    files: list[Path] = []
+    with staged(path, files) as staging:
+        written = target.write(job, staging)
+        exported = _exported(job, target, path, written)
+        _check(exported, job, require)
+    return Exported(**{**vars(exported), "files": tuple(files)})
+
+
+def check_operators(job: ExportJob, target: Target) -> None:
+    """Raise ``ExportError`` that lists the operators that the target cannot take.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.deploy.target import find_target
+    >>> from backquant.match.plan import Plan
+    >>> from torch import fx, nn, zeros
+    >>> module = fx.symbolic_trace(nn.ReLU())
+    >>> job = ExportJob(module, (zeros(1),), {}, None, BackendConfig("b"), Plan("b"), {}, ())
+    >>> check_operators(job, find_target("onnx", Path("model.onnx")))
+    """
     refused = target.check(job)
     if refused:
         raise ExportError(
@@ -35,12 +55,6 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
             where=_listed(refused),
             fix=next((reason.fix for reason in refused if reason.fix), ""),
         )
-    files: list[Path] = []
-    with staged(path, files) as staging:
-        written = target.write(job, staging)
-        exported = _exported(job, target, path, written)
-        _check(exported, job, require)
-    return Exported(**{**vars(exported), "files": tuple(files)})
 
 
 def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> Exported:

@@ -181,8 +181,9 @@ def check_installed(target: Target) -> None:
     """
     missing = [need.package for need in target.requires if not _found(need.module)]
     if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f"exporting to {target.name} needs {', '.join(missing)}, which is not installed",
+            f"exporting to {target.name} needs {', '.join(missing)}, which {verb} not installed",
             where=f"to={target.name!r}",
             fix=f"pip install 'backquant[{target.extra}]'",
         )
