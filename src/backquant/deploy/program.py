@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +13,10 @@ from torch.export import ExportedProgram
 from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
-from backquant.graph.export.dims import as_dims
+from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.quiet import quiet
 
 __all__ = ["Program", "as_dims", "export_program", "quiet"]
-
-
-# what torch says of a size that the model's code takes for a constant
-_FIXED = re.compile(
-    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
-)
 
 
 @dataclass(frozen=True)
@@ -81,10 +74,10 @@ def export_program(
 
 def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
     first = " ".join(reason.splitlines()[:3])[:400]
-    fixed = _FIXED.search(reason) if dynamic_shapes else None
+    fixed = fixed_size(reason) if dynamic_shapes else None
     if fixed is not None:
         return ExportError(
-            f"the model fixes the dynamic size {fixed[1]!r} to {fixed[2]}",
+            f"the model fixes the dynamic size {fixed[0]!r} to {fixed[1]}",
             where=f"dynamic_shapes={dynamic_shapes!r}",
             fix="leave that axis out, or write the model without this number "
             "(x.flatten(1) in place of x.reshape(4, -1))",

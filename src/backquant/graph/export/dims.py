@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch.export import Dim
 
-__all__ = ["as_dims"]
+__all__ = ["as_dims", "fixed_size"]
+
+# what torch says of a size that the model's code takes for a constant
+_FIXED = re.compile(
+    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
+)
+
+
+def fixed_size(reason: str) -> tuple[str, int] | None:
+    """The dynamic size that a model fixes, and to what, by torch's reason for not exporting it.
+
+    >>> fixed_size("You marked n as dynamic but your code specialized it to be a constant (4).")
+    ('n', 4)
+    """
+    found = _FIXED.search(reason)
+    return (found[1], int(found[2])) if found else None
 
 
 def as_dims(dynamic_shapes: Any) -> Any:

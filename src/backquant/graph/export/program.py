@@ -24,6 +24,7 @@ from torch.export.dynamic_shapes import _combine_args
 from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
+from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.opaque import OpaqueCall, opaque_calls
 from backquant.graph.tracer import user_line
 
@@ -76,7 +77,8 @@ def export_model(  # size: the model, its call, and what is known of both
 
     Args:
         args, kwargs: example inputs.
-        dynamic_shapes: as ``torch.export.export`` takes it; ``None``: what the model leaves free.
+        dynamic_shapes: as ``torch.export.export`` takes it, or with names of sizes; ``None``: what the
+            model leaves free.
         whole: paths of modules that stay whole, each with the reason.
 
     A module in which the export fails stays whole, too, and its reason is recorded.
@@ -88,7 +90,7 @@ def export_model(  # size: the model, its call, and what is known of both
     >>> [node.name for node in exported.program.graph.nodes]
     ['input', 'relu', 'output']
     """
-    opaque = dict(whole or {})
+    opaque, dynamic_shapes = dict(whole or {}), as_dims(dynamic_shapes)
     while True:
         try:
             return _exported(model, args, kwargs, dynamic_shapes, opaque)
@@ -103,10 +105,17 @@ def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) 
     kind = type(model).__name__
     where = f"module {failure.path!r}" if failure.path else kind
     fix = "move these lines into a submodule: it then stays in float, and the rest is quantized"
+    reason = failure.reason
     if dynamic_shapes is not None:
         fix = "leave dynamic_shapes out: sizes that the model does not fix are then dynamic"
+        fixed = fixed_size(str(failure.__cause__))
+        if fixed is not None:
+            reason = f"the model fixes the dynamic size {fixed[0]!r} to {fixed[1]}"
+            if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+                reason += ": torch.export unrolls recurrent layers for the length of the example"
+                fix = 'leave that size out, or capture="trace", which leaves the length free'
     return CaptureError(
-        f"the model cannot be exported: {failure.reason}",
+        f"the model cannot be exported: {reason}",
         where=f"{where}, {failure.line}" if failure.line else where,
         fix=fix,
     )
