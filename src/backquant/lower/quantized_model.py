@@ -66,6 +66,10 @@ class QuantizedModel(nn.Module):
     ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
     Python between the operators; ``model.replays = None`` switches that off.
 
+    ``compile()`` gives a model with compiled code. ``torch.compile(model)`` runs a lowered model as it is, and
+    compiles what is around it; a reference model it compiles, to integer kernels where
+    ``torch._inductor.config.freezing`` is set.
+
     ``interface``: set where ``torch.export`` captured the model. Arguments are checked against it, and
     the output is of the class that the model returns.
 
@@ -146,6 +150,8 @@ class QuantizedModel(nn.Module):
         return result if self.interface is None else self.interface.restored(result)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.engine is not None and torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, args, kwargs)
         run = self.graph_module if self.replays is None else self.replays
         return run(*args, **kwargs)
 
@@ -220,6 +226,12 @@ class QuantizedModel(nn.Module):
     def extra_repr(self) -> str:
         engine = self.engine.describe() if self.engine is not None else "reference model"
         return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
+
+
+@torch.compiler.disable
+def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
+    return model._run(args, kwargs)
 
 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:

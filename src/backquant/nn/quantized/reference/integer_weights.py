@@ -68,6 +68,19 @@ class IntegerWeights(nn.Module):
         quantized = self._buffers[name]
         assert quantized is not None and scale is not None and zero_point is not None
         axis: int = vars(self)[f"{name}_axis"]
+        by_channel = scale.dim() == 1 and not zero_point.is_floating_point()
+        if (
+            by_channel
+            and not quantized.is_floating_point()
+            and torch.compiler.is_dynamo_compiling()
+        ):
+            # the one form of a weight that Inductor's integer kernels are found by
+            bounds = vars(self)[f"{name}_quant_min"], vars(self)[f"{name}_quant_max"]
+            dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
+            found: torch.Tensor = dequantize(
+                quantized, scale, zero_point, axis, *bounds, quantized.dtype
+            )
+            return found
         return dequantize_weight(quantized, scale, zero_point, axis)
 
     def get_extra_state(self) -> torch.Tensor:
