@@ -66,8 +66,8 @@ class QuantizedModel(nn.Module):
     ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
     Python between the operators; ``model.replays = None`` switches that off.
 
-    ``compile()`` gives a model with compiled code. ``torch.compile(model)`` runs a lowered model as it is, and
-    compiles what is around it; a reference model it compiles, to integer kernels where
+    ``compile()`` gives a model with compiled code. ``torch.compile(model)`` runs a lowered model as it is,
+    and compiles what is around it; a reference model it compiles, to integer kernels where
     ``torch._inductor.config.freezing`` is set.
 
     ``interface``: set where ``torch.export`` captured the model. Arguments are checked against it, and

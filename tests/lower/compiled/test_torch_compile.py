@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import backquant
 from backquant.lower import QuantizedModel
 
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of torch
 
 
