@@ -228,7 +228,7 @@ class QuantizedModel(nn.Module):
         return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
     return model._run(args, kwargs)
