@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
+from torch import nn
 
-from against_torch.compare import compare
+from against_torch.compare import Lowered, compare
 from against_torch.oracle import BACKENDS
+from against_torch.torch_rules import FAILS
+from backquant.api import convert_fx, prepare_fx
 
 MODELS = 40  # per backend; no two backends have a seed in common
 PARTS = 4
@@ -30,3 +34,33 @@ def test_random_graphs(backend: str, part: int) -> None:
         one.seed for one in found if one.lowered and one.lowered.kind.startswith(("ours", "both"))
     ]
     assert off == []
+
+
+class CatOfUnobserved(nn.Module):
+    """The second entry leads up to a cat that found no observer to share."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.cat([x.reshape(x.shape), x], 1)
+        return torch.cat([torch.sigmoid(x), inner], 1)
+
+
+def test_prepare_of_torch_fails_on_a_cat_of_unobserved_values() -> None:
+    """PyTorch's defect: it takes the list of entries for a node. Ours prepares and converts the model."""
+    model, x = CatOfUnobserved().eval(), torch.rand(1, 2, 3, 3)
+    backend = BACKENDS["x86"]
+    with pytest.raises(AttributeError, match="'immutable_list' object has no attribute 'args'"):
+        backend.torch_prepare(model, x)
+    with pytest.warns(UserWarning, match="which is not quantized"):
+        prepared = prepare_fx(model, backend.mapping(), x, backend_config=backend.ours)
+    prepared(x)
+    torch.testing.assert_close(convert_fx(prepared)(x), model(x), rtol=0, atol=1 / 64)
+    assert compare(1122, "x86").causes == (FAILS,)
+
+
+def test_one_step_of_a_coarser_scale_is_several_of_a_finer_one() -> None:
+    """An average that is rounded the other way, in front of a dropout with an observer of its own."""
+    lowered = compare(1020, "qnnpack").lowered
+    assert lowered is not None
+    assert 2 < lowered.coarser < 3 <= lowered.ours
+    assert lowered.kind == "one step of a coarser scale"
+    assert Lowered(9.0, 9.0, 9.0, coarser=2.0).kind == "both leave it"

@@ -22,6 +22,7 @@ from backquant.prepare.sites import Site, SiteTable
 
 __all__ = [
     "ADOPTED",
+    "FAILS",
     "FIXED_ARITHMETIC",
     "FIXED_ENTRY",
     "FIXED_INPUT",
@@ -35,6 +36,9 @@ FIXED_ENTRY = "fixed qparams spread to the other entries of a cat"
 FIXED_ARITHMETIC = "arithmetic on a fixed range is clipped to it"
 SPLIT = "observers that must be one are replaced one by one"
 ADOPTED = "nothing to share: an observer further up is adopted, or none placed"
+FAILS = (
+    "prepare fails: a later entry of a cat leads up to a cat without an observer, or to a number"
+)
 UNOBSERVED = "a value without an observer counts as quantized"
 
 
@@ -123,6 +127,8 @@ class TorchPlacement(Placement):
             if site is not None:
                 return site
             nodes = value.args[:1] if first_only else value.args
+            if first_only and nodes and not isinstance(nodes[0], fx.Node):
+                self.causes.add(FAILS)
             above = next((item for item in nodes if isinstance(item, fx.Node)), None)
             reader, value = value, above
         return None
