@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from backquant.migrate import migrate_source
 from backquant.migrate.by_hand import GROUPS
@@ -100,3 +102,14 @@ def test_examples_are_true() -> None:
         assert migrate_source(code + "\n").after.splitlines()[-1] == after
         checked += 1
     assert checked >= 6
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # PyTorch's
+def test_objects_at_run_time() -> None:
+    first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    names: dict[str, Any] = {}
+    exec(compile(first, "docs/migrating.md", "exec"), names)
+    exec(compile(second, "docs/migrating.md", "exec"), names)
+    quantized, x = names["quantized"], names["x"]
+    assert quantized.kernels
+    torch.testing.assert_close(quantized(x), names["model"](x), rtol=0, atol=0.1)

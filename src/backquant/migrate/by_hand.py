@@ -207,7 +207,8 @@ GROUPS: tuple[ByHand, ...] = (
     ByHand(
         "observer state",
         "observers keep their state in the prepared model's own state_dict",
-        "torch.save(prepared.state_dict(), path); prepared.load_state_dict(torch.load(path))",
+        "torch.save(prepared.state_dict(), path); prepared.load_state_dict(torch.load(path)); what "
+        "PyTorch measured: backquant.with_torch_ao_calibration(prepared, calibrated)",
         names=("get_observer_state_dict", "load_observer_state_dict"),
     ),
     ByHand(
