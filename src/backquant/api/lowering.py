@@ -22,6 +22,7 @@ from backquant.graph import (
     get_module,
     preserve,
     rebuilt,
+    released,
     set_module,
     shallow_copy,
     without_collector,
@@ -58,6 +59,8 @@ def quantized_model(
     }
     made.interface = interface_of(reference)
     own_shared_tensors(made, source)
+    if lowered.graph_module is not reference:
+        released(reference)
     return made
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from backquant.api.steps import Planned, planned
-from backquant.graph import without_collector
+from backquant.graph import released, without_collector
 from backquant.prepare import (
     Asked,
     Origin,
@@ -44,7 +44,7 @@ def with_standalone_modules(
 @without_collector
 def observed(step: Planned, asked: Asked) -> PreparedModule:
     """``step`` with observers."""
-    return insert_observers(
+    prepared = insert_observers(
         step.module,
         step.plan,
         step.backend,
@@ -52,6 +52,8 @@ def observed(step: Planned, asked: Asked) -> PreparedModule:
         origin=Origin(step.fused.scopes, step.fused.provenance),
         custom=asked.custom,
     )
+    released(step.module)
+    return prepared
 
 
 def _standalone(model: nn.Module, asked: Asked) -> PreparedModule:

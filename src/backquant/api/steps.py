@@ -13,7 +13,7 @@ from backquant.api.capturing import Capturing, captured_with, spelled_for, with_
 from backquant.api.left_float import rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
-from backquant.graph import shallow_copy, without_collector
+from backquant.graph import released, shallow_copy, without_collector
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -90,8 +90,9 @@ def planned(  # size: what is asked for of a model, and how to capture it
         if chosen is not None:
             mapping, notes = chosen.mapping, (*notes, *chosen.notes)
             fused, plan = plan_fused(captured, backend, mapping, matching)
-    plan = replace(plan, notes=(*plan.notes, *notes))
-    return Planned(fused, with_reasons(plan, captured), backend, mapping)
+    plan = with_reasons(replace(plan, notes=(*plan.notes, *notes)), captured)
+    released(captured.module)
+    return Planned(fused, plan, backend, mapping)
 
 
 def decided(

@@ -11,7 +11,7 @@ from backquant.graph.assemble import (
 )
 from backquant.graph.capture import Captured, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
-from backquant.graph.collector import without_collector
+from backquant.graph.collector import released, without_collector
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
@@ -73,6 +73,7 @@ __all__ = [
     "rebuilt",
     "register_float8",
     "register_quantized_decomposed",
+    "released",
     "remove_unused_modules",
     "run_passes",
     "set_module",

@@ -70,6 +70,7 @@ def assemble(
     del type(made).forward
     for name in _GENERATED:
         del made.__dict__[name]
+    made._graph.owning_module = None
     made._graph = graph
     graph.owning_module = made
     tracer = graph._tracer_cls

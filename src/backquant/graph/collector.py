@@ -7,7 +7,9 @@ import gc
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-__all__ = ["without_collector"]
+from torch import fx
+
+__all__ = ["released", "without_collector"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -34,3 +36,20 @@ def without_collector(function: _Function) -> _Function:
                 gc.enable()
 
     return cast("_Function", run)
+
+
+def released(module: fx.GraphModule) -> None:
+    """Let the modules of a graph module that is about to be dropped go with it.
+
+    A graph refers to its module, and the module to the graph: the collector has to find that nobody
+    else does, among all that was made meanwhile. Without the one reference, ``module`` works as before.
+
+    >>> import weakref
+    >>> module = fx.symbolic_trace(lambda x: x)
+    >>> watched = weakref.ref(module)
+    >>> released(module)
+    >>> del module
+    >>> watched() is None
+    True
+    """
+    module._graph.owning_module = None

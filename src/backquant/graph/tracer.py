@@ -78,7 +78,10 @@ class ModuleTracer(fx.Tracer):
             named = root.named_parameters(remove_duplicate=False)
             self._parameter_names = {id(p): n for n, p in reversed(list(named))}
             self._transparent = _transparent_modules(root)
-        return super().trace(root, concrete_args)
+        graph = super().trace(root, concrete_args)
+        # What it patched refers to the tracer in a circle: the modules need not be part of it.
+        self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
+        return graph
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
