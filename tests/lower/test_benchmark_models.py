@@ -1,0 +1,49 @@
+"""Each kernel of each benchmark model, given the reference model's integers, is within one step of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from benchmarks.models import MODELS, build
+
+import backquant
+from against_torch.kernels import check_kernels
+from backquant.api import one_call
+
+# Images of 64 × 64; transformers have tables of positions, and windows, for 224 × 224.
+SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224, "swin_t": 224}
+# Kernels at the least, that the check must have reached.
+KERNELS = {
+    "resnet18": 20, "resnet50": 50, "mobilenet_v2": 50, "mobilenet_v3_large": 60,
+    "efficientnet_b0": 90, "densenet121": 120, "shufflenet_v2_x1_0": 60, "convnext_tiny": 18,
+    "swin_t": 40, "vit_b_16": 20, "bert_base": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_give_the_reference_models_integers(name: str) -> None:
+    torch.manual_seed(0)
+    sample = MODELS[name].sample(1)
+    if sample.is_floating_point():
+        sample = sample[..., : SIDES[name], : SIDES[name]].contiguous()
+    else:
+        sample = sample[:, :32]
+    kept: list[Any] = []
+
+    def keep(reference: Any, *rest: Any) -> Any:
+        kept.append(reference)
+        return real(reference, *rest)
+
+    real = one_call.quantized_model
+    with mock.patch.object(one_call, "quantized_model", keep):
+        quantized = backquant.quantize(build(name), sample, backend="x86", calibration=[sample])
+    found = check_kernels(kept[0], quantized, sample)
+    assert found.checked >= KERNELS[name]
+    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.join_lookups).
+    once = [use for use in quantized.kernels if "rounds once" in use.kernel]
+    twice = {name for use in once if "add" not in use.kernel for name in use.nodes}
+    assert found.worst <= 1 + (found.node.removesuffix("_lowered") in twice), found
+    assert found.cut < 0.02, found
