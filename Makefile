@@ -2,8 +2,8 @@
 #   make demo   train a small CNN on real scans, quantize it, run it on int8 kernels, show the report
 #   make test   lint, types, import contracts, size check, docs check, and every test
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
-#               One section: make bench-models (-calibration, -scaling, -memory, -startup, -kernels,
-#               -qat), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
+#               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
+#               -kernels, -qat), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
 # Each creates its own environment in .venv, bench in .venv-bench. On a machine with CUDA wheels as pip's default, ask for
 # the CPU build with:  make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 PYTHON ?= python3

@@ -43,6 +43,8 @@ class Section:
 
     def command(self, options: argparse.Namespace) -> list[str]:
         given = [part.format(out=options.out) for part in self.arguments]
+        if self.module == "profile_rows":
+            given += ["--models", *(options.models or MODELS)]
         if self.module == "speed":
             given += ["--models", *(options.models or MODELS), "--peers", *options.peers]
             given += ["--threads", options.threads, "--rounds", str(options.rounds)]
@@ -78,6 +80,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 90),
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 120),
+    "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 120),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
