@@ -81,7 +81,7 @@ def test_quantize_save_export(folder: Path) -> None:
     assert "QLinearConv (int8)" in again.stdout
     refused = runner.invoke(app, ["export", "m.bq", "--to", "onnx"])
     assert refused.exit_code == 2
-    assert "m.onnx exists" in refused.stderr
+    assert "m.onnx exists" in refused.stderr and "--force" in refused.stderr
 
 
 @pytest.mark.parametrize("target", ["onnx", "openvino", "tensorrt", "executorch"])

@@ -89,6 +89,12 @@ def checked_target(to: str | None, path: Path, force: bool) -> Path:
     from backquant.deploy.files import check_place
 
     check_installed(find_target(to, path))
+    if path.is_file() and not force:
+        raise UsageError(
+            f"{path} exists",
+            where="export",
+            fix="choose another name, or replace it with --force",
+        )
     check_place(path, overwrite=force)
     return path
 

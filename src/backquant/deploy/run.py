@@ -50,8 +50,11 @@ def check_operators(job: ExportJob, target: Target) -> None:
     """
     refused = target.check(job)
     if refused:
+        sizes = all(reason.rule == "dynamic-shape" for reason in refused)
         raise ExportError(
-            f"{target.name} cannot take {_count(refused)} of the model",
+            f"{target.name} does not take these dynamic shapes"
+            if sizes
+            else f"{target.name} cannot take {_count(refused)} of the model",
             where=_listed(refused),
             fix=next((reason.fix for reason in refused if reason.fix), ""),
         )

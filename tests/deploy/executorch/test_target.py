@@ -149,7 +149,7 @@ def test_dynamic_batch_and_its_bound(residual, tmp_path) -> None:
     model, path = residual("xnnpack"), tmp_path / "m.pte"
     with pytest.raises(ExportError, match="an upper bound for every axis") as caught:
         backquant.export(model, path, example_inputs=X, dynamic_shapes={"x": {0: "batch"}})
-    assert '"batch<=64"' in str(caught.value)
+    assert 'dynamic_shapes={"x": {0: "size<=64"}}' in str(caught.value)
     exported = backquant.export(
         model, path, example_inputs=X, dynamic_shapes={"x": {0: Dim("batch", max=8)}}
     )

@@ -108,7 +108,7 @@ def _unbounded(job: ExportJob) -> Iterator[Reason]:
                     "dynamic-shape",
                     asked=f"axis {axis} of any size",
                     admitted="ExecuTorch plans its memory ahead: an upper bound for every axis",
-                    fix='dynamic_shapes={"x": {0: "batch<=64"}}',
+                    fix=f'dynamic_shapes={{"{node.name}": {{{axis}: "size<=64"}}}}',
                 )
 
 
