@@ -58,8 +58,8 @@ class Requirement:
     def tested(self) -> str:
         """The range as text.
 
-        >>> Requirement("onnxruntime", "onnxruntime", "1.20", "1.31").tested
-        '1.20 to 1.31'
+        >>> Requirement("onnxruntime", "onnxruntime", "1.21", "1.31").tested
+        '1.21 to 1.31'
         """
         return self.first if self.first == self.last else f"{self.first} to {self.last}"
 

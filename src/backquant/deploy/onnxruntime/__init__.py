@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx import onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.onnxruntime.readback import kernels_of
 from backquant.deploy.target import Requirement
@@ -24,9 +24,8 @@ class OnnxRuntimeTarget:
     suffixes = (".onnx",)
     extra = "onnx"
     requires = (
-        Requirement("onnx", "onnx"),
-        Requirement("onnxscript", "onnxscript"),
-        Requirement("onnxruntime", "onnxruntime", "1.20", "1.31"),
+        *REQUIRES,
+        Requirement("onnxruntime", "onnxruntime", "1.21", "1.31"),
     )
     options = ("opset",)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx import onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.openvino.readback import kernels_of
 from backquant.deploy.program import quiet
@@ -25,8 +25,7 @@ class OpenVinoTarget:
     suffixes = (".xml", ".onnx")
     extra = "openvino"
     requires = (
-        Requirement("onnx", "onnx"),
-        Requirement("onnxscript", "onnxscript"),
+        *REQUIRES,
         Requirement("openvino", "openvino", "2025.0", "2026.4"),
     )
     options = ("opset",)

@@ -13,9 +13,8 @@ from typing import Any
 
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx import onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
-from backquant.deploy.target import Requirement
 from backquant.deploy.tensorrt.check import check_onnx
 from backquant.deploy.tensorrt.finding import Finding
 from backquant.deploy.tensorrt.rules.qparams import FLOAT8
@@ -40,7 +39,7 @@ class TensorRTTarget:
     backend = "tensorrt"
     suffixes = (".onnx",)
     extra = "onnx"
-    requires = (Requirement("onnx", "onnx"), Requirement("onnxscript", "onnxscript"))
+    requires = REQUIRES
     options = ("opset",)
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
