@@ -22,6 +22,7 @@ RULES = QDQRules(
     ),
     epilogues=(operator.add, torch.nn.ReLU),
     additions="sum",
+    attention="products",
 )
 
 

@@ -142,8 +142,8 @@ def test_attention_with_dynamic_batch_and_length(tmp_path) -> None:
     batch = torch.randn(2, 8, 6)
     _, exported = export(Sequence(), batch, tmp_path / "default.onnx", dynamic_shapes=dynamic)
     found = kernels(exported)
-    assert found["Softmax"] == 1
-    assert found["FusedMatMul"] + found["MatMul"] == 2  # the default, which is faster
+    assert found["Softmax"] == 1  # the default, which is faster
+    assert found["QLinearMatMul"] + found["MatMulIntegerToFloat"] == 6
     everything = backquant.get_default_qconfig_mapping("onnxruntime")
     quantized, exported = export(Sequence(), batch, path, everything, dynamic_shapes=dynamic)
     assert exported.integer == exported.expected
@@ -153,6 +153,40 @@ def test_attention_with_dynamic_batch_and_length(tmp_path) -> None:
     assert found["QLinearMatMul"] + found["MatMulIntegerToFloat"] == 6
     x = torch.randn(3, 8, 11)
     assert sqnr(quantized(x), run(path, x)) > 35
+
+
+class Attention(nn.Module):
+    """One operator, with keys that are not seen where ``seen`` is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mask = seen.ne(0)[:, None, None, :]
+        mixed = nn.functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, 16))
+
+
+def test_products_of_attention_run_on_integers(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = Attention().eval()
+    seen = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    batches = [(torch.randn(2, 6, 16), seen) for _ in range(8)]
+    quantized = backquant.quantize(model, batches[0], backend="onnxruntime", calibration=batches)
+    path = tmp_path / "m.onnx"
+    dynamic = {name: {0: "batch", 1: "length"} for name in ("x", "seen")}
+    exported = backquant.export(quantized, path, dynamic_shapes=dynamic)
+    found = kernels(exported)
+    assert found["QLinearMatMul"] + found["MatMulIntegerToFloat"] + found["QGemm"] == 4
+    assert found["Softmax"] == 1
+    assert exported.integer_share == 1.0
+    longer = torch.randn(3, 9, 16), torch.arange(9).lt(7).long().repeat(3, 1)
+    assert sqnr(quantized(*longer), run(path, *longer)) > 35
+    with torch.no_grad():
+        assert sqnr(model(*longer), run(path, *longer)) > 25
 
 
 class Feed(nn.Module):

@@ -88,3 +88,28 @@ def test_layers_of_one_width_run_in_int8(tmp_path) -> None:
     model = backquant.quantize(Patches().eval(), backend="openvino", calibration=images)
     exported = backquant.export(model, tmp_path / "m.xml")
     assert exported.integer == exported.expected == 3
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, 16))
+
+
+def test_scores_of_attention_run_in_int8(tmp_path) -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(2, 12, 16)
+    model = backquant.quantize(Attention().eval(), backend="openvino", calibration=[batch])
+    exported = backquant.export(model, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 3
+    [kernel] = [
+        use for use in exported.kernels if use.kernel == "Subgraph" and "matmul" in use.nodes
+    ]
+    assert kernel.dtype == "i8"
+    assert torch.allclose(run(tmp_path / "m.xml", batch), model(batch), atol=3e-2)

@@ -46,10 +46,10 @@ def rules_for_left(
     if not any(rule.at_places for rule in rules):
         return None
     found = left_in_float(GraphIndex(fused.module), rules)
-    found = tuple(left for left in found if plan.decisions[left.node].quantized)
+    places = places_of(fused.module, fused.scopes)  # rules of a mapping count no methods
+    found = tuple(x for x in found if plan.decisions[x.node].quantized and x.node in places)
     if not found:
         return None
-    places = places_of(fused.module, fused.scopes)
     result = copy.copy(mapping)
     result.module_name_object_type_order_qconfigs = copy.copy(
         mapping.module_name_object_type_order_qconfigs
@@ -62,7 +62,7 @@ def rules_for_left(
 def places_of(
     module: fx.GraphModule, scopes: Mapping[str, Scope]
 ) -> dict[str, tuple[str, Any, int]]:
-    """Module, operator and number of each function call, as rules count them.
+    """Module, operator and number of each call of a module or function, as rules count them.
 
     >>> places_of(fx.symbolic_trace(abs), {})
     {'abs_1': ('', <built-in function abs>, 0)}
@@ -70,10 +70,15 @@ def places_of(
     uses: Counter[tuple[str, Any]] = Counter()
     found: dict[str, tuple[str, Any, int]] = {}
     for node in module.graph.nodes:
+        scope = scopes.get(node.name, Scope("", None))
         if node.op == "call_function":
-            path = scopes.get(node.name, Scope("", None)).path
-            found[node.name] = (path, node.target, uses[path, node.target])
-            uses[path, node.target] += 1
+            path, kind = scope.path, node.target
+        elif node.op == "call_module" and node.name in scopes:
+            path, kind = scope.parent, scope.module_type
+        else:
+            continue
+        found[node.name] = (path, kind, uses[path, kind])
+        uses[path, kind] += 1
     return found
 
 

@@ -12,7 +12,7 @@ from backquant.api.beside_float import rules_beside_float
 from backquant.api.capturing import Capturing, captured_with, spelled_for, with_reasons
 from backquant.api.left_float import rules_for_left
 from backquant.backend_config import BackendConfig
-from backquant.fuse import Fused, apply_fusion, plan_fused, without_sync
+from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
 from backquant.graph import released, shallow_copy, without_collector
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -83,6 +83,7 @@ def planned(  # size: what is asked for of a model, and how to capture it
     without_sync(captured.module)
     backend, mapping = spelled_for(captured, backend, mapping)
     matching = CustomMatching.of(custom)
+    attention_apart(captured, backend, mapping)
     fused, plan = plan_fused(captured, backend, mapping, matching)
     notes: tuple[str, ...] = ()
     for rules in _DEFAULT_RULES if capturing is not None and capturing.leave_float else ():

@@ -21,10 +21,12 @@ from backquant.errors import SpecError
 BIASES = ("float", "int32")
 #: How a float addition of two activations is written.
 ADDITIONS = ("add", "sum")
+#: How attention that is quantized is written.
+ATTENTIONS = ("whole", "products")
 #: The fields that name operators.
 OPERATOR_FIELDS = ("epilogues",)
 
-__all__ = ["ADDITIONS", "BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
+__all__ = ["ADDITIONS", "ATTENTIONS", "BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
 
 #: How the weights of an exported model are stored.
 WEIGHTS = ("integer", "quantized_float")
@@ -50,6 +52,9 @@ class QDQRules:
     7. ``additions``: a float addition of two activations is written as ``"add"``; as ``"sum"`` (of two, in
        ONNX) for a runtime that joins an Add with the operator behind it in a kernel that is slower than
        the two.
+    8. ``attention``: ``"whole"``: ``scaled_dot_product_attention`` stays one operator; ``"products"``: where
+       a mapping asks for integers there, it becomes the matrix products and the softmax that it stands
+       for, each with its own entry.
 
     Raises ``SpecError`` for a value outside its domain.
 
@@ -69,6 +74,7 @@ class QDQRules:
     leave_float: tuple[LeaveFloat, ...] = ()
     epilogues: tuple[Any, ...] = ()
     additions: str = "add"
+    attention: str = "whole"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -79,6 +85,7 @@ class QDQRules:
         check_choice(self.weights, "weights", WEIGHTS)
         check_choice(self.bias, "bias", BIASES)
         check_choice(self.additions, "additions", ADDITIONS)
+        check_choice(self.attention, "attention", ATTENTIONS)
         object.__setattr__(self, "leave_float", given_rules(self.leave_float))
         for name in OPERATOR_FIELDS:
             object.__setattr__(self, name, _operators(getattr(self, name), name))

@@ -31,6 +31,7 @@ __all__ = [
     "MOVES",
     "POOLS",
     "PRODUCTS",
+    "SCORES",
     "SOFTMAX",
     "STATIC",
     "VALUES",
@@ -105,9 +106,10 @@ MOVES: tuple[Any, ...] = (
 # products: their kernels also give the sums as floats
 FLOAT_OUTPUTS: tuple[Any, ...] = (nn.Linear, F.linear, *MATMULS)
 
-# Attention in float is faster: a Swin by 8 % in ONNX Runtime and by 12 % in OpenVINO, which then computes
-# it in one kernel. What is between its products goes with them.
-ATTENTION = LeaveFloat((*MATMULS, *ADDITIONS, *PRODUCTS), after=SOFTMAX, before=SOFTMAX)
+# On the way to a softmax: what masks and biases were added to has no good scale.
+SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
+# The weights of attention: a softmax on integers takes six times as long as one in float.
+WEIGHTS = LeaveFloat((nn.Softmax, F.softmax, torch.softmax), before=MATMULS)
 
 DEPLOYED_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),
@@ -123,5 +125,5 @@ DEPLOYED_DEFAULTS = BackendDefaults(
     ),
     qat_weight=QAT_CHANNEL_WEIGHT,
     overrides=(RESHAPE,),
-    leave_float=(ATTENTION,),
+    leave_float=(WEIGHTS,),
 )

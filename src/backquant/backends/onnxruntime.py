@@ -24,6 +24,8 @@ from backquant.backends.deployed import (
     MOVES,
     POOLS,
     PRODUCTS,
+    SCORES,
+    SOFTMAX,
     STATIC,
     VALUES,
     WEIGHT,
@@ -36,7 +38,7 @@ __all__ = ["backend_config"]
 
 # DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
-FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", nn.Softmax)
+FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", *SOFTMAX)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *FIXED, nn.LeakyReLU, *shape.CAT, *POOLS, *MOVES)
 
 
@@ -48,6 +50,7 @@ def backend_config() -> BackendConfig:
     ('onnxruntime', None)
     """
     fixed = [e for e in fixed_qparams.entries([VALUES]) if e.pattern in FIXED]
+    in_unit = fixed_qparams.constrain(VALUES, fixed_qparams.ZERO_TO_ONE)
     return (
         BackendConfig("onnxruntime")
         .set_defaults(DEPLOYED_DEFAULTS)
@@ -55,9 +58,11 @@ def backend_config() -> BackendConfig:
             QDQRules(
                 bias="int32",
                 additions="sum",
+                attention="products",
                 leave_float=(
                     LeaveFloat(FLOAT_OUTPUTS, results=True),
                     LeaveFloat(BETWEEN, beside_float=True),
+                    SCORES,
                 ),
             )
         )
@@ -70,6 +75,7 @@ def backend_config() -> BackendConfig:
                 *admit([observed(product) for product in MATMULS], [VALUES]),
                 *shape.cat_entries([VALUES], shape.CAT),
                 *fixed,
+                *admit([observed(softmax) for softmax in SOFTMAX[1:]], [in_unit]),
                 *admit([observed(nn.LeakyReLU)], [VALUES]),
                 *shape.sharing_entries([VALUES], (*POOLS, *MOVES)),
                 *shape.tensor_info_entries([VALUES]),

@@ -248,6 +248,9 @@ class QDQ(Model):
     additions: Literal["add", "sum"] | None = Field(
         None, description="How a float addition of two activations is written in ONNX."
     )
+    attention: Literal["whole", "products"] | None = Field(
+        None, description="How attention that is quantized is written."
+    )
 
 
 class FileModel(Model):

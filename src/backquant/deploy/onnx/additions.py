@@ -11,17 +11,20 @@ __all__ = ["write_sums"]
 
 
 def write_sums(model: Any) -> None:
-    """Rewrite every Add of floats that are no constants, in place; quantized additions stay."""
+    """Rewrite every Add of floats, in place; those of biases and of quantized values stay."""
     for node in model.graph:
-        if node.op_type != "Add" or not all(_is_float(value) for value in node.inputs):
+        if node.op_type != "Add" or not all(_is_activation(value) for value in node.inputs):
             continue
         if not all(_is_dequantized(value) for value in node.inputs):
             node.op_type = "Sum"
 
 
-def _is_float(value: Any) -> bool:
-    kind = value.dtype
-    return value.const_value is None and kind is not None and bool(kind.is_floating_point())
+def _is_activation(value: Any) -> bool:
+    """Floats, as an activation or a constant has them that is no bias: a position embedding."""
+    kind, constant = value.dtype, value.const_value
+    if kind is None or not kind.is_floating_point():
+        return False
+    return constant is None or len(constant.shape) > 1
 
 
 def _is_dequantized(value: Any) -> bool:

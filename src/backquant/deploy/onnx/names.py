@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORIGIN", "name_nodes", "origin_of", "origins_of"]
+__all__ = ["ORIGIN", "followers", "name_nodes", "origin_of", "origins_of"]
 
 #: The key of a node's metadata that holds the name of the reference graph's node.
 ORIGIN = "backquant.node"
@@ -49,4 +49,16 @@ def origins_of(model: Any) -> dict[str, str]:
         if origin is not None:
             found.update({str(output.name): origin for output in node.outputs})
             found[str(node.name)] = origin
+    return found
+
+
+def followers(model: Any) -> dict[str, str]:
+    """For each origin whose result one node reads: the origin of that node."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        readers = [use.node for output in node.outputs for use in output.uses()]
+        if len(readers) == 1 and ORIGIN in node.metadata_props:
+            after = readers[0].metadata_props.get(ORIGIN, "")
+            if after not in ("", node.metadata_props[ORIGIN]):
+                found[node.metadata_props[ORIGIN]] = after
     return found

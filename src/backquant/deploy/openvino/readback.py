@@ -7,6 +7,7 @@ its nodes names the layer type, the precision, and the layers of the file that i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
@@ -18,10 +19,14 @@ _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQ
 _INTEGER = ("i8", "u8")
 
 
-def kernels_of(model: Any, origins: Mapping[str, str]) -> tuple[TargetKernel, ...]:
+def kernels_of(
+    model: Any, origins: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[TargetKernel, ...]:
     """One record for each layer of the compiled model, in its order.
 
-    ``origins`` names the reference graph's node behind each node and tensor of the ONNX file.
+    ``origins`` names the reference graph's node behind each node and tensor of the ONNX file, ``after`` the
+    one that alone reads what another makes. A generated kernel (``Subgraph``) leaves out the name of its
+    first product: what no kernel names and only it reads is a part of it.
     """
     import openvino
 
@@ -36,7 +41,23 @@ def kernels_of(model: Any, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
         layers = info.get("originalLayersNames", "").split(",")
         nodes = tuple(dict.fromkeys(filter(None, (origin_of(name, origins) for name in layers))))
         found.append(TargetKernel(kind, nodes, precision or "?", precision in _INTEGER))
-    return tuple(found)
+    return _with_unnamed(found, after)
+
+
+def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> tuple[TargetKernel, ...]:
+    named = {node for use in found for node in use.nodes}
+    before: dict[str, list[str]] = {}
+    for node, reader in after.items():
+        if node not in named:
+            before.setdefault(reader, []).append(node)
+    return tuple(
+        replace(
+            use, nodes=(*use.nodes, *(one for node in use.nodes for one in before.get(node, ())))
+        )
+        if use.kernel == "Subgraph"
+        else use
+        for use in found
+    )
 
 
 def _runtime_info(node: Any) -> list[tuple[str, Any]]:

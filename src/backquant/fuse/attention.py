@@ -1,0 +1,154 @@
+"""Attention as the operators that it stands for, where a mapping asks for its products.
+
+``F.scaled_dot_product_attention`` is one operator, and no kernel on integers computes it. A target whose
+``QDQRules.attention`` is ``"products"`` has integer matrix products: there it becomes ``matmul``, ``mul``,
+``softmax`` and ``matmul``, each with its own entry.
+
+Source: PyTorch documentation, ``torch.nn.functional.scaled_dot_product_attention`` (its equivalent in
+Python).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendConfig
+from backquant.graph import Captured, Scope
+from backquant.match.asks import AskReader
+from backquant.match.rules import RuleTable
+from backquant.qconfig import QConfigMapping
+
+__all__ = ["attention_apart"]
+
+_ARGUMENTS = (
+    *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
+)
+
+
+def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfigMapping) -> None:
+    """Write the attention of ``captured`` apart, in place, where ``mapping`` asks for integer products.
+
+    Whether it does is what the mapping says of ``torch.matmul`` at that place; ``None`` for
+    ``F.scaled_dot_product_attention`` itself leaves it whole, and so do dropout, shared heads, and masks
+    that may be added (masks of bools are told by what makes them).
+
+    >>> from backquant.backend_config import QDQRules
+    >>> from backquant.graph import capture
+    >>> from backquant.qconfig import get_default_qconfig
+    >>> class Attention(torch.nn.Module):
+    ...     def forward(self, q, k, v):
+    ...         return F.scaled_dot_product_attention(q, k, v)
+    >>> captured = capture(Attention())
+    >>> mapping = QConfigMapping().set_global(get_default_qconfig("x86"))
+    >>> attention_apart(captured, BackendConfig("b").set_qdq(QDQRules(attention="products")), mapping)
+    >>> [node.name for node in captured.module.graph.nodes if node.op != "placeholder"]
+    ['transpose', 'matmul', 'size', 'pow_1', 'mul', 'softmax', 'matmul_1', 'output']
+    """
+    if backend.qdq is None or backend.qdq.attention == "whole":
+        return
+    table, asks, changed = RuleTable(mapping), AskReader(), False
+    for node in list(captured.module.graph.nodes):
+        if node.target is not F.scaled_dot_product_attention:
+            continue
+        scope = captured.scopes.get(node.name, Scope("", None))
+        given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        if _is_plain(given) and _is_asked(table, asks, scope):
+            _write_apart(captured, node, given)
+            changed = True
+    if changed:
+        captured.module.recompile()
+
+
+def _is_plain(given: dict[str, Any]) -> bool:
+    mask = given.get("attn_mask")
+    return not (given.get("dropout_p") or given.get("enable_gqa")) and (
+        mask is None or _is_bool(mask)
+    )
+
+
+def _is_asked(table: RuleTable, asks: AskReader, scope: Scope) -> bool:
+    whole = table.by_type(F.scaled_dot_product_attention)
+    if whole is not None and whole.qconfig is None:
+        return False
+    hit = table.by_name(scope.path)
+    if hit is None and scope.module_type is not None:
+        hit = table.by_type(scope.module_type)
+    hit = hit or table.by_type(torch.matmul) or table.fallback
+    ask = asks.activation(hit.qconfig, str(hit.rule))
+    return ask is not None and not ask.is_dynamic and not ask.dtype.is_floating_point
+
+
+def _write_apart(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None:
+    """Scores are scaled, not queries: products read what linear layers give."""
+    graph, query, key = captured.module.graph, given["query"], given["key"]
+    made: list[fx.Node] = []
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        kind = graph.call_method if isinstance(target, str) else graph.call_function
+        made.append(kind(target, args, kwargs))
+        return made[-1]
+
+    with graph.inserting_before(node):
+        scores = call(torch.matmul, query, call("transpose", key, -2, -1))
+        scale = given.get("scale")
+        if scale is None:
+            scale = call(operator.pow, call("size", query, -1), -0.5)
+        scores = call(torch.mul, scores, scale)
+        mask = given.get("attn_mask")
+        if given.get("is_causal"):
+            ones = call("new_ones", query, (call("size", query, -2), call("size", key, -2)))
+            mask = call("bool", call("tril", ones))
+        if mask is not None:
+            hidden = call("logical_not", mask)
+            scores = call("masked_fill", scores, hidden, torch.finfo(torch.float32).min)
+        weights = call(F.softmax, scores, dim=-1)
+        node.replace_all_uses_with(call(torch.matmul, weights, given["value"]))
+    scope = captured.scopes.pop(node.name, None)
+    graph.erase_node(node)
+    if scope is not None:
+        captured.scopes.update((one.name, scope) for one in made)
+
+
+# -- masks of bools, told by what makes them ------------------------------------------------------------
+
+_COMPARISONS = frozenset(
+    {
+        *("lt", "le", "gt", "ge", "eq", "ne", "isfinite", "isnan", "bool"),
+        *("logical_and", "logical_or", "logical_not", "logical_xor"),
+    }
+)
+_BITWISE = frozenset({"and_", "or_", "invert", "bitwise_and", "bitwise_or", "bitwise_not"})
+_MOVES = frozenset(
+    {
+        *(
+            "expand",
+            "unsqueeze",
+            "squeeze",
+            "view",
+            "reshape",
+            "slice",
+            "select",
+            "getitem",
+            "index",
+        ),
+        *("contiguous", "clone", "transpose", "permute", "tril", "triu"),
+    }
+)
+
+
+def _is_bool(node: Any) -> bool:
+    """Whether a value holds bools for certain; additive masks and inputs of the model do not."""
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    name = name.partition(".")[0]
+    if name in ("to", "_to_copy"):
+        return torch.bool in (*node.args, *node.kwargs.values())
+    if name in _MOVES:
+        return _is_bool(node.args[0])
+    return name in _COMPARISONS or (name in _BITWISE and all(map(_is_bool, node.all_input_nodes)))

@@ -1,0 +1,80 @@
+"""Attention written apart: the same values, and where it stays whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.backend_config import BackendConfig, QDQRules
+from backquant.fuse import attention_apart
+from backquant.graph import capture
+from backquant.qconfig import QConfigMapping, default_dynamic_qconfig, get_default_qconfig
+
+STATIC = QConfigMapping().set_global(get_default_qconfig("x86"))
+APART = BackendConfig("b").set_qdq(QDQRules(attention="products"))
+
+
+class Attention(nn.Module):
+    """``lengths``: keys from there on are hidden. ``added``: in place of that, a mask of floats."""
+
+    def __init__(self, masked: bool = False, added: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.masked, self.added, self.options = masked, added, options
+
+    def forward(self, q: Any, k: Any, v: Any, lengths: Any, added: Any) -> torch.Tensor:
+        mask = added if self.added else None
+        if self.masked:
+            mask = torch.arange(7).lt(lengths)[:, None].unsqueeze(1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+
+
+def drawn() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    heads = [torch.randn(2, 3, size, 4) for size in (5, 7, 7)]
+    return (*heads, torch.tensor([[4], [7]]), torch.randn(5, 7))
+
+
+def apart(model: nn.Module, mapping: QConfigMapping = STATIC, backend: Any = APART) -> Any:
+    captured = capture(model)
+    attention_apart(captured, backend, mapping)
+    return captured
+
+
+def is_whole(captured: Any) -> bool:
+    return any(n.target is F.scaled_dot_product_attention for n in captured.module.graph.nodes)
+
+
+@pytest.mark.parametrize("options", [{}, {"masked": True}, {"is_causal": True}, {"scale": 0.3}])
+def test_same_values(options: dict[str, Any]) -> None:
+    model, inputs = Attention(**options), drawn()
+    captured = apart(model)
+    assert not is_whole(captured)
+    torch.testing.assert_close(captured.module(*inputs), model(*inputs))
+    calls = {n.name for n in captured.module.graph.nodes if n.op.startswith("call")}
+    assert calls <= set(captured.scopes)
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"added": True}, {"enable_gqa": True}])
+def test_whole_where_the_products_are_not_all_of_it(options: dict[str, Any]) -> None:
+    assert is_whole(apart(Attention(**options)))
+
+
+def test_whole_unless_integer_products_are_asked_for() -> None:
+    whole = QConfigMapping().set_global(STATIC.global_qconfig)
+    dynamic = QConfigMapping().set_global(default_dynamic_qconfig)
+    for mapping in (
+        whole.set_object_type(F.scaled_dot_product_attention, None),
+        QConfigMapping().set_global(STATIC.global_qconfig).set_object_type(torch.matmul, None),
+        dynamic,
+        QConfigMapping(),
+    ):
+        assert is_whole(apart(Attention(), mapping))
+    assert is_whole(apart(Attention(), STATIC, BackendConfig("b").set_qdq(QDQRules())))
+    assert is_whole(apart(Attention(), STATIC, BackendConfig("b")))
+    assert not is_whole(
+        apart(Attention(), QConfigMapping().set_object_type(torch.matmul, STATIC.global_qconfig))
+    )
