@@ -64,7 +64,7 @@ def places_of(
 ) -> dict[str, tuple[str, Any, int]]:
     """Module, operator and number of each call of a module or function, as rules count them.
 
-    >>> places_of(fx.symbolic_trace(abs), {})
+    >>> places_of(fx.symbolic_trace(lambda x: abs(x)), {})
     {'abs_1': ('', <built-in function abs>, 0)}
     """
     uses: Counter[tuple[str, Any]] = Counter()
