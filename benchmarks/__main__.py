@@ -60,14 +60,17 @@ class Section:
         return round(self.seconds * options.patience)
 
 
-CALIBRATED = ("resnet18", "resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "vit_b_16", "bert_base")
+CALIBRATED = (
+    *("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0"),
+    *("shufflenet_v2_x1_0", "vit_b_16", "bert_base"),
+)
 SECTIONS: dict[str, Section] = {
     "models": Section("Speed and quality of models", "speed", ("--out", "{out}"), 840),
     "calibration": Section(
         "Calibration, per batch",
         "calibration",
-        ("--models", *CALIBRATED, "--rounds", "3", "--batches", "2", "--out", "{out}"),
-        120,
+        ("--models", *CALIBRATED, "--rounds", "5", "--batches", "2", "--out", "{out}"),
+        180,
     ),
     "scaling": Section(
         "Time of the tool over the size of the graph",

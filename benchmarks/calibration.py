@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -111,6 +111,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "model": name,
         "ms": {peer: median(each) for peer, each in times.items()},
         "ratio": {peer: median(each) for peer, each in ratios.items()},
+        "spread": {peer: spread(each) for peer, each in ratios.items()},
         "rounds_ms": times,
         "failed": failed,
     }
@@ -118,6 +119,12 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found = quality(model, batches)
         row["quality"] = vars(found)
     return row
+
+
+def spread(ratios: Sequence[float]) -> float:
+    """Half the distance of the quartiles."""
+    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return (high - low) / 2
 
 
 def quality(model: nn.Module, batches: Batches) -> Quality:
@@ -177,7 +184,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         cells = [
-            f"{row['ratio'][peer]:.2f}" if peer in row["ratio"] else "failed" for peer in TITLES
+            f"{row['ratio'][peer]:.2f} ± {row['spread'][peer]:.2f}"
+            if peer in row["ratio"]
+            else "failed"
+            for peer in TITLES
         ]
         found = row.get("quality")
         cells.append("–" if found is None else f"{found['mean']:.3f}, {found['worst']:.3f}")
@@ -187,6 +197,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         values = [row["ratio"][peer] for row in rows if peer in row["ratio"]]
         means.append(f"{geometric_mean(values):.2f}" if values else "–")
     lines.append("| geometric mean | | " + " | ".join(means) + " | |")
+    failed = [
+        f"- {row['model']}, {TITLES[peer]}: {why}"
+        for row in rows
+        for peer, why in row["failed"].items()
+    ]
+    lines += ["", *failed] if failed else []
     return "\n".join(lines)
 
 
