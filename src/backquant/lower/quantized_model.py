@@ -156,7 +156,11 @@ class QuantizedModel(nn.Module):
         return run(*args, **kwargs)
 
     def compile(  # type: ignore[override]  # torch's changes the module in place
-        self, example_inputs: Any = None, *, dynamic_shapes: Any = None
+        self,
+        example_inputs: Any = None,
+        *,
+        dynamic_shapes: Any = None,
+        float_dtype: torch.dtype = torch.float32,
     ) -> CompiledModel:
         """This model with code that TorchInductor and a C++ compiler make for it. Takes seconds to
         minutes. This model is not changed.
@@ -169,14 +173,16 @@ class QuantizedModel(nn.Module):
                 the shapes to compile for. Default: those of the calibration.
             dynamic_shapes: which sizes may vary, as ``torch.export`` takes it, names in place of ``Dim``:
                 ``{"x": {0: "batch"}}``. Default: none; other shapes run on the lowered model.
+            float_dtype: ``torch.bfloat16`` for attention and products of two activations in it, where the
+                CPU has instructions for that.
 
         Raises:
-            EngineError: there is no C++ compiler, or the model cannot be compiled.
+            EngineError: there is no C++ compiler, the CPU has no bfloat16, or the model cannot be compiled.
             UsageError: a reference model, no example inputs, or shapes that the model does not take.
         """
         from backquant.lower.compiled import compiled  # imports Inductor
 
-        return compiled(self, example_inputs, dynamic_shapes)
+        return compiled(self, example_inputs, dynamic_shapes, float_dtype)
 
     def _as_integers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,6 +10,7 @@ from backquant.graph import copied_graph, get_module, set_module
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower.compiled.functions import INPUT, SPELLINGS
 from backquant.lower.compiled.modules import spelled
+from backquant.lower.compiled.narrow import NARROW
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.configured import KernelModule
 
@@ -18,8 +19,10 @@ __all__ = ["compilable"]
 _KERNELS = "backquant.lower.kernels."
 
 
-def compilable(lowered: fx.GraphModule) -> fx.GraphModule:
+def compilable(lowered: fx.GraphModule, float_dtype: torch.dtype = torch.float32) -> fx.GraphModule:
     """A graph module with a graph of its own that shares weights with ``lowered``, which is not changed.
+
+    ``float_dtype``: bfloat16 for attention and products of activations in it.
 
     Raises ``EngineError`` with the kernels that there is no spelling for.
 
@@ -28,6 +31,7 @@ def compilable(lowered: fx.GraphModule) -> fx.GraphModule:
     [_0]
     """
     register_quantized_decomposed()
+    spellings = SPELLINGS if float_dtype == torch.float32 else {**SPELLINGS, **NARROW}
     made = fx.GraphModule(lowered, copied_graph(lowered.graph))
     missing: list[str] = []
     done: set[str] = set()
@@ -41,8 +45,8 @@ def compilable(lowered: fx.GraphModule) -> fx.GraphModule:
                     missing.append(f"{node.name} ({kernel.name})")
                 else:
                     set_module(made, str(node.target), module)
-        elif node.op == "call_function" and node.target in SPELLINGS:
-            node.target = INPUT if _is_input(node) else SPELLINGS[node.target]
+        elif node.op == "call_function" and node.target in spellings:
+            node.target = INPUT if _is_input(node) else spellings[node.target]
         elif getattr(node.target, "__module__", "").startswith(_KERNELS):
             missing.append(f"{node.name} ({node.target.__name__})")
     if missing:

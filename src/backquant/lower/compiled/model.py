@@ -13,6 +13,7 @@ from backquant.errors import UsageError
 from backquant.graph.example import as_arguments
 from backquant.lower.compiled.compiler import check_compiler
 from backquant.lower.compiled.graph import compilable
+from backquant.lower.compiled.narrow import check_float_dtype
 from backquant.lower.compiled.program import CompiledProgram, compile_graph
 from backquant.lower.quantized_model import QuantizedModel
 
@@ -23,13 +24,15 @@ __all__ = ["Compilation", "CompiledModel", "compiled"]
 class Compilation:
     """What was compiled: ``inputs``, the arguments that the code takes (a name stands for any size);
     ``kernels``, what the code calls, by name, and how often; ``seconds``, how long it took; ``threads``, how
-    many torch had; ``torch``, its version."""
+    many torch had; ``version``, that of torch; ``float_dtype``, in which attention and products of two
+    activations are computed."""
 
     inputs: tuple[str, ...]
     kernels: Mapping[str, int]
     seconds: float
     threads: int
-    torch: str
+    version: str
+    float_dtype: torch.dtype
 
     @property
     def integer_kernels(self) -> int:
@@ -40,7 +43,7 @@ class Compilation:
     def describe(self) -> str:
         """In one line."""
         kernels = ", ".join(f"{count} {name}" for name, count in sorted(self.kernels.items()))
-        return f"compiled for ({', '.join(self.inputs)}) by torch {self.torch}: {kernels}"
+        return f"compiled for ({', '.join(self.inputs)}) by torch {self.version}: {kernels}"
 
 
 class CompiledModel(QuantizedModel):
@@ -84,7 +87,9 @@ class CompiledModel(QuantizedModel):
         return self.lowered().__reduce__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        copied = _with_program(self.lowered().__deepcopy__(memo), self._program)
+        copied = _with_program(
+            self.lowered().__deepcopy__(memo), self._program, self.compilation.float_dtype
+        )
         memo[id(self)] = copied
         return copied
 
@@ -101,7 +106,9 @@ def _plain(model: QuantizedModel) -> dict[str, Any]:
     return {key: dict(value) if type(value) is dict else value for key, value in held.items()}
 
 
-def _with_program(model: QuantizedModel, program: CompiledProgram) -> CompiledModel:
+def _with_program(
+    model: QuantizedModel, program: CompiledProgram, float_dtype: torch.dtype
+) -> CompiledModel:
     made = CompiledModel.__new__(CompiledModel)
     made.__dict__.update(_plain(model))
     made._begin_replays()
@@ -112,12 +119,16 @@ def _with_program(model: QuantizedModel, program: CompiledProgram) -> CompiledMo
         program.seconds,
         program.threads,
         torch.__version__.split("+")[0],
+        float_dtype,
     )
     return made
 
 
-def compiled(model: QuantizedModel, example_inputs: Any, dynamic_shapes: Any) -> CompiledModel:
+def compiled(
+    model: QuantizedModel, example_inputs: Any, dynamic_shapes: Any, float_dtype: torch.dtype
+) -> CompiledModel:
     """See ``QuantizedModel.compile``."""
+    check_float_dtype(float_dtype)
     if model.engine is None:
         raise UsageError(
             "a reference model computes in floats, and is not what is compiled",
@@ -128,8 +139,9 @@ def compiled(model: QuantizedModel, example_inputs: Any, dynamic_shapes: Any) ->
     arguments = _arguments(model, example_inputs)
     if dynamic_shapes is not None:
         arguments = tree_map_only(torch.Tensor, _more_than_one, arguments)
-    program = compile_graph(compilable(model.graph_module), arguments, dynamic_shapes, {})
-    return _with_program(model, program)
+    graph_module = compilable(model.graph_module, float_dtype)
+    program = compile_graph(graph_module, arguments, dynamic_shapes, {})
+    return _with_program(model, program, float_dtype)
 
 
 def _arguments(model: QuantizedModel, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

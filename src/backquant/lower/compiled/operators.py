@@ -52,8 +52,13 @@ def output_size(size: Sequence[Any], kernel: Sequence[int], geometry: Sequence[A
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in places]
 
 
+def _flat(column: torch.Tensor | None) -> Any:
+    return None if column is None else column.reshape(-1)
+
+
 def _convolution(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
     weight, weight_scale, bias, *geometry = rest[:7]
+    weight_scale, bias = _flat(weight_scale), _flat(bias)
     other, other_scale, other_zero_point, *result = rest[7:]
     depthwise = geometry[3] > 1 and weight.shape[1] == 1
     padding = plan_padding(tuple(geometry[1]), zero_point, depthwise)
@@ -81,6 +86,7 @@ def _convolution(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> 
 
 def _linear(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
     weight, weight_scale, bias, *result = rest
+    weight_scale, bias = _flat(weight_scale), _flat(bias)
     packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
     bias = fold_zero_point(weight, weight_scale, bias, scale, zero_point)
     zeros = torch.zeros(weight_scale.numel(), dtype=torch.int64)
