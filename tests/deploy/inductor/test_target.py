@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import zipfile
 from collections import Counter
 
 import pytest
@@ -103,3 +105,27 @@ def test_the_compiler_s_own_failure_is_ours(tmp_path) -> None:
         options = {"inductor_configs": {"no_such_setting": 1}}
         backquant.export(model, tmp_path / "m.pt2", options=options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_activations_are_in_the_kernels(tmp_path) -> None:
+    """What stays float between a kernel and a quantize node is the kernel's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Conv2d(16, 16, 1), nn.Hardswish()),
+        *(nn.Conv2d(16, 16, 1), nn.Flatten(), nn.Linear(256, 16), nn.GELU(), nn.Linear(16, 4)),
+    ).eval()
+    batches = [torch.randn(2, 3, 6, 6) for _ in range(3)]
+    quantized = backquant.quantize(model, backend="inductor_x86", calibration=batches)
+    path = tmp_path / "model.pt2"
+    backquant.export(quantized, path, options=FAST)
+    with zipfile.ZipFile(path) as package:
+        code = "".join(
+            package.read(name).decode()
+            for name in package.namelist()
+            if name.endswith(".wrapper.cpp")
+        )
+    calls = re.findall(r"aoti_torch_cpu__(qconv|qlinear)_pointwise_tensor\(.*", code)
+    lines = [line for line in code.splitlines() if "aoti_torch_cpu__q" in line]
+    assert len(calls) == 5
+    for activation in ("swish", "hardswish", "gelu"):
+        assert sum(f'"{activation}"' in line for line in lines) == 1

@@ -1,7 +1,7 @@
 """Attention and products of two activations in bfloat16, entered and left by one step each.
 
 What lies beside them (layer norms, softmax, additions) is generated code that computes in float32 registers;
-these are calls, which bfloat16 makes faster. Only where the caller asks for it and the CPU has the instructions.
+these are calls, which bfloat16 may make faster. Only where the caller asks for it and the CPU has it.
 """
 
 from __future__ import annotations
