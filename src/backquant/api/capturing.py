@@ -82,11 +82,47 @@ def captured_with(
         if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
             # a trace decides about arguments that are left out as if they were given
             costs_of(traced.module, capturing.example_inputs)
-        return traced
+        return _apart(custom, model, capturing, traced) if capturing.how == "auto" else traced
     except CaptureError as error:
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
         return _exported_instead(custom, model, capturing, error)
+
+
+#: Modules of several layers that a trace keeps whole and no backend has an entry for.
+_COMPOSED = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+
+
+def _apart(
+    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing, traced: Captured
+) -> Captured:
+    """``traced``, or an export where that takes apart what a trace keeps whole (and nobody names)."""
+    named = CustomMatching.of(custom)
+    calls = (node for node in traced.module.graph.nodes if node.op == "call_module")
+    modules = {str(call.target): traced.module.get_submodule(str(call.target)) for call in calls}
+    whole = [
+        path
+        for path, module in modules.items()
+        if isinstance(module, _COMPOSED)
+        and path not in named.untraced_names
+        and type(module) not in named.untraced_classes
+    ]
+    if not whole or capturing.example_inputs is None:
+        return traced
+    kept = f"{whole[0]!r} ({type(modules[whole[0]]).__name__})"
+    try:
+        captured = _exported(custom, model, capturing)
+    except CaptureError as error:
+        note = f"{kept} stays float as a whole: it cannot be exported ({_reason(error)})"
+        return replace(traced, notes=(*traced.notes, note))
+    note = f"captured by torch.export; a symbolic trace keeps {kept} whole, in float"
+    return replace(captured, notes=(note, *captured.notes[1:]))
 
 
 def is_exported(captured: Captured) -> bool:

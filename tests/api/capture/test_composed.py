@@ -1,0 +1,47 @@
+"""Modules of several layers (``nn.TransformerEncoder``, …), which a trace keeps whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.qconfig import PrepareCustomConfig
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.embedding = nn.Embedding(50, 16)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(tokens)))
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 50, (2, 12))
+
+
+def test_they_are_taken_apart(tokens: torch.Tensor) -> None:
+    report = backquant.explain(Tagger(), tokens)
+    assert report.coverage > 0.8
+    assert report.notes[0] == (
+        "captured by torch.export; a symbolic trace keeps 'encoder' (TransformerEncoder) whole, in float"
+    )
+
+
+def test_one_that_is_named_stays_whole(tokens: torch.Tensor) -> None:
+    custom = PrepareCustomConfig().set_non_traceable_module_names(["encoder"])
+    report = backquant.explain(Tagger(), tokens, prepare_custom_config=custom)
+    assert not any("captured by" in note for note in report.notes)
+    assert [row.outcome for row in report.rows if row.operator == "TransformerEncoder"] == ["float"]
+
+
+def test_a_trace_that_is_asked_for(tokens: torch.Tensor) -> None:
+    report = backquant.explain(Tagger(), tokens, capture="trace")
+    assert "encoder" in [row.name for row in report.rows]
