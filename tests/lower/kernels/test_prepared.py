@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
@@ -86,8 +87,25 @@ def test_a_few_rows(rows: tuple[int, ...], post_op: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 20])
-def test_images_of_one_pixel(batch: int) -> None:
-    made, x = kernel(SHAPES[2], 9, "none", 100), torch.randint(0, 256, (batch, 13, 1, 1)).byte()
-    other = kernel(SHAPES[2], 9, "none", 100)
-    other._prepared_name = ""
-    assert (made(x).int() - other(x).int()).abs().max() <= 1
+@pytest.mark.parametrize(
+    ("post_op", "zero_point"), [("none", 100), ("relu", 0), ("swish", 3), ("hardswish", 5)]
+)
+def test_images_of_one_pixel(batch: int, post_op: str, zero_point: int) -> None:
+    made = kernel(SHAPES[2], 9, post_op, zero_point)
+    x = torch.randint(0, 256, (batch, 13, 1, 1)).byte()
+    found = made(x)
+    integers = x.flatten(1).double() - 9
+    weight = made.weight.flatten(1).double() * made.weight_scale[:, None].double()
+    value = integers * 0.05 @ weight.T + made.bias.double()
+    functions = {"relu": F.relu, "swish": F.silu, "hardswish": F.hardswish}
+    value = functions.get(post_op, lambda v: v)(value)
+    wanted = (value / 0.8 + zero_point).clamp(0, 255)
+    assert found.shape == (batch, 7, 1, 1) and found.dtype == torch.uint8
+    assert (found.flatten(1) - wanted).abs().max() < 0.501
+
+
+def test_one_object_of_fbgemm_serves_all_batches() -> None:
+    made = kernel(SHAPES[2], 9, "none", 100)
+    for batch in range(1, 8):
+        made(torch.ones(batch, 13, 1, 1, dtype=torch.uint8))
+    assert list(made._prepared) == [()]

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
+from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import ConvWeight, engine_for, is_plain, prepared_conv
+from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -21,6 +24,10 @@ from backquant.lower.kernels.zero_point import (
 from backquant.lower.qdq import QParams, quantized_value
 
 __all__ = ["ConvConfig", "OnednnConv"]
+
+# float in, quantized and multiplied, float out
+_by_fbgemm = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+_FUNCTIONS = {"swish": F.silu, "hardswish": F.hardswish}
 
 
 @dataclass(frozen=True)
@@ -103,17 +110,23 @@ class OnednnConv(PackedKernel):
         return self._clamp
 
     def _prepared_for(self, shape: tuple[int, ...]) -> Any:
-        """The object that keeps a primitive for inputs of ``shape``; ``None`` if there is none, or for
-        too many shapes already."""
-        found = self._prepared.get(shape)
-        if found is None and self._prepared_name and len(self._prepared) < PACKINGS:
+        """The object that runs ``_prepared_name`` for inputs of ``shape``; ``None`` if there is none, or
+        for too many shapes already. fbgemm's serves all of them."""
+        if not self._prepared_name:
+            return None
+        engine = self._engine(shape)
+        key = () if engine == "fbgemm" else shape
+        found = self._prepared.get(key)
+        if found is None and (not key or len(self._prepared) < PACKINGS):
             c, padding = self.config, self._padding
             scale = self.weight_scale
             bias = fold_zero_point(self.weight, scale, self.bias, c.x_scale, padding.folded)
             conv = ConvWeight(self.weight, scale, bias, *self._geometry)
-            rows = math.prod(shape) // shape[1] if self.is_linear else math.inf
-            found = self._prepared[shape] = prepared_conv(conv, engine_for(rows))
+            found = self._prepared[key] = prepared_conv(conv, engine)
         return found
+
+    def _engine(self, shape: tuple[int, ...]) -> str:
+        return engine_for(math.prod(shape) // shape[1] if self.is_linear else math.inf)
 
     def _drop(self) -> None:
         super()._drop()
@@ -146,7 +159,8 @@ class OnednnConv(PackedKernel):
         if prepared is not None:
             return self._by_prepared(x, prepared)
         if self.is_linear:
-            return self._linear(x)
+            by_float = self._is_few_by_float(x)
+            return self._few_by_float(x) if by_float else self._linear(x)
         weight, bias = self.packed_for(x.shape[2:])
         out: torch.Tensor = torch.ops.onednn.qconv_pointwise.default(
             x,
@@ -166,6 +180,26 @@ class OnednnConv(PackedKernel):
         q = as_quantized(x, c.x_scale, self._padding.zero_point)
         operator = getattr(torch.ops.quantized, self._prepared_name).new
         return integer_view(operator(q, prepared, c.out_scale, c.out_zero_point))
+
+    def _is_few_by_float(self, x: torch.Tensor) -> bool:
+        """Whether ``x`` is a few images of one pixel, and an activation follows that is fast on floats."""
+        c = self.config
+        known = c.post_op in _FUNCTIONS and c.out_dtype == torch.uint8 and len(c.stride) == 2
+        few = known and is_plain(x) and tuple(x.shape[2:]) == (1, 1)
+        return few and self._engine(x.shape) == "fbgemm"
+
+    def _few_by_float(self, x: torch.Tensor) -> torch.Tensor:
+        """fbgemm's product in float, the activation, one rounding."""
+        c = self.config
+        packed = self._prepared.get(())
+        if packed is None:
+            weight, zeros = self.weight.flatten(1), self.weight_zero_point
+            packed = pack_linear("fbgemm", weight, self.weight_scale, zeros, self.bias)
+            self._prepared[()] = packed
+        value = as_quantized(x, c.x_scale, c.x_zero_point).dequantize().flatten(1)
+        value = _FUNCTIONS[c.post_op](_by_fbgemm(value, c.x_scale, c.x_zero_point, packed))
+        value = value.view(*value.shape, 1, 1)
+        return quantize(value, c.out_scale, c.out_zero_point, 0, 255, torch.uint8)
 
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         """A 1×1 convolution as a linear layer over the channels, whose layout suits every size."""
