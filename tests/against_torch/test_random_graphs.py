@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from against_torch.compare import Lowered, compare
+from against_torch.compare import UNDEQUANTIZED, Lowered, compare
 from against_torch.oracle import BACKENDS
 from against_torch.torch_rules import FAILS
 from backquant.api import convert_fx, prepare_fx
@@ -64,3 +64,11 @@ def test_one_step_of_a_coarser_scale_is_several_of_a_finer_one() -> None:
     assert 2 < lowered.coarser < 3 <= lowered.ours
     assert lowered.kind == "one step of a coarser scale"
     assert Lowered(9.0, 9.0, 9.0, coarser=2.0).kind == "both leave it"
+    assert Lowered(9.0, 3.0, 9.0, coarser=2.0).kind == "PyTorch's leaves the reference model"
+
+
+def test_lowering_of_torch_leaves_integers_where_floats_are_read() -> None:
+    """PyTorch's defect: its lowered model raises when it runs. Ours runs."""
+    found = compare(2033, "x86")
+    assert (found.verdict, found.causes) == ("explained", (UNDEQUANTIZED,))
+    assert found.kernels.checked > 0

@@ -143,7 +143,8 @@ def test_a_reference_class_without_from_float_is_refused(flow):
     calibrate(prepared, [torch.randn(2, 4)])
     with pytest.raises(ConfigError, match="Broken has no from_float") as error:
         convert_to_reference(prepared)
-    assert error.value.where == "module '0'"
+    setter = "BackendPatternConfig.set_reference_quantized_module(Broken)"
+    assert error.value.where == f"{setter}, module '0'"
 
 
 def test_the_training_flags_stay(flow):

@@ -152,3 +152,26 @@ def test_weight_constraints_count_for_modules_too(observed_by_torch: Any) -> Non
     for decision in decided.decisions.values():
         assert decision.reasons[0].rule == "quant-range"
         assert decision.reasons[0].asked.startswith("weight qint8 [-128, 127]")
+
+
+@pytest.mark.parametrize("tail", [[], [torch.nn.ReLU()]], ids=["alone", "fused"])
+@pytest.mark.parametrize(("low", "quantized"), [(-127, True), (-128, False)])
+def test_weights_of_modules_are_looked_at(tail: list[Any], low: int, quantized: bool) -> None:
+    """Different from PyTorch: it looks at weights that are arguments only, so -128 reaches the device."""
+    weight = bo.MinMaxObserver.with_args(
+        dtype=torch.qint8,
+        qscheme=torch.per_tensor_symmetric,
+        quant_min=low,
+        quant_max=127,
+        eps=2**-12,
+    )
+    activation = bo.MinMaxObserver.with_args(dtype=torch.qint8, eps=2**-12)
+    mapping = bq.QConfigMapping().set_global(bq.QConfig(activation, weight))
+    backend = get_backend_config("executorch")
+    captured = capture(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), *tail).eval())
+    fusions = plan_fusion(captured.module, backend)
+    fused, scopes, _ = apply_fusion(
+        captured.module, captured.scopes, fusions, backend, is_qat=False
+    )
+    [decision] = make_plan(fused, scopes, backend, mapping, fusions=fusions).decisions.values()
+    assert decision.quantized is quantized

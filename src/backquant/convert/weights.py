@@ -255,7 +255,8 @@ def _reference(
     if not callable(from_float):
         raise ConfigError(
             f"the reference module {reference.__name__} has no from_float",
-            where=f"module {path!r}",
+            where=f"BackendPatternConfig.set_reference_quantized_module({reference.__name__}), "
+            f"module {path!r}",
             fix=f"class {reference.__name__}:\n    @classmethod\n"
             "    def from_float(cls, module, weight_qparams): ...",
         )

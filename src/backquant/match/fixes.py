@@ -109,6 +109,10 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
 
 def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False) -> str:
     assert demand.dtype is not None
+    if demand.dtype in _FLOAT8:
+        bound = int(torch.finfo(demand.dtype).max)
+        scheme = {"dtype": demand.dtype, "qscheme": torch.per_tensor_symmetric}
+        return _call("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
     if demand.dtype.is_floating_point:
         return _call("PlaceholderObserver", {"dtype": demand.dtype})
     if demand.scale_exact_match is not None or demand.zero_point_exact_match is not None:
@@ -127,6 +131,10 @@ def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bo
         inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
         return _call("FakeQuantize", {"observer": _Code(inner), **values})
     return _call(asked if asked in names else names[0], values)
+
+
+# Divided by one scale, and rounded to 8-bit floats.
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class _Code(str):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
-from backquant.graph import GraphIndex, node_arguments
+from backquant.graph import GraphIndex, OperatorKey, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.uses import uses_beyond
@@ -28,7 +29,8 @@ def roles_of(
     """Inputs, weight and bias that an occurrence takes.
 
     Weight and bias of functions are found by the entry's ``input_type_to_index`` or by keyword;
-    a module has both if its entry names a root module. Ports of a graph pattern say it themselves.
+    a module has both if its entry names a root module, or if it is fused of one that has an entry so.
+    Ports of a graph pattern say it themselves. *Different:* PyTorch looks at the weights of functions only.
 
     >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
     >>> from backquant.match.occurrences import find_occurrences
@@ -48,7 +50,8 @@ def roles_of(
         reader = graph.nodes[name]
         found |= _found_roles(reader, argument_positions(reader, graph, patterns))
     has_root = occurrence.config is not None and occurrence.config.root_module is not None
-    if has_root and any(graph.nodes[name].op == "call_module" for name in match.carriers):
+    called = [graph.nodes[n] for n in match.carriers if graph.nodes[n].op == "call_module"]
+    if any(has_root or _is_fused(node, graph, patterns) for node in called):
         found |= set(_NAMED)
     return Roles(
         activation="input" in found,
@@ -59,6 +62,16 @@ def roles_of(
         output_known=occurrence.anchor.name not in valueless,
         beyond=uses_beyond(root, graph),
     )
+
+
+def _is_fused(node: fx.Node, graph: GraphIndex, patterns: PatternIndex) -> bool:
+    """Whether a module starts with one that becomes a reference module, such as ``ConvReLU2d``."""
+    module = graph.module_of(node)
+    if not isinstance(module, nn.Sequential) or not len(module):
+        return False
+    key = OperatorKey("module", type_before_parametrizations(module[0]))
+    single = (c.config for c in patterns.candidates(key) if c.pattern.size == 1)
+    return any(config.root_module is not None for config in single)
 
 
 def argument_positions(

@@ -79,7 +79,7 @@ class FakeQuantize(FakeQuantizeBase):
 
     Args: ``observer``: an observer class or factory; ``quant_min``, ``quant_max``: its range, when
     both are given; ``is_dynamic``; ``observer_kwargs``: its further arguments. Raises ConfigError
-    for a range outside of the dtype.
+    for a range outside of the dtype, and for a dtype of floats.
 
     >>> fake_quantize = FakeQuantize(quant_min=0, quant_max=255)
     >>> fake_quantize(torch.tensor([0.0, 0.1234, 2.55]))
@@ -98,6 +98,7 @@ class FakeQuantize(FakeQuantizeBase):
         **observer_kwargs: Any,
     ) -> None:
         super().__init__()
+        _check_integers(_asked_dtype(observer, observer_kwargs))
         if quant_min is not None and quant_max is not None:
             _check_bounds(quant_min, quant_max, _asked_dtype(observer, observer_kwargs))
             observer_kwargs.update(quant_min=quant_min, quant_max=quant_max)
@@ -304,6 +305,15 @@ def _asked_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
     dtype = filled_in.get("dtype", observer_kwargs.get("dtype", torch.quint8))
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def _check_integers(dtype: torch.dtype) -> None:
+    if dtype.is_floating_point:
+        raise ConfigError(
+            f"fake quantization rounds to integers; {dtype} has no quantization-aware training",
+            where=f"FakeQuantize(dtype={dtype})",
+            fix="train in float, then quantize: an observer in its place, and prepare_fx",
+        )
 
 
 def _check_bounds(quant_min: int, quant_max: int, dtype: torch.dtype) -> None:

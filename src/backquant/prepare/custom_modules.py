@@ -73,7 +73,8 @@ def _observed(
     kind = kind_asked(decision.asked_activation, decision.asked_weight)
     assert kind is not None, "a custom module that is quantized was matched for a kind"
     observed_class = custom.float_to_observed_mapping[kind][type(module)]
-    where = f"PrepareCustomConfig: {type(module).__name__}, node {match.anchor!r}"
+    names = f"{type(module).__name__}, {observed_class.__name__}"
+    where = f"PrepareCustomConfig.set_float_to_observed_mapping({names}), node {match.anchor!r}"
     fix = (
         f"class {observed_class.__name__}:\n    @classmethod\n"
         "    def from_float(cls, module): ...  # a module"

@@ -61,7 +61,7 @@ def _made(qat_class: type[nn.Module], float_module: nn.Module, path: str) -> nn.
     if not callable(from_float):
         raise ConfigError(
             f"the QAT module {qat_class.__name__} has no from_float",
-            where=f"module {path!r}",
+            where=f"BackendPatternConfig.set_qat_module({qat_class.__name__}), module {path!r}",
             fix=f"class {qat_class.__name__}:\n    @classmethod\n    def from_float(cls, module): ...",
         )
     try:

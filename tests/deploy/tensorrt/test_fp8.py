@@ -162,3 +162,48 @@ def test_other_ranges_of_activations_are_refused() -> None:
             qconfig_mapping=mapping,
             calibration=[torch.randn(2, 4)],
         )
+
+
+def asked(observer: object) -> backquant.QConfigMapping:
+    return backquant.QConfigMapping().set_global(backquant.QConfig(PER_TENSOR, observer))
+
+
+PER_TENSOR = MinMaxObserver.with_args(
+    dtype=E4M3, qscheme=torch.per_tensor_symmetric, quant_min=-448, quant_max=448
+)
+
+
+def test_scales_per_channel_are_refused_with_a_fix_that_works() -> None:
+    """Also of a convolution that is fused with its activation."""
+    weight = backquant.PerChannelMinMaxObserver.with_args(
+        dtype=E4M3, qscheme=torch.per_channel_symmetric, quant_min=-448, quant_max=448
+    )
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1)).eval()
+    x, mapping = torch.randn(1, 1, 5, 5), asked(weight)
+
+    def explained() -> list:
+        return backquant.explain(model, x, backend="tensorrt_fp8", qconfig_mapping=mapping).rows
+
+    rows = explained()
+    assert [row.outcome for row in rows] == ["float", "float"]
+    for row in rows:
+        assert (row.reasons[0].rule, row.reasons[0].admitted[-10:]) == ("granularity", "per tensor")
+        names = {**vars(torch), **{n: getattr(backquant, n) for n in ("QConfig", "MinMaxObserver")}}
+        exec(row.reasons[0].fix, {**names, "torch": torch, "qconfig_mapping": mapping})
+    assert [row.outcome for row in explained()] == ["quantized", "quantized"]
+
+
+def test_training_is_refused() -> None:
+    fake = backquant.FakeQuantize.with_args(
+        observer=backquant.MovingAverageMinMaxObserver, dtype=E4M3, quant_min=-448, quant_max=448
+    )
+    mapping = backquant.QConfigMapping().set_global(backquant.QConfig(fake, fake))
+    with pytest.raises(ConfigError, match="has no quantization-aware training"):
+        backquant.prepare_qat_fx(
+            nn.Sequential(nn.Linear(2, 2)),
+            mapping,
+            torch.randn(1, 2),
+            backend_config=backquant.get_backend_config("tensorrt_fp8"),
+        )
+    with pytest.raises(ConfigError, match="names no defaults for training"):
+        backquant.get_default_qat_qconfig_mapping("tensorrt_fp8")
