@@ -79,13 +79,13 @@ SECTIONS: dict[str, Section] = {
             *("--blocks", "50", "200", "400", "800", "4000", "--torch-ao-up-to", "800"),
             *("--out", "{out}/scaling.json", "--plot", "{out}/scaling.png"),
         ),
-        240,
+        400,
     ),
-    "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 90),
-    "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 120),
+    "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 240),
+    "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 240),
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
-    "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 120),
+    "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 300),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
 
