@@ -75,6 +75,9 @@ _OVERRIDABLE = (
 )
 
 
+_PACKING = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence", "pad_sequence")
+
+
 @cache
 def _functions() -> dict[str, Callable[..., Any]]:
     """Every function of rules 2 and 3 by its path."""
@@ -104,6 +107,8 @@ def _torch_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             if in_c or functional or value in tensor_functions or _is_native(value, name):
                 yield f"{prefix}.{name}", value
     yield "torch._assert", torch._assert
+    for name in _PACKING:
+        yield f"torch.nn.utils.rnn.{name}", getattr(torch.nn.utils.rnn, name)
 
 
 def _is_native(value: Any, name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
+from torch.nn.utils import rnn
 
 __all__ = ["ModuleTracer", "is_leaf"]
 
@@ -27,6 +28,8 @@ _LEAF_PACKAGES = (
     "backquant.nn.quantizable",
     "backquant.observe",
 )
+# They read the values of their arguments, and are calls of the graph.
+_PACKING = (rnn.pack_padded_sequence, rnn.pad_packed_sequence, rnn.pack_sequence, rnn.pad_sequence)
 # Base classes of fused modules (ours and PyTorch's): sequential containers that stay whole.
 _FUSED_BASES = frozenset({"FusedModule", "_FusedModule"})
 
@@ -63,7 +66,8 @@ class ModuleTracer(fx.Tracer):
         non_traceable_names: Collection[str] = (),
         non_traceable_classes: Collection[type] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(autowrap_functions=_PACKING)
+        self._autowrap_search.append(rnn)  # for calls as nn.utils.rnn.pack_padded_sequence
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
         self._names = frozenset(non_traceable_names)
@@ -79,6 +83,11 @@ class ModuleTracer(fx.Tracer):
             self._parameter_names = {id(p): n for n, p in reversed(list(named))}
             self._transparent = _transparent_modules(root)
         graph = super().trace(root, concrete_args)
+        for node in graph.nodes:
+            if (
+                node.target in _PACKING
+            ):  # else generated code would wrap them for good, by a dotted name
+                node.meta.pop("is_wrapped", None)
         # What it patched refers to the tracer in a circle: the modules need not be part of it.
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
