@@ -170,12 +170,15 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, length, 16))
 
 
-def test_products_of_attention_run_on_integers(tmp_path) -> None:
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_products_of_attention_run_on_integers(tmp_path, capture) -> None:
     torch.manual_seed(0)
     model = Attention().eval()
     seen = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     batches = [(torch.randn(2, 6, 16), seen) for _ in range(8)]
-    quantized = backquant.quantize(model, batches[0], backend="onnxruntime", calibration=batches)
+    quantized = backquant.quantize(
+        model, batches[0], backend="onnxruntime", calibration=batches, capture=capture
+    )
     path = tmp_path / "m.onnx"
     dynamic = {name: {0: "batch", 1: "length"} for name in ("x", "seen")}
     exported = backquant.export(quantized, path, dynamic_shapes=dynamic)

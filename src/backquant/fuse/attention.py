@@ -25,6 +25,7 @@ from backquant.qconfig import QConfigMapping
 
 __all__ = ["attention_apart"]
 
+_SPELLINGS = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 _ARGUMENTS = (
     *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
 )
@@ -53,7 +54,7 @@ def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfig
         return
     table, asks, changed = RuleTable(mapping), AskReader(), False
     for node in list(captured.module.graph.nodes):
-        if node.target is not F.scaled_dot_product_attention:
+        if node.op != "call_function" or node.target not in _SPELLINGS:
             continue
         scope = captured.scopes.get(node.name, Scope("", None))
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
@@ -122,7 +123,12 @@ _COMPARISONS = frozenset(
         *("logical_and", "logical_or", "logical_not", "logical_xor"),
     }
 )
-_BITWISE = frozenset({"and_", "or_", "invert", "bitwise_and", "bitwise_or", "bitwise_not"})
+_BITWISE = frozenset(
+    {
+        *("and_", "or_", "invert", "__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not"),
+    }
+)
+_TYPED = frozenset({"to", "_to_copy", "ones", "new_ones", "full", "new_full"})
 _MOVES = frozenset(
     {
         *(
@@ -147,7 +153,7 @@ def _is_bool(node: Any) -> bool:
         return False
     name = node.target if isinstance(node.target, str) else node.target.__name__
     name = name.partition(".")[0]
-    if name in ("to", "_to_copy"):
+    if name in _TYPED:
         return torch.bool in (*node.args, *node.kwargs.values())
     if name in _MOVES:
         return _is_bool(node.args[0])
