@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from backquant.lower.kernels.prepared import is_plain
+
 __all__ = ["shuffle"]
 
 _set = torch.ops.aten.set_.source_Tensor_storage_offset
@@ -36,7 +38,7 @@ def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch
 
 def _takes_turns(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> bool:
     """Whether the reshapes shuffle two halves of the channels of images that are channels last."""
-    is_image = x.dim() == 4 and x.numel() > 0 and x.dtype == torch.uint8
+    is_image = is_plain(x) and x.dim() == 4 and x.dtype == torch.uint8
     if not is_image or sys.byteorder != "little":
         return False
     batch, channels, height, width = x.shape
