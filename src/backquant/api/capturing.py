@@ -18,6 +18,7 @@ from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import Captured, capture
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
+from backquant.graph.export.leaves import COMPOSED
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
@@ -89,16 +90,6 @@ def captured_with(
         return _exported_instead(custom, model, capturing, error)
 
 
-#: Modules of several layers that a trace keeps whole and no backend has an entry for.
-_COMPOSED = (
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
-
-
 def _apart(
     custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing, traced: Captured
 ) -> Captured:
@@ -109,7 +100,7 @@ def _apart(
     whole = [
         path
         for path, module in modules.items()
-        if isinstance(module, _COMPOSED)
+        if isinstance(module, COMPOSED)
         and path not in named.untraced_names
         and type(module) not in named.untraced_classes
     ]
@@ -118,6 +109,7 @@ def _apart(
     kept = f"{whole[0]!r} ({type(modules[whole[0]]).__name__})"
     try:
         captured = _exported(custom, model, capturing)
+        costs_of(captured.module, capturing.example_inputs)
     except CaptureError as error:
         note = f"{kept} stays float as a whole: it cannot be exported ({_reason(error)})"
         return replace(traced, notes=(*traced.notes, note))

@@ -22,6 +22,15 @@ from backquant.graph.tracer import is_leaf
 
 __all__ = ["Leaf", "find_leaves"]
 
+#: Modules of several layers that a trace keeps whole and no backend has an entry for.
+COMPOSED = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -66,7 +75,7 @@ def find_leaves(
 def _leaf(
     place: Place, module: nn.Module, nodes: list[fx.Node], owned: Mapping[fx.Node, torch.Tensor]
 ) -> Leaf | None:
-    if not is_leaf(module) or not _takes_one(type(module).forward):
+    if isinstance(module, COMPOSED) or not is_leaf(module) or not _takes_one(type(module).forward):
         return None
     inside = set(nodes)
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
