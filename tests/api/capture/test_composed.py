@@ -45,3 +45,21 @@ def test_one_that_is_named_stays_whole(tokens: torch.Tensor) -> None:
 def test_a_trace_that_is_asked_for(tokens: torch.Tensor) -> None:
     report = backquant.explain(Tagger(), tokens, capture="trace")
     assert "encoder" in [row.name for row in report.rows]
+
+
+class Padded(Tagger):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        padding = tokens == 0
+        return self.head(self.encoder(self.embedding(tokens), src_key_padding_mask=padding))
+
+
+def test_with_a_padding_mask() -> None:
+    tokens = torch.randint(1, 50, (2, 12))
+    tokens[0, 9:] = 0
+    model = Padded().eval()
+    quantized = backquant.quantize(model, tokens, calibration=[tokens])
+    assert quantized.report.coverage > 0.8
+    seen = (tokens != 0).unsqueeze(-1)
+    with torch.no_grad():
+        error = ((quantized(tokens) - model(tokens)) * seen).norm() / (model(tokens) * seen).norm()
+    assert error < 0.1
