@@ -49,8 +49,16 @@ class ExecuTorchModel:
             ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run once. Tensors that are not contiguous are copied."""
+        """Run once. Tensors that are not contiguous are copied. Raises ``ExportError`` when it fails."""
         given = pytree.tree_leaves((args, kwargs))
         inputs = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in given]
-        outputs = self._forward.execute(inputs)
+        try:
+            outputs = self._forward.execute(inputs)
+        except RuntimeError as error:
+            raise ExportError(
+                f"ExecuTorch's runtime cannot run the program: {error}",
+                where="forward",
+                fix="its log on standard error names the operator or the delegate; "
+                "leave the part out of the quantization, or report it to ExecuTorch",
+            ) from error
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
