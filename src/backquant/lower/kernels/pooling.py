@@ -222,4 +222,7 @@ def mean(
     >>> mean(torch.tensor([[1, 5], [2, 4]], dtype=torch.uint8), 1.0, 0, [1], False)
     tensor([3, 3], dtype=torch.uint8)
     """
-    return integer_view(torch.mean(as_quantized(x, scale, zero_point), list(dim), keepdim))
+    # dimensions of size 1 may have any stride, and torch gives the result the memory format they suggest,
+    # which one of fewer dimensions cannot have
+    pooled = integer_view(torch.mean(as_quantized(x, scale, zero_point), list(dim), True))
+    return pooled if keepdim else pooled.squeeze(tuple(dim))
