@@ -85,6 +85,33 @@ def test_every_linear_layer_of_an_attention_becomes_a_kernel(tmp_path) -> None:
         torch.testing.assert_close(run(x), model(x), rtol=0, atol=0.02)
 
 
+class Residual(nn.Module):
+    """Additions with the linear layer on the right, and of two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.left, self.right, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm1(x + self.narrow(torch.relu(self.wide(x))))
+        return self.head(self.norm2(self.left(x) + self.right(x)))
+
+
+def test_kernels_with_an_addition_are_named_after_their_linear_layer(tmp_path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    model = backquant.quantize(Residual().eval(), backend="inductor_x86", calibration=[x])
+    exported = backquant.export(model, tmp_path / "m.pt2", example_inputs=x, options=FAST)
+    found = [(*use.nodes, "binary" in use.kernel) for use in exported.kernels if use.integer]
+    assert {name for name, _ in found} == {"wide", "narrow", "left", "right", "head"}
+    assert len(found) == 5
+    assert ("narrow", True) in found
+    assert sum(added for _, added in found) == 2
+    assert exported.integer_share == 1.0
+
+
 def test_without_a_compiler(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(EngineError, match="no C\\+\\+ compiler"):

@@ -31,6 +31,7 @@ def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator
     with zipfile.ZipFile(path) as package:
         wrappers = [name for name in package.namelist() if name.endswith(".wrapper.cpp")]
         texts = [package.read(name).decode() for name in wrappers]
+    named: set[str] = set()
     for sources, kernel in (call for text in texts for call in _calls(text)):
         origins = [_computed(program.origins.get(s, s), nodes) for s in sources]
         computed = tuple(dict.fromkeys(origin for origin in origins if origin))
@@ -38,9 +39,12 @@ def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator
         if integer is None:
             yield TargetKernel(kernel, computed, "generated", integer=False)
             continue
-        # the sources go back to the operator whose result is quantized at its input; its own is the last
-        own = [_weighted(module, nodes[name]) for name in computed]
-        yield TargetKernel(integer[1], tuple([n for n in own if n][-1:]), "int8", integer=True)
+        # The sources go back to the operator whose result is quantized at its input; its own is the last.
+        # An addition that it took in may name another kernel's result, too: that kernel came before.
+        weighted = [own for name in computed for own in _weighted(module, nodes[name])]
+        own = ([n for n in weighted if n not in named] or weighted)[-1:]
+        named.update(own)
+        yield TargetKernel(integer[1], tuple(own), "int8", integer=True)
 
 
 def _calls(text: str) -> Iterator[tuple[list[str], str]]:
@@ -67,11 +71,8 @@ def _computed(name: str, nodes: dict[str, fx.Node]) -> str:
     return "" if is_dequantize(node) else name
 
 
-def _weighted(module: fx.GraphModule, node: fx.Node) -> str:
-    """The operator with a weight: ``node``, or the one whose result it changes in the same kernel."""
+def _weighted(module: fx.GraphModule, node: fx.Node) -> list[str]:
+    """Operators with a weight: ``node``, or those whose result it changes in the same kernel."""
     if reads_weight(module, node):
-        return node.name
-    before = node.all_input_nodes[:1]
-    if before and reads_weight(module, before[0]):
-        return before[0].name
-    return ""
+        return [node.name]
+    return [before.name for before in node.all_input_nodes if reads_weight(module, before)]
