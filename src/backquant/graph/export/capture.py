@@ -18,6 +18,7 @@ from backquant.graph.capture import Captured, preserve
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import get_module, set_module
 from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.export.dims import check_dims
 from backquant.graph.export.exported import ExportedModel
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting
@@ -115,6 +116,7 @@ def _exported(
     else:
         forward = inspect.signature(model.forward)
         kwargs = in_order(forward, kwargs)
+        check_dims(options.dynamic_shapes, forward.bind(*args, **kwargs).arguments)
         exported = export_model(
             model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
         )

@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.export import Dim
 
-__all__ = ["as_dims", "fixed_size"]
+from backquant.errors import CaptureError
+
+__all__ = ["as_dims", "check_dims", "fixed_size"]
 
 # what torch says of a size that the model's code takes for a constant
 _FIXED = re.compile(
@@ -46,3 +49,45 @@ def as_dims(dynamic_shapes: Any) -> Any:
         return value
 
     return converted(dynamic_shapes)
+
+
+def check_dims(dynamic_shapes: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise CaptureError for an input, or a dimension of a tensor, that ``inputs`` (by name) have not.
+
+    Containers of tensors are left to ``torch.export``.
+
+    >>> check_dims({"x": {2: "length"}}, {"x": torch.zeros(4, 8)})
+    Traceback (most recent call last):
+    backquant.errors.CaptureError: 'x' has no dimension 2: its shape is [4, 8]
+      where  dynamic_shapes['x']
+      fix    the dimensions are 0 to 1: {'x': {0: 'batch'}}
+    """
+    if isinstance(dynamic_shapes, Mapping):
+        given = dict(dynamic_shapes)
+    elif isinstance(dynamic_shapes, (tuple, list)):
+        given = dict(zip(inputs, dynamic_shapes, strict=False))
+    else:
+        return
+    for name, sizes in given.items():
+        if name not in inputs:
+            raise CaptureError(
+                f"the model has no input {name!r}",
+                where=f"dynamic_shapes[{name!r}]",
+                fix=f"its inputs are {', '.join(map(repr, inputs))}",
+            )
+        if isinstance(inputs[name], torch.Tensor) and isinstance(sizes, Mapping):
+            _check_dimensions(name, inputs[name], sizes)
+
+
+def _check_dimensions(name: str, tensor: torch.Tensor, sizes: Mapping[Any, Any]) -> None:
+    rank = tensor.dim()
+    for dimension in sizes:
+        if not isinstance(dimension, int) or not -rank <= dimension < rank:
+            known = f"are 0 to {rank - 1}" if rank > 1 else "is 0"
+            raise CaptureError(
+                f"{name!r} has no dimension {dimension!r}: its shape is {list(tensor.shape)}",
+                where=f"dynamic_shapes[{name!r}]",
+                fix=f"the dimensions {known}: {{{name!r}: {{0: 'batch'}}}}"
+                if rank
+                else "leave it out",
+            )

@@ -1,0 +1,37 @@
+"""Dynamic shapes as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.errors import CaptureError
+from backquant.graph.export.dims import check_dims
+
+
+@pytest.mark.parametrize("dimension", [2, -3, "length", None])
+def test_a_dimension_that_the_input_has_not(dimension: Any) -> None:
+    x = torch.zeros(2, 8)
+    with pytest.raises(CaptureError, match=r"'input' has no dimension .*: its shape is \[2, 8\]"):
+        backquant.quantize(
+            nn.Linear(8, 4), x, calibration=[x], dynamic_shapes={"input": {dimension: "n"}}
+        )
+
+
+def test_an_input_that_the_model_has_not() -> None:
+    x = torch.zeros(2, 8)
+    with pytest.raises(CaptureError, match="no input 'x'") as caught:
+        backquant.explain(nn.Linear(8, 4), x, dynamic_shapes={"x": {0: "n"}})
+    assert caught.value.fix == "its inputs are 'input'"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, {"x": {0: "n"}}, ({-2: "n"},), {"x": None}, {"more": ({0: "n"},)}, {"x": ("n",)}],
+)
+def test_what_is_well_formed(given: Any) -> None:
+    check_dims(given, {"x": torch.zeros(2, 8), "more": (torch.zeros(1),)})
