@@ -12,6 +12,7 @@ from benchmarks.models import MODELS, build
 import backquant
 from against_torch.kernels import check_kernels
 from backquant.api import one_call
+from backquant.lower.compiled.graph import compilable
 
 # Images of 64 × 64; transformers have tables of positions, and windows, for 224 × 224.
 SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224, "swin_t": 224}
@@ -47,3 +48,4 @@ def test_kernels_give_the_reference_models_integers(name: str) -> None:
     twice = {name for use in once if "add" not in use.kernel for name in use.nodes}
     assert found.worst <= 1 + (found.node.removesuffix("_lowered") in twice), found
     assert found.cut < 0.02, found
+    compilable(quantized.graph_module)  # each of these kernels has a spelling for the compiler

@@ -21,6 +21,7 @@ from backquant.lower.kernels import (
     matrix,
     pooling,
     resize,
+    shuffle,
 )
 from backquant.lower.qdq import dequantize_target, quantize_target
 
@@ -110,6 +111,10 @@ def _cat(
     return torch.cat([x if fit else _requantize(x, s, z, *out) for x, s, z, fit in each], dim)
 
 
+def _shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch.Tensor:
+    return x.reshape(tuple(first)).transpose(1, 2).reshape(tuple(last))
+
+
 def _max_pool(pool: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """Integers up to 255 are floats exactly."""
 
@@ -187,4 +192,5 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     pooling.adaptive_avg_pool3d: _adaptive(F.adaptive_avg_pool3d),
     pooling.mean: _average(lambda x, dim, keepdim: x.mean(tuple(dim), keepdim)),
     resize.resize_bilinear: _resize,
+    shuffle.shuffle: _shuffle,
 }
