@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.backend_config import QDQRules
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
@@ -51,3 +52,27 @@ def test_logger_is_as_before() -> None:
     graph = portable(weight_only(True), QDQRules())
     lower_program(export_program(graph, (torch.randn(2, 4),), {}, None))
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+class Biased(nn.Module):
+    """Scores and a bias that is looked up and turned, as in a Swin: its channels lie last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.bias = nn.Parameter(torch.randn(25, 2))
+        self.register_buffer("positions", torch.arange(25))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.bias[self.positions].view(5, 5, 2).permute(2, 0, 1)
+        y = self.linear(x).view(-1, 5, 2, 4).transpose(1, 2)
+        return (torch.matmul(y, y.transpose(-2, -1)) + bias.unsqueeze(0)).softmax(-1)
+
+
+def test_a_transposed_constant_is_added_in_the_delegate(tmp_path) -> None:
+    """As it lies in memory, XNNPACK takes the constant for an image, and its runtime fails."""
+    torch.manual_seed(0)
+    x, path = torch.randn(3, 5, 8), tmp_path / "m.pte"
+    model = backquant.quantize(Biased().eval(), backend="xnnpack", calibration=[x])
+    backquant.export(model, path, example_inputs=x)
+    torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=1e-4)

@@ -68,6 +68,33 @@ def _fold_constants(exported: ExportedProgram) -> None:
         nodes = exported.graph.nodes
         kept = {n.target for n in nodes if _name(n.target).startswith(("quantize", "dequantize"))}
         constant_prop_pass(exported, custom_skip_targets=kept)
+    _contiguous_constants(exported)
+
+
+def _contiguous_constants(exported: ExportedProgram) -> None:
+    """Constants in row-major order, in place of a transposed view's (position biases, say).
+
+    One of four dimensions whose channels lie last is channels last to XNNPACK, and added to a value that
+    is not, it has the wrong shape: in ExecuTorch 1.5 the delegate then fails at run time.
+    """
+    signature = exported.graph_signature
+    names = {
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    for node in exported.graph.nodes:
+        name = names.get(node.name) if node.op == "placeholder" else None
+        for kept in (exported.state_dict, exported.constants):
+            tensor = kept.get(name) if name is not None else None
+            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                kept[name] = _row_major(tensor)
+                node.meta["val"] = node.meta["val"].contiguous()
+
+
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    made = tensor.detach().contiguous()
+    return torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:
