@@ -75,5 +75,5 @@ def test_a_transposed_constant_is_added_in_the_delegate(tmp_path) -> None:
     x, path = torch.randn(3, 5, 8), tmp_path / "m.pte"
     model = backquant.quantize(Biased().eval(), backend="xnnpack", calibration=[x])
     backquant.export(model, path, example_inputs=x)
-    # XNNPACK rounds the activations' qparams otherwise; a bias out of place is off by 0.1 and more
+    # dynamic quantization, whose qparams XNNPACK rounds in its own way
     torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.02)
