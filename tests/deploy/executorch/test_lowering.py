@@ -77,3 +77,23 @@ def test_a_transposed_constant_is_added_in_the_delegate(tmp_path) -> None:
     backquant.export(model, path, example_inputs=x)
     # dynamic quantization, whose qparams XNNPACK rounds in its own way
     torch.testing.assert_close(ExecuTorchModel(path)(x), model(x), rtol=0, atol=0.02)
+
+
+class Rolled(nn.Module):
+    """``roll`` comes apart into operators outside of the delegate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.roll(self.linear(self.conv(x).permute(0, 2, 3, 1)), (-1, -1), (1, 2))
+
+
+def test_kernels_keep_their_names_beside_what_stays_outside(tmp_path) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    model = backquant.quantize(Rolled().eval(), backend="xnnpack", calibration=[x])
+    exported = backquant.export(model, tmp_path / "m.pte")
+    assert exported.integer_share == 1.0
+    integer = {node for kernel in exported.kernels if kernel.integer for node in kernel.nodes}
+    assert {"conv", "linear"} <= integer

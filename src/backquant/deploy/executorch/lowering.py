@@ -215,16 +215,20 @@ def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
 
 
 def _handles(edge: Any) -> dict[int, str]:
+    """Operators within delegates come first: decompositions give what stays outside handles of theirs."""
+    module = edge.exported_program().graph_module
+    outside = list(module.graph.nodes)
+    inside = [
+        operator
+        for node in outside
+        if node.op == "get_attr"
+        for operator in getattr(module, str(node.target)).original_module.graph_module.graph.nodes
+    ]
     found: dict[int, str] = {}
-    for node in edge.exported_program().graph_module.graph.nodes:
-        inner = (node,)
-        if node.op == "get_attr":
-            lowered = getattr(edge.exported_program().graph_module, str(node.target))
-            inner = tuple(lowered.original_module.graph_module.graph.nodes)
-        for operator in inner:
-            handle = operator.meta.get("debug_handle")
-            if operator.op == "call_function" and isinstance(handle, int) and _origin(operator):
-                found.setdefault(handle, _origin(operator))
+    for operator in (*inside, *outside):
+        handle = operator.meta.get("debug_handle")
+        if operator.op == "call_function" and isinstance(handle, int) and _origin(operator):
+            found.setdefault(handle, _origin(operator))
     return found
 
 
