@@ -59,9 +59,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.test: pyproject.toml constraints.txt requirements-stock.txt | $(VENV)/bin/python
 	$(INSTALL) torch numpy
 	$(INSTALL) -e '.[test]'
+	$(PIP) install --quiet --no-deps -r requirements-stock.txt
 	touch $@
 
 bench: $(BENCH_VENV)/.bench
@@ -71,7 +72,7 @@ bench-%: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $* --out out/bench $(BENCH)
 
 # The peers and what draws the pictures; nothing of it is needed to use the library.
-$(BENCH_VENV)/.bench: pyproject.toml constraints.txt
+$(BENCH_VENV)/.bench: pyproject.toml constraints.txt requirements-stock.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(MAKE) VENV=$(BENCH_VENV) install-bench
 	touch $@
@@ -79,6 +80,7 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 install-bench:
 	$(INSTALL) torch numpy
 	$(INSTALL) -e '.[bench]'
+	$(PIP) install --quiet --no-deps -r requirements-stock.txt
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
