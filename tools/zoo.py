@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -42,9 +42,10 @@ LEAST_DB = 25.0
 
 def all_entries() -> list[Entry]:
     import zoo_torch
-    import zoo_transformers
+    from benchmarks.stock.catalogue import catalogue
 
-    return [*zoo_torch.entries(), *zoo_transformers.entries()]
+    stock = [Entry(e.name, e.make, e.sample, e.others) for e in catalogue().values()]
+    return [*zoo_torch.entries(), *stock]
 
 
 def run(entry: Entry, backend: str) -> Row:
