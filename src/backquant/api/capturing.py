@@ -19,6 +19,7 @@ from backquant.errors import CaptureError, UsageError
 from backquant.graph import Captured, capture
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.export.leaves import COMPOSED
+from backquant.graph.in_place import changed_view
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
@@ -80,6 +81,8 @@ def captured_with(
         return _exported(custom, model, capturing)
     try:
         traced = _traced(custom, model)
+        if capturing.how == "auto":
+            _check_views(traced)
         if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
             # a trace decides about arguments that are left out as if they were given
             costs_of(traced.module, capturing.example_inputs)
@@ -88,6 +91,17 @@ def captured_with(
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
         return _exported_instead(custom, model, capturing, error)
+
+
+def _check_views(traced: Captured) -> None:
+    """A changed view is a change of its tensor, which only ``torch.export`` writes as values."""
+    name = changed_view(traced.module.graph, traced.module)
+    if name:
+        raise CaptureError(
+            f"{name!r} changes a part of a tensor in place, and the tensor is read later",
+            where=name,
+            fix="write it without the change: torch.cat of the parts, or torch.where",
+        )
 
 
 def _apart(

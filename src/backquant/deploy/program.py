@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import traceback
 
 from backquant.errors import CaptureError, ExportError
@@ -55,6 +58,7 @@ def export_program(
     """Capture ``module``, a copy of our own, with ``torch.export`` (not strict: no bytecode is read).
 
     ``dynamic_shapes`` as for ``torch.export.export``; see ``as_dims`` for strings in place of ``Dim``.
+    The program is functional: what the model changes in place is a new value there, an input too.
     Raises ``CaptureError`` with torch's reason.
 
     >>> program = export_program(fx.symbolic_trace(nn.ReLU()), (torch.zeros(2),), {}, None)
@@ -69,7 +73,40 @@ def export_program(
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
         raise _refusal(reason, dynamic_shapes) from error
-    return Program(exported, _origins(exported.graph))
+    return _functional(Program(exported, _origins(exported.graph)))
+
+
+def _functional(program: Program) -> Program:
+    """``program`` without operators in place (``relu_``, ``add_``, ``copy_`` to a slice): no target has them.
+
+    Changes of the model's inputs are left out: a file gives its outputs, and nothing else.
+    """
+    if not any(map(_writes, program.exported.graph.nodes)):
+        return program
+    with quiet(), torch.no_grad():
+        exported = program.exported.run_decompositions({})
+    _leave_out_input_changes(exported)
+    origins = {}
+    for node in exported.graph.nodes:
+        origin = next(iter(node.meta.get("nn_module_stack") or ()), None)
+        if node.op == "call_function" and origin is not None:
+            origins[node.name] = str(origin)
+    return Program(exported, origins)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _leave_out_input_changes(exported: ExportedProgram) -> None:
+    signature, output = exported.graph_signature, exported.graph.output_node()
+    kept = [spec.kind is not OutputKind.USER_INPUT_MUTATION for spec in signature.output_specs]
+    if all(kept):
+        return
+    signature.output_specs = list(compress(signature.output_specs, kept))
+    output.args = (tuple(compress(output.args[0], kept)),)  # type: ignore[arg-type]
+    exported.graph.eliminate_dead_code()
+    exported.graph_module.recompile()
 
 
 def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:

@@ -11,6 +11,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.errors import CaptureError, ConfigError
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
+from backquant.graph.in_place import read_changed_values
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
@@ -68,6 +69,7 @@ def capture(
         graph = tracer.trace(copied)
     except Exception as error:
         raise _explained(error, model, tracer) from error
+    read_changed_values(graph, copied)
     module = assemble(DeferredGraphModule, graph, copied)
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
