@@ -104,7 +104,7 @@ def _leave_out_input_changes(exported: ExportedProgram) -> None:
     if all(kept):
         return
     signature.output_specs = list(compress(signature.output_specs, kept))
-    output.args = (tuple(compress(output.args[0], kept)),)  # type: ignore[arg-type]
+    output.args = (tuple(compress(output.args[0], kept)),)
     exported.graph.eliminate_dead_code()
     exported.graph_module.recompile()
 

@@ -120,7 +120,7 @@ def _is_in_place(node: fx.Node, root: nn.Module) -> bool:
         return False
     if node.target in _OPERATORS or _ends_in_place(getattr(node.target, "__name__", "")):
         return True
-    place = _inplace_position(node.target)  # type: ignore[arg-type]
+    place = _inplace_position(node.target)
     given = node.args[place] if place is not None and place < len(node.args) else None
     return given is True or node.kwargs.get("inplace") is True
 
