@@ -12,6 +12,7 @@ from backquant.errors import CaptureError, ConfigError
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
 from backquant.graph.in_place import read_changed_values
+from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
@@ -66,7 +67,8 @@ def capture(
     copied = shallow_copy(model)
     tracer = ModuleTracer(non_traceable_names, non_traceable_classes)
     try:
-        graph = tracer.trace(copied)
+        with capture_in_own_thread():
+            graph = tracer.trace(copied)
     except Exception as error:
         raise _explained(error, model, tracer) from error
     read_changed_values(graph, copied)

@@ -18,6 +18,7 @@ from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.fingerprint import fingerprint
 from backquant.lower.kernels.boundary import quantize
+from backquant.lower.kernels.engine_setting import running
 from backquant.lower.pickling import pickled, unpickled
 from backquant.lower.qdq import QParams
 from backquant.lower.replay import Replays
@@ -153,7 +154,8 @@ class QuantizedModel(nn.Module):
         if self.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
         run = self.graph_module if self.replays is None else self.replays
-        return run(*args, **kwargs)
+        with running():
+            return run(*args, **kwargs)
 
     def compile(  # type: ignore[override]  # torch's changes the module in place
         self,

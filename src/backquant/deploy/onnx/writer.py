@@ -6,8 +6,6 @@ given (signed or unsigned, symmetric or not) and so in the backend's description
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from backquant.deploy.onnx.translate import translations
 from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
 from backquant.graph import register_quantized_decomposed
+from backquant.graph.own_thread import printing_nowhere
 
 __all__ = ["OPSET", "onnx_model", "save_onnx"]
 
@@ -40,7 +39,7 @@ def onnx_model(job: ExportJob) -> Any:
     program = job.program
     opset = int(job.options.get("opset", _least_opset(job)))
     try:
-        with quiet(), contextlib.redirect_stdout(io.StringIO()):
+        with quiet(), printing_nowhere():
             made = torch.onnx.export(
                 program.exported,
                 dynamo=True,
@@ -55,7 +54,7 @@ def onnx_model(job: ExportJob) -> Any:
     name_nodes(made.model)
     settle_types(made.model)
     fold_integer_constants(made.model)
-    with quiet(), contextlib.redirect_stdout(io.StringIO()):
+    with quiet(), printing_nowhere():
         made.optimize()
     fold_integer_constants(made.model)
     use_integer_products(made.model)

@@ -8,12 +8,11 @@ constants. Where that fails, sizes are those of the example inputs.
 
 from __future__ import annotations
 
-import io
 import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,11 @@ from torch.utils import _pytree as pytree
 from backquant.errors import CaptureError
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.opaque import OpaqueCall, opaque_calls
+from backquant.graph.own_thread import (
+    capture_in_own_thread,
+    printing_nowhere,
+    without_attention_fastpath,
+)
 from backquant.graph.tracer import user_line
 
 __all__ = ["NotExportedError", "Exported", "export_model", "failure_of", "quietly"]
@@ -212,17 +216,19 @@ def _doubled(inputs: Any) -> Any:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without the exporter's warnings, and without attention kernels that hide their operators."""
-    fastpath, disabled = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
-    torch.backends.mha.set_fastpath_enabled(False)
+    disabled = logging.root.manager.disable
     try:
-        printed = io.StringIO()  # what was traced until it failed
-        with warnings.catch_warnings(), redirect_stdout(printed), redirect_stderr(printed):
+        with (
+            capture_in_own_thread(),
+            without_attention_fastpath(),
+            warnings.catch_warnings(),
+            printing_nowhere(),
+        ):
             warnings.simplefilter("ignore")
             logging.disable(logging.WARNING)
             yield
     finally:
         logging.disable(disabled)
-        torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
 def failure_of(error: BaseException, model: nn.Module) -> NotExportedError:

@@ -75,7 +75,7 @@ class PackedKernel(KernelModule):
             found = self._packed[size] = self._pack(size)
             return found
         area = math.prod(size)
-        nearest = min(self._packed, key=lambda known: abs(math.prod(known) - area))
+        nearest = min(tuple(self._packed), key=lambda known: abs(math.prod(known) - area))
         return self._packed[nearest]
 
     @property

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from backquant.lower.kernels.quantized import packing_for
+from backquant.lower.kernels.engine_setting import packing_for
 
 __all__ = ["ConvWeight", "engine_for", "is_plain", "prepared_conv"]
 

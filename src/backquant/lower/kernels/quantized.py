@@ -1,39 +1,21 @@
 """Convolutions and linear layers by torch's ``quantized::`` kernels: fbgemm, qnnpack, and transposed
 convolutions everywhere.
 
-Their packed weights belong to one of torch's quantized engines. Which one is a process-wide setting
-that only packing reads; it is set for the packing alone, under a lock, and put back.
+Their packed weights belong to one of torch's quantized engines (``engine_setting``).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["QuantizedConfig", "QuantizedWeighted", "packing_for"]
-
-_LOCK = threading.Lock()
-
-
-@contextmanager
-def packing_for(engine: str) -> Iterator[None]:
-    """Weights are packed for this quantized engine of torch within the block."""
-    backend: Any = torch.backends.quantized
-    with _LOCK:
-        before = backend.engine
-        backend.engine = engine
-        try:
-            yield
-        finally:
-            backend.engine = before
+__all__ = ["QuantizedConfig", "QuantizedWeighted"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule, decode_config
-from backquant.lower.kernels.quantized import packing_for
+from backquant.lower.kernels.engine_setting import packing_for
 
 __all__ = ["RepackedKernel", "pack_linear"]
 

@@ -84,7 +84,7 @@ class Replays:
         if isinstance(found, _Recorded):
             if all(place.is_unchanged() for place in found.read):
                 return found.program(tensors)
-            del self._found[key]
+            self._found.pop(key, None)  # another thread may have seen it, too
             found = None
         if found is None:
             return self._first(key, args, kwargs)

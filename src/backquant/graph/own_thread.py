@@ -1,0 +1,194 @@
+"""Captures and exports that other threads do not notice.
+
+While torch traces a model it replaces functions of the whole process: ``nn.Module.__call__`` and
+``__getattr__``, functions that are wrapped for tracing, the flags behind ``torch.compiler.is_compiling``
+and ``is_exporting``. A model that another thread runs meanwhile would be traced, too, or take another
+way. Within ``capture_in_own_thread`` each of these replacements answers the thread that captures, and
+all others get what was there before.
+
+Invariants
+
+1. One capture at a time: a second thread waits. Captures within a capture belong to it.
+2. When the last capture ends, everything is as it was; a replacement that somebody kept acts as the original.
+3. Where a torch version has no such function, nothing is replaced.
+
+Source: ``torch.fx._symbolic_trace._Patcher``, ``torch._export.utils._compiling_state_context``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+from torch.fx import _symbolic_trace
+
+__all__ = ["capture_in_own_thread", "printing_nowhere", "without_attention_fastpath"]
+
+_LOCK = threading.RLock()
+_FLAGS = ("is_compiling", "is_exporting")
+
+
+class _Capture:
+    """The thread that captures, until it ends."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = threading.get_ident()
+
+    def is_here(self) -> bool:
+        return self.thread == threading.get_ident()
+
+
+_current: list[_Capture] = []  # at most one
+
+
+@contextmanager
+def capture_in_own_thread() -> Iterator[None]:
+    """Whatever torch replaces within the block, it replaces for this thread alone.
+
+    >>> with capture_in_own_thread():
+    ...     graph = torch.fx.symbolic_trace(torch.nn.ReLU()).graph
+    >>> [node.op for node in graph.nodes]
+    ['placeholder', 'call_function', 'output']
+    """
+    with _LOCK:
+        if _current:
+            yield
+            return
+        capture = _Capture()
+        _current.append(capture)
+        try:
+            with ExitStack() as replaced:
+                replaced.enter_context(_own_patcher(capture))
+                for name in _FLAGS:
+                    replaced.enter_context(_own_flag(capture, name))
+                yield
+        finally:
+            capture.thread = None
+            _current.clear()
+
+
+@contextmanager
+def _own_patcher(capture: _Capture) -> Iterator[None]:
+    base: Any = getattr(_symbolic_trace, "_Patcher", None)
+    if base is None:
+        yield
+        return
+
+    class OwnPatcher(base):  # type: ignore[misc]
+        """torch's, with replacements that ask which thread calls."""
+
+        def patch(
+            self, frame_dict: dict[str, Any], name: str, new_fn: Any, deduplicate: bool = True
+        ) -> None:
+            before = frame_dict.get(name)
+            if before is not None:
+                new_fn = _for(capture, new_fn, before)
+            super().patch(frame_dict, name, new_fn, deduplicate)
+
+        def patch_method(self, cls: type, name: str, new_fn: Any, deduplicate: bool = True) -> None:
+            new_fn = _for(capture, new_fn, getattr(cls, name))
+            super().patch_method(cls, name, new_fn, deduplicate)
+
+    _symbolic_trace._Patcher = OwnPatcher  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        _symbolic_trace._Patcher = base  # type: ignore[misc]
+
+
+def _for(
+    capture: _Capture, replacement: Callable[..., Any], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``replacement`` to the thread that captures, ``original`` to all others."""
+
+    @functools.wraps(replacement)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        function = replacement if capture.is_here() else original
+        return function(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def _own_flag(capture: _Capture, name: str) -> Iterator[None]:
+    """``torch.compiler.is_…`` as it is to this thread, false to all others."""
+
+    def answer(asked: Callable[[], bool]) -> bool:
+        return capture.is_here() and asked()
+
+    with _answering(torch.compiler, name, answer):
+        yield
+
+
+@contextmanager
+def without_attention_fastpath() -> Iterator[None]:
+    """To this thread, ``torch.backends.mha`` has no kernels that compute an attention as one operator.
+
+    >>> with without_attention_fastpath():
+    ...     torch.backends.mha.get_fastpath_enabled()
+    False
+    >>> torch.backends.mha.get_fastpath_enabled()
+    True
+    """
+    capture = _Capture()
+
+    def answer(asked: Callable[[], bool]) -> bool:
+        return not capture.is_here() and asked()
+
+    with _LOCK, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
+        yield
+
+
+@contextmanager
+def _answering(
+    module: Any, name: str, answer: Callable[[Callable[[], bool]], bool]
+) -> Iterator[None]:
+    """``module.name()`` is ``answer`` of what it was; unchanged where the module has no such function."""
+    original: Callable[[], bool] | None = getattr(module, name, None)
+    if original is None:
+        yield
+        return
+
+    @functools.wraps(original)
+    def answered() -> bool:
+        return answer(original)
+
+    setattr(module, name, answered)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+class _OwnStream:
+    """A stream that drops what one thread writes; all others write to the stream that was there."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def printing_nowhere() -> Iterator[None]:
+    """What this thread prints is dropped; what others print is not.
+
+    >>> with printing_nowhere():
+    ...     print("traced until it failed")
+    """
+    with _LOCK:
+        out, err = sys.stdout, sys.stderr
+        with redirect_stdout(_OwnStream(out)), redirect_stderr(_OwnStream(err)):  # type: ignore[type-var]
+            yield
