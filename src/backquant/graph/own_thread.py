@@ -79,7 +79,7 @@ def _own_patcher(capture: _Capture) -> Iterator[None]:
         yield
         return
 
-    class OwnPatcher(base):  # type: ignore[misc]
+    class OwnPatcher(base):
         """torch's, with replacements that ask which thread calls."""
 
         def patch(
@@ -190,5 +190,5 @@ def printing_nowhere() -> Iterator[None]:
     """
     with _LOCK:
         out, err = sys.stdout, sys.stderr
-        with redirect_stdout(_OwnStream(out)), redirect_stderr(_OwnStream(err)):  # type: ignore[type-var]
+        with redirect_stdout(_OwnStream(out)), redirect_stderr(_OwnStream(err)):
             yield
