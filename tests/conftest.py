@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ def _allowed() -> set[str]:
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``quantize`` leaves nothing in float for its speed; tests that want it give it a clock of theirs."""
+    from backquant.api import one_call
+
+    monkeypatch.setattr(one_call, "TIMING", replace(one_call.TIMING, least=sys.maxsize))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +26,14 @@ from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.requirements import check_requirement, given_requirement
+from backquant.api.slower import TIMING, Converted, asked_slower, the_faster
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.convert import ConvertAsked, convert_to_reference, reference_state
 from backquant.errors import EngineError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, QuantizedModel, engine_info
-from backquant.match.plan import RuleKind, RuleRef
+from backquant.match.plan import Reason, RuleKind, RuleRef
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
     PrepareCustomConfig,
@@ -59,6 +60,7 @@ def quantize(
     prepare_custom_config: PrepareCustomConfig | None = None,
     capture: str = "auto",
     dynamic_shapes: Any = None,
+    slower: str | None = None,
     progress: bool = False,
 ) -> QuantizedModel:
     """Quantize ``model`` for ``backend``. The model is not changed.
@@ -85,6 +87,9 @@ def quantize(
             where that fails an export. The report says which, and why.
         dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; asks
             for an export. Default: those that the model leaves free (of images: the batch only).
+        slower: what becomes of operators that are slower on integers than in float, as measured here
+            on the example inputs: ``"float"`` leaves them in float, ``"keep"`` keeps them on integers.
+            Default: ``"float"`` without a mapping, ``"keep"`` with one.
         progress: show a progress bar on standard error while calibrating.
 
     Returns:
@@ -117,6 +122,7 @@ def quantize(
     config = resolve_backend(backend)
     engine = None if config.engine is None else engine_info(config.engine)
     required = given_requirement(require)
+    leaves_slower = asked_slower(slower, has_mapping=qconfig_mapping is not None)
     model = opened_model(model)
     frozen = evaluation_copy(model)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
@@ -134,23 +140,34 @@ def quantize(
     source = _source(step, config, costs, model=name, inner=sources_inside(prepared, inside))
     check_requirement(build_report(source), required)
     calibrated = measure(prepared, batches, progress=progress)
-    asked = ConvertAsked(leave_float=_left_by_default(config, qconfig_mapping))
-    reference = convert_to_reference(prepared, asked=asked)
-    state = reference_state(reference)
-    source = _source(
-        replace(step, plan=state.plan),
-        config,
-        costs,
-        model=name,
-        sites=state.sites,
-        qparams=state.qparams,
-        reference=reference,
-        inner=sources_inside(prepared, inside, reference),
-    )
-    check_requirement(build_report(source), required)
-    quantized = quantized_model(reference, engine, model)
+
+    def converted(in_float: Mapping[int, Reason]) -> Converted:
+        left = _left_by_default(config, qconfig_mapping)
+        reference = convert_to_reference(
+            prepared, asked=ConvertAsked(leave_float=left, in_float=in_float)
+        )
+        state = reference_state(reference)
+        source = _source(
+            replace(step, plan=state.plan),
+            config,
+            costs,
+            model=name,
+            sites=state.sites,
+            qparams=state.qparams,
+            reference=reference,
+            inner=sources_inside(prepared, inside, reference),
+        )
+        check_requirement(build_report(source), required)
+        return Converted(quantized_model(reference, engine, model), source)
+
+    made = converted({})
+    keep = required if isinstance(required, tuple) else ()
+    timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
+    if leaves_slower and timing.is_worthwhile(engine, costs.values()):
+        made = the_faster(made, converted, prepared, example, timing)
+    quantized = made.model
     quantized.example = ExampleSpec.of(example)
-    quantized.report = build_report(source.lowered(model, quantized, calibrated.unseen))
+    quantized.report = build_report(made.source.lowered(model, quantized, calibrated.unseen))
     return quantized
 
 

@@ -94,6 +94,13 @@ def quantize(  # size: one parameter per option of the command
             help="Least share of multiply-adds in integers (0.9), or a module that must be.",
         ),
     ] = None,
+    slower: Annotated[
+        str | None,
+        typer.Option(
+            "--slower",
+            help="What is slower on integers than in float here: float (default), or keep it.",
+        ),
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option("--to", help="Also export for a target, into a file named like OUTPUT."),
@@ -129,6 +136,7 @@ def quantize(  # size: one parameter per option of the command
             backend=config,
             calibration=batches,
             require=required,
+            slower=slower,
             progress=not as_json,
         )
         backquant.save(quantized, output, allow=tuple(allow or ()))

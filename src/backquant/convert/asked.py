@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backquant.backend_config import BackendConfig, LeaveFloat
+from backquant.match.plan import Reason
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
 __all__ = ["ConvertAsked"]
@@ -16,7 +18,8 @@ class ConvertAsked:
 
     ``qconfig_mapping``: that of prepare with some QConfigs replaced by ``None``. ``remove_qconfig``:
     drop the attributes ``qconfig`` of modules. ``leave_float``: rules for results beside those of the
-    backend's ``qdq``; a note in the plan says how many results they leave in float.
+    backend's ``qdq``; a note in the plan says how many results they leave in float. ``in_float``: matches
+    of the plan, by position, that stay float after all, with the reasons.
 
     >>> ConvertAsked().remove_qconfig
     True
@@ -27,3 +30,4 @@ class ConvertAsked:
     backend_config: BackendConfig | None = None
     remove_qconfig: bool = True
     leave_float: tuple[LeaveFloat, ...] = ()
+    in_float: Mapping[int, Reason] = field(default_factory=dict)

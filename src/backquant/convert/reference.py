@@ -49,6 +49,7 @@ from backquant.prepare import (
     PreparedModule,
     PreparedState,
     prepared_state,
+    turned_to_float,
     with_state,
 )
 from backquant.qconfig import ConvertCustomConfig
@@ -108,7 +109,7 @@ def _converted(
     work.passed = passed
     fold_after_training(work)
     work.qparams = _measured(prepared, work)
-    work.plan = recheck(work.plan, measured_scales(work))
+    work.plan = recheck(turned_to_float(work.plan, asked.in_float), measured_scales(work))
     needed, count = needed_sites(work, asked.leave_float)
     if count:
         note = f"{count} results of convolutions and linear layers are float: only float operators read them"

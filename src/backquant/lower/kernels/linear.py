@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import with_post_op
 from backquant.lower.kernels.prepared import engine_for, is_plain
 from backquant.lower.kernels.repacked import pack_linear
@@ -16,7 +17,12 @@ from backquant.lower.kernels.zero_point import fold_zero_point
 
 __all__ = ["LinearConfig", "OnednnLinear"]
 
-_FEW = {"none": "linear", "relu": "linear_relu"}
+# on quantized tensors, by post-op; and from floats that are quantized to floats, by fbgemm
+_INTEGER = {"none": "linear", "relu": "linear_relu"}
+_FLOAT = {
+    "none": "linear_with_input_q_dq_qweight_dq_output_fp32",
+    "relu": "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,10 @@ class LinearConfig:
 
 
 class OnednnLinear(PackedKernel):
-    """``onednn::qlinear_pointwise``: linear layer, bias and one unary operator. A few rows with ReLU or
-    nothing behind go to fbgemm (``backquant.lower.kernels.prepared``).
+    """``onednn::qlinear_pointwise``: linear layer, bias and one unary operator.
+
+    With ReLU or nothing behind, a small product goes to fbgemm, and a large one that gives integers to
+    primitives that are kept, for the first few shapes (``backquant.lower.kernels.prepared``).
 
     Takes uint8 ``[..., in]`` and returns ``[..., out]`` of ``config.out_dtype``. The weight is int8
     ``[out, in]`` with zero points 0.
@@ -56,9 +64,9 @@ class OnednnLinear(PackedKernel):
     def __init__(self, config: LinearConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
-        is_integer = c.out_dtype == torch.uint8
-        self._few_name = _FEW.get(c.post_op, "") if is_integer else ""
-        self._packed_few: Any = None
+        self._is_integer = c.out_dtype == torch.uint8
+        self._prepared_name = (_INTEGER if self._is_integer else _FLOAT).get(c.post_op, "")
+        self._prepared: dict[tuple[int, ...], Any] = {}
         self._out = (
             c.out_scale,
             c.out_zero_point,
@@ -68,22 +76,36 @@ class OnednnLinear(PackedKernel):
             c.post_algorithm,
         )
 
-    def _few(self, x: torch.Tensor) -> torch.Tensor:
-        """A few rows, by ``quantized::linear``."""
-        c = self.config
-        if self._packed_few is None:
+    def _prepared_for(self, shape: tuple[int, ...]) -> Any:
+        """The object that runs ``_prepared_name`` for inputs of ``shape``; None if there is none, or for
+        too many shapes already. fbgemm's serves all of them."""
+        rows = math.prod(shape[:-1])
+        engine = engine_for(rows, rows * self.weight.numel())
+        if engine != "fbgemm" and not self._is_integer:
+            return None
+        key = () if engine == "fbgemm" else shape
+        found = self._prepared.get(key)
+        if found is None and (not key or len(self._prepared) < PACKINGS):
             scale, zeros = self.weight_scale, self.weight_zero_point
-            self._packed_few = pack_linear("fbgemm", self.weight, scale, zeros, self.bias)
-        operator = getattr(torch.ops.quantized, self._few_name).default
+            found = pack_linear(engine, self.weight, scale, zeros, self.bias)
+            self._prepared[key] = found
+        return found
+
+    def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        c = self.config
+        operator = getattr(torch.ops.quantized, self._prepared_name).default
         q = as_quantized(x, c.x_scale, c.x_zero_point)
-        return integer_view(operator(q, self._packed_few, c.out_scale, c.out_zero_point))
+        if self._is_integer:
+            return integer_view(operator(q, prepared, c.out_scale, c.out_zero_point))
+        found: torch.Tensor = operator(q.dequantize(), c.x_scale, c.x_zero_point, prepared)
+        return found
 
     def _drop(self) -> None:
         super()._drop()
-        self._packed_few = None
+        self._prepared = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_packed_few": None}
+        return {**super().__getstate__(), "_prepared": {}}
 
     @property
     def name(self) -> str:
@@ -101,8 +123,10 @@ class OnednnLinear(PackedKernel):
         if not x.numel():  # the operator would give a matrix
             shape = (*x.shape[:-1], self.weight.shape[0])
             return torch.empty(shape, dtype=self.config.out_dtype)
-        if self._few_name and is_plain(x) and engine_for(x.numel() // x.shape[-1]) == "fbgemm":
-            return self._few(x)
+        known = bool(self._prepared_name) and is_plain(x)
+        prepared = self._prepared_for(x.shape) if known else None
+        if prepared is not None:
+            return self._by_prepared(x, prepared)
         weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,

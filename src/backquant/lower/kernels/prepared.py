@@ -5,10 +5,13 @@ beside the multiplication. ``quantized::conv2d`` with a weight packed for torch'
 runs the same primitive, bit for bit, and keeps it: for one shape of the input, the first that it sees. It
 takes quantized tensors in place of plain integers, and knows no activation but ReLU.
 
-For a few rows, like the 1×1 maps of squeeze-excite blocks and a classifier's one row, the same operators on
-weights packed for ``fbgemm`` take half of that time (5 in place of 11 µs), and a third of
-``onednn::qlinear_pointwise``'s on a row of 1,280 that is not in the cache. Its sums are exact under the same
-conditions as oneDNN's; what rounds is a product in float32 in both.
+Linear layers are the same: ``quantized::linear`` keeps its primitive, ``onednn::qlinear_pointwise`` takes
+25 to 50 µs more (AMX, torch 2.13).
+
+For a few rows, like the 1×1 maps of squeeze-excite blocks and a classifier's one row, and for small
+products, the same operators on weights packed for ``fbgemm`` take half of that time (5 in place of 11 µs),
+and a third of ``onednn::qlinear_pointwise``'s on a row of 1,280 that is not in the cache. Its sums are
+exact under the same conditions as oneDNN's; what rounds is a product in float32 in both.
 
 Source: the op schemas ``quantized::conv2d_prepack`` and ``quantized::conv2d``. That its primitives are
 found by the shape of the *result* (measured on torch 2.13) is why each input shape has its own object.
@@ -16,6 +19,7 @@ found by the shape of the *result* (measured on torch 2.13) is why each input sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +31,19 @@ from backquant.lower.kernels.engine_setting import packing_for
 __all__ = ["ConvWeight", "engine_for", "is_plain", "prepared_conv"]
 
 _FEW_ROWS = 8
+_SMALL_ROWS, _SMALL_WORK = 64, 1 << 22
 
 
-def engine_for(rows: float) -> str:
+def engine_for(rows: float, multiply_adds: float = math.inf) -> str:
     """Which of torch's engines multiplies so many rows by a matrix the fastest; depends on nothing else.
 
-    >>> engine_for(1000)
-    'onednn'
+    ``multiply_adds``: of the whole product; small products of more rows go to fbgemm, too.
+
+    >>> engine_for(1000), engine_for(32), engine_for(32, 32 * 128 * 512)
+    ('onednn', 'onednn', 'fbgemm')
     """
-    few = rows <= _FEW_ROWS and "fbgemm" in torch.backends.quantized.supported_engines
+    small = rows <= _SMALL_ROWS and multiply_adds <= _SMALL_WORK
+    few = (rows <= _FEW_ROWS or small) and "fbgemm" in torch.backends.quantized.supported_engines
     return "fbgemm" if few else "onednn"
 
 

@@ -97,6 +97,8 @@ def _compiled(recording: Recording, results: list[str]) -> Callable[..., Any]:
 
 def _embed(graph: Any, values: list[Any]) -> None:
     """The last inputs of ``graph`` become constants."""
+    if not values:
+        return
     first = next(iter(graph.nodes()))
     graph.setInsertPoint(first)
     for value in reversed(values):

@@ -51,11 +51,13 @@ class Ref:
 @dataclass(frozen=True)
 class Call:
     """One operator: its arguments by position (tensors as ``Ref``), and the names of its results.
-    ``outputs``: a name, a tuple of names for one list of tensors, or None for what is no tensor."""
+    ``outputs``: a name, a tuple of names for one list of tensors, or None for what is no tensor.
+    ``origin``: what called it, as ``record`` was told."""
 
     operator: torch._ops.OpOverload
     arguments: tuple[Any, ...]
     outputs: tuple[str | tuple[str, ...] | None, ...]
+    origin: str = ""
 
 
 class Layout(NamedTuple):
@@ -100,10 +102,12 @@ def record(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     constants: Callable[[], Iterable[torch.Tensor]],
+    origin: Callable[[], str] = str,
 ) -> tuple[Any, Recording | NotReplayable]:
     """Call ``function`` and note what it dispatches; gives its result, too.
 
-    ``constants`` is asked when the call is over, so that it may name what the call itself packed.
+    ``constants`` is asked when the call is over, so that it may name what the call itself packed;
+    ``origin`` at each operator.
     The call always runs to its end; instead of a recording there may be the reason why there is none.
 
     >>> result, recording = record(lambda x: torch.relu(x) + 1, (torch.ones(1),), {}, list)
@@ -113,7 +117,7 @@ def record(
     (tensor([1.]), NotReplayable('aten._local_scalar_dense.default gives no tensor'))
     """
     leaves, _ = tree_flatten((args, dict(kwargs)))
-    recorder = _Recorder([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    recorder = _Recorder([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], origin)
     with recorder:
         result = function(*args, **kwargs)
     try:
@@ -123,8 +127,9 @@ def record(
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, inputs: list[torch.Tensor], origin: Callable[[], str]) -> None:
         super().__init__()
+        self.origin = origin
         self.names: Any = WeakTensorKeyDictionary()
         self.count = 0
         self.foreign: dict[str, torch.Tensor] = {}
@@ -198,7 +203,7 @@ class _Recorder(TorchDispatchMode):
 
     def _note(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
         try:
-            call = Call(operator, arguments, self._outputs(result, operator))
+            call = Call(operator, arguments, self._outputs(result, operator), self.origin())
         except NotReplayable as problem:
             self.problem = problem
             return

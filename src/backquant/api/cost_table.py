@@ -1,0 +1,240 @@
+"""Times of nodes as the costs of what ``match`` decides about.
+
+A match may be several kernels, and a kernel may run several matches (a convolution with the addition that
+follows): matches that share a kernel are one unit. Operators that no kernel runs are in float in either case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from backquant.lower import QuantizedModel
+from backquant.lower.kernels.boundary import dequantize, quantize
+from backquant.lower.replay.timed import Clock, NodeTimes, replayed
+from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
+from backquant.match.slower import Costs, Unit, Value
+
+__all__ = ["Times", "cost_table"]
+
+_LOWERED = "_lowered"
+_BY_NAME = (
+    RuleKind.MODULE_NAME,
+    RuleKind.MODULE_NAME_REGEX,
+    RuleKind.MODULE_NAME_OBJECT_TYPE_ORDER,
+)
+# Kernels that give floats as well as integers.
+_EITHER = "onednn.q"
+_SIZES = 1 << 12, 1 << 18  # elements
+_MICRO = 1e6
+
+
+@dataclass(frozen=True)
+class Times:
+    """``floats``: of the float graph, whose nodes the plan names. ``integers``: of the lowered graph.
+    ``multiply_adds``: by node of the float graph. ``clock``: for the conversions between the two."""
+
+    floats: NodeTimes
+    integers: NodeTimes
+    multiply_adds: Mapping[str, int]
+    clock: Clock
+
+
+def cost_table(
+    quantized: QuantizedModel, times: Times, *, keep: Sequence[str] = (), keep_named: bool = False
+) -> Costs:
+    """The costs of all quantized matches of ``quantized.plan``.
+
+    ``keep``: modules that stay on integers; ``keep_named``: so do those that a rule names.
+    """
+    table = _Table(quantized, times, _Kept(tuple(keep), keep_named))
+    return Costs(
+        tuple(table.units(times.floats, times.integers)),
+        tuple(table.values(times.floats.sizes, _Conversion(times.clock))),
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What stays on integers whatever it costs."""
+
+    modules: tuple[str, ...]
+    named: bool
+
+    def holds(self, decision: Decision) -> bool:
+        path, rule = f"{decision.module_path}.", decision.rule
+        inside = any(path.startswith(f"{name}.") for name in self.modules)
+        return inside or (self.named and rule is not None and rule.kind in _BY_NAME)
+
+
+class _Table:
+    def __init__(self, quantized: QuantizedModel, times: Times, kept: _Kept) -> None:
+        self.kept = kept
+        self.plan, self.backend = quantized.plan, quantized.backend_config
+        self.graph: Graph = times.floats.module.graph
+        self.work = times.multiply_adds
+        self.kernels = quantized.kernels
+        self.match_of: dict[str, int] = {}
+        for index, match in enumerate(self.plan.matches):
+            if match.kind is MatchKind.PATTERN and self.plan.decisions[match.anchor].quantized:
+                self.match_of.update(dict.fromkeys(match.nodes, index))
+        self._follow_kernels()
+        self._follow_items()
+        groups = self._groups()
+        self.groups = list(groups.values())
+        self.unit_of = {match: place for place, group in enumerate(self.groups) for match in group}
+
+    def _follow_items(self) -> None:
+        """A part of the tuple that a match gives belongs to it."""
+        for node in self.graph.nodes:
+            if node.target is operator.getitem and node.name not in self.match_of:
+                source = node.args[0]
+                if isinstance(source, Node) and source.name in self.match_of:
+                    self.match_of[node.name] = self.match_of[source.name]
+
+    def _follow_kernels(self) -> None:
+        """What a kernel runs beside its matches belongs to them: a ReLU that the plan leaves in float
+        and the lowering fuses. A kernel without a match is decided by its neighbours."""
+        for place, use in enumerate(self.kernels, len(self.plan.matches)):
+            own = next((self.match_of[n] for n in use.nodes if n in self.match_of), place)
+            for name in use.nodes:
+                self.match_of.setdefault(name, own)
+
+    def _groups(self) -> dict[int, list[int]]:
+        """The matches by the first of those that share its kernel."""
+        first = {match: match for match in self.match_of.values()}
+        for use in self.kernels:
+            matches = [self.match_of[name] for name in use.nodes]
+            for one, other in itertools.pairwise(matches):
+                first[_root(first, other)] = _root(first, one)
+        groups: dict[int, list[int]] = {}
+        for match in sorted(first):
+            groups.setdefault(_root(first, match), []).append(match)
+        return groups
+
+    def units(self, floats: NodeTimes, integers: NodeTimes) -> Iterator[Unit]:
+        on_integers = self._sums(integers)
+        in_float = self._sums(floats)
+        either = self._give_either()
+        for place, group in enumerate(self.groups):
+            known = [index for index in group if index < len(self.plan.matches)]
+            matches = [self.plan.matches[index] for index in known]
+            by_itself = bool(matches) and all(self._converts_by_itself(match) for match in matches)
+            yield Unit(
+                tuple(known),
+                on_integers.get(place, 0.0),
+                in_float.get(place, 0.0),
+                kept=any(self._is_kept(match) for match in matches),
+                takes_float=by_itself,
+                gives_float=by_itself or place in either,
+                multiply_adds=sum(self.work.get(name, 0) for m in matches for name in m.nodes),
+            )
+
+    def _sums(self, times: NodeTimes) -> dict[int, float]:
+        """Microseconds by unit."""
+        found: dict[int, float] = {}
+        for name, seconds in times.seconds.items():
+            match = self.match_of.get(name)
+            if match is None:
+                match = self.match_of.get(name.partition(_LOWERED)[0])
+            if match is not None:
+                unit = self.unit_of[match]
+                found[unit] = found.get(unit, 0.0) + _MICRO * seconds
+        return found
+
+    def _give_either(self) -> set[int]:
+        """The units whose last kernel gives floats where no integers are wanted."""
+        return {
+            self.unit_of[self.match_of[use.nodes[-1]]]
+            for use in self.kernels
+            if use.kernel.startswith(_EITHER)
+        }
+
+    def _converts_by_itself(self, match: Match) -> bool:
+        """Whether floats go in and out of what is quantized: dynamically, or in its weights only."""
+        chosen = self.plan.decisions[match.anchor].dtype_config
+        if chosen is None:
+            return False
+        config = self.backend.configs[match.entry].dtype_configs[chosen]
+        return bool(config.is_dynamic) or config.input_dtype in (None, torch.float)
+
+    def _is_kept(self, match: Match) -> bool:
+        return any(self.kept.holds(self.plan.decisions[name]) for name in match.nodes)
+
+    def values(self, sizes: dict[str, int], conversion: _Conversion) -> Iterator[Value]:
+        """One for each tensor of floats that goes from one unit, or from elsewhere, to units."""
+        for node in self.graph.nodes:
+            if node.name not in sizes:
+                continue
+            producer = self._unit(node)
+            readers = {
+                self._unit(user)
+                for user in node.users
+                if not self._computes_no_tensor(user)
+                and (producer is None or self._unit(user) != producer)
+            }
+            if readers and (producer is not None or readers != {None}):
+                yield Value(
+                    producer,
+                    tuple(sorted(readers, key=lambda unit: -1 if unit is None else unit)),
+                    conversion.quantize(sizes[node.name]),
+                    conversion.dequantize(sizes[node.name]),
+                )
+
+    def _unit(self, node: Node) -> int | None:
+        match = self.match_of.get(node.name)
+        return None if match is None else self.unit_of[match]
+
+    def _computes_no_tensor(self, node: Node) -> bool:
+        decision = self.plan.decisions.get(node.name)
+        return decision is not None and decision.outcome is Outcome.NOT_TENSOR
+
+
+def _root(first: dict[int, int], match: int) -> int:
+    while first[match] != match:
+        first[match] = first[first[match]]
+        match = first[match]
+    return match
+
+
+class _Conversion:
+    """Microseconds of a quantize and a dequantize of so many elements: lines through two measurements."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._quantize = _line([_MICRO * clock(_quantizing(size)) for size in _SIZES])
+        self._dequantize = _line([_MICRO * clock(_dequantizing(size)) for size in _SIZES])
+
+    def quantize(self, size: int) -> float:
+        start, slope = self._quantize
+        return start + slope * size
+
+    def dequantize(self, size: int) -> float:
+        start, slope = self._dequantize
+        return start + slope * size
+
+
+def _line(times: list[float]) -> tuple[float, float]:
+    small, large = times
+    slope = max(0.0, (large - small) / (_SIZES[1] - _SIZES[0]))
+    return max(0.0, small - slope * _SIZES[0]), slope
+
+
+def _quantizing(size: int) -> Callable[[], object]:
+    return replayed(_quantize, torch.rand(size))
+
+
+def _dequantizing(size: int) -> Callable[[], object]:
+    return replayed(_dequantize, torch.zeros(size, dtype=torch.uint8))
+
+
+def _quantize(x: torch.Tensor) -> torch.Tensor:
+    return quantize(x, 0.01, 0, 0, 255, torch.uint8)
+
+
+def _dequantize(x: torch.Tensor) -> torch.Tensor:
+    return dequantize(x, 0.01, 0, 0, 255, torch.uint8)

@@ -1,0 +1,214 @@
+"""What is slower on integers than in float, from measured times. Measures nothing and edits nothing.
+
+An operator costs its kernel's time on integers, or its time in float. Between operators of the two kinds
+stand a quantize or a dequantize, which cost something, too: an operator that gains little pays where its
+neighbours are integers already, and does not where it stands between floats. So all are decided together:
+the choice with the least sum is a minimum cut between integers (source) and float (sink).
+
+1. What the user asked for by name stays on integers (``Unit.kept``).
+2. A little gain is none: float counts ``MARGIN`` times its time, and ``QUIET`` more for each operator, so
+   that two measurements decide the same where it is clear, and for integers where it is not.
+3. A value is quantized once for all that read it, and dequantized once.
+4. Who asks for a quantized model gets one: where no multiply-adds would stay on integers, the unit with
+   multiply-adds stays that loses the least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backquant.match.min_cut import Network
+from backquant.match.plan import Plan, Reason
+
+__all__ = ["MARGIN", "QUIET", "Costs", "Unit", "Value", "in_float", "slower_than_float", "total"]
+
+MARGIN = 1.05
+QUIET = 0.3  # microseconds
+
+_SOURCE, _SINK = 0, 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Matches that are decided together, because one kernel runs them; times in microseconds.
+
+    ``integer``: on integer kernels; ``floating``: in float. ``kept``: it stays on integers, whatever it
+    costs. ``takes_float`` and ``gives_float``: so do its kernels, and nothing is converted there.
+    """
+
+    matches: tuple[int, ...]
+    integer: float
+    floating: float
+    kept: bool = False
+    takes_float: bool = False
+    gives_float: bool = False
+    multiply_adds: int = 0
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one operator gives and others read, by positions of units; None: a float operator, an input
+    or the result of the model. ``quantize`` and ``dequantize``: microseconds."""
+
+    producer: int | None
+    readers: tuple[int | None, ...]
+    quantize: float
+    dequantize: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The measured times of one model on one machine."""
+
+    units: tuple[Unit, ...]
+    values: tuple[Value, ...] = ()
+
+
+def in_float(costs: Costs) -> frozenset[int]:
+    """The positions of the units to leave in float: rules 1 to 4."""
+    floats = _cheapest(costs)
+    working = [place for place, unit in enumerate(costs.units) if unit.multiply_adds]
+    if not working or not floats.issuperset(working):
+        return floats
+    least = min(working, key=lambda i: costs.units[i].integer - costs.units[i].floating)
+    units = tuple(replace(u, kept=u.kept or i == least) for i, u in enumerate(costs.units))
+    return _cheapest(replace(costs, units=units))
+
+
+def _cheapest(costs: Costs) -> frozenset[int]:
+    """The positions of the units that are better left in float.
+
+    A small gain pays beside integers, and not between floats:
+
+    >>> slow, fast = Unit((0,), 8.0, 10.0), Unit((1,), 20.0, 90.0)
+    >>> sorted(_cheapest(Costs((slow, fast), (Value(0, (1,), 2.0, 2.0),))))
+    []
+    >>> sorted(_cheapest(Costs((slow,), (Value(None, (0,), 2.0, 2.0), Value(0, (None,), 2.0, 2.0)))))
+    [0]
+    """
+    network = Network()
+    nodes = [network.add_node() for _ in costs.units]
+    for node, unit in zip(nodes, costs.units, strict=True):
+        stays = math.inf if unit.kept else MARGIN * unit.floating + QUIET
+        network.add_edge(_SOURCE, node, stays)
+        network.add_edge(node, _SINK, unit.integer)
+    for value in costs.values:
+        _add_value(network, nodes, costs.units, value)
+    integers = network.source_side()
+    return frozenset(place for place, node in enumerate(nodes) if node not in integers)
+
+
+def _add_value(network: Network, nodes: Sequence[int], units: Sequence[Unit], value: Value) -> None:
+    producer, readers = _ends(units, value)
+    giver = _SINK if producer is None else nodes[producer]
+    takers = [_SINK if reader is None else nodes[reader] for reader in readers]
+    if producer is not None:
+        floats = network.add_node()
+        is_direct = units[producer].gives_float and len(readers) == 1
+        network.add_edge(giver, floats, 0.0 if is_direct else value.dequantize)
+        for taker in takers:
+            network.add_edge(floats, taker, math.inf)
+    if any(reader is not None for reader in readers):
+        integers = network.add_node()
+        network.add_edge(integers, giver, value.quantize)
+        for taker in takers:
+            if taker != _SINK:
+                network.add_edge(taker, integers, math.inf)
+
+
+def _ends(units: Sequence[Unit], value: Value) -> tuple[int | None, tuple[int | None, ...]]:
+    """Producer and readers, where integers would be passed; None: floats."""
+    producer = value.producer
+    if producer is not None and units[producer].gives_float:
+        producer = None if not _passes_integers(units, value) else producer
+    readers = tuple(
+        None if reader is None or units[reader].takes_float else reader for reader in value.readers
+    )
+    return producer, readers
+
+
+def _passes_integers(units: Sequence[Unit], value: Value) -> bool:
+    """A kernel that gives floats as well gives integers to readers that want them."""
+    assert value.producer is not None
+    wants = [r for r in value.readers if r is not None and not units[r].takes_float]
+    return bool(wants) and not units[value.producer].takes_float
+
+
+def _converted(costs: Costs, floats: frozenset[int], value: Value) -> float:
+    """What the conversions of a value cost when the units ``floats`` are in float."""
+    producer, readers = _ends(costs.units, value)
+    given = producer is not None and producer not in floats
+    taken = [reader is not None and reader not in floats for reader in readers]
+    if given:
+        direct = producer is not None and costs.units[producer].gives_float
+        return 0.0 if all(taken) or (direct and not any(taken)) else value.dequantize
+    return value.quantize if any(taken) else 0.0
+
+
+def total(costs: Costs, floats: frozenset[int]) -> float:
+    """Microseconds of all units and conversions when the units ``floats`` are in float.
+
+    >>> total(Costs((Unit((0,), 5.0, 7.0),), (Value(None, (0,), 1.0, 1.0),)), frozenset())
+    6.0
+    """
+    own = (u.floating if i in floats else u.integer for i, u in enumerate(costs.units))
+    return sum(own) + sum(_converted(costs, floats, value) for value in costs.values)
+
+
+def slower_than_float(plan: Plan, costs: Costs) -> dict[int, Reason]:
+    """By position of their match in ``plan``, the reasons of what is slower on integers than in float.
+
+    The figures are those of the operators that would be converted together: on integers with every
+    quantize and dequantize that they need there, and in float.
+
+    >>> slower_than_float(Plan("x86"), Costs(()))
+    {}
+    """
+    floats = in_float(costs)
+    reasons: dict[int, Reason] = {}
+    for region in _regions(costs, floats):
+        touching = [v for v in costs.values if region & {v.producer, *v.readers}]
+        integer = sum(costs.units[i].integer for i in region)
+        integer += sum(_converted(costs, floats - region, value) for value in touching)
+        floating = sum(costs.units[i].floating for i in region)
+        floating += sum(_converted(costs, floats, value) for value in touching)
+        matches = [match for unit in sorted(region) for match in costs.units[unit].matches]
+        for match in matches:
+            reasons[match] = _reason(plan, match, len(matches), integer, floating)
+    return reasons
+
+
+def _reason(plan: Plan, match: int, count: int, integer: float, floating: float) -> Reason:
+    together = f", with {count - 1} operators beside it" if count > 1 else ""
+    return Reason(
+        plan.matches[match].anchor,
+        "slower-than-float",
+        f"integers: {integer:.1f} µs with what it takes to quantize and dequantize{together}",
+        f"float: {floating:.1f} µs",
+        fix='quantize(..., slower="keep") keeps it on integers',
+        place="measured here, on the example inputs",
+    )
+
+
+def _regions(costs: Costs, floats: frozenset[int]) -> list[frozenset[int]]:
+    """The units ``floats``, grouped by the values that they pass to each other."""
+    beside: Mapping[int, set[int]] = {unit: set() for unit in floats}
+    for value in costs.values:
+        ends = [end for end in (value.producer, *value.readers) if end in floats]
+        for end in ends:
+            if end is not None:
+                beside[end].update(e for e in ends if e is not None)
+    found, seen = [], set[int]()
+    for unit in sorted(floats):
+        if unit in seen:
+            continue
+        region, waiting = {unit}, [unit]
+        while waiting:
+            more = beside[waiting.pop()] - region
+            region |= more
+            waiting += more
+        seen |= region
+        found.append(frozenset(region))
+    return found
