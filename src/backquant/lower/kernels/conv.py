@@ -12,7 +12,13 @@ from torch.nn import functional as F
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import PostOp, with_post_op
-from backquant.lower.kernels.prepared import ConvWeight, engine_for, is_plain, prepared_conv
+from backquant.lower.kernels.prepared import (
+    ConvWeight,
+    engine_for,
+    engine_for_line,
+    is_plain,
+    prepared_conv,
+)
 from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
@@ -54,9 +60,9 @@ class ConvConfig:
 class OnednnConv(PackedKernel):
     """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator.
 
-    In 2d, with ReLU or nothing behind, the first few shapes of inputs run on primitives that are kept
-    (``backquant.lower.kernels.prepared``). Other 1×1 convolutions are ``onednn::qlinear_pointwise``, whose
-    packed weight suits every size.
+    In 1d and 2d, with ReLU or nothing behind, the first few shapes of inputs run on primitives that are
+    kept (``backquant.lower.kernels.prepared``); 1d as 2d of images of one line. Other 1×1 convolutions are
+    ``onednn::qlinear_pointwise``, whose packed weight suits every size.
 
     Takes uint8 ``[batch, in, ...]`` of any batch and spatial size, in any memory format (channels
     last is the fast one), and returns ``[batch, out, ...]`` of ``config.out_dtype``, channels last.
@@ -81,6 +87,7 @@ class OnednnConv(PackedKernel):
         is_point = tuple(tensors.weight.shape[2:]) == ones
         plain = c.stride == ones and not any(c.padding) and c.groups == 1
         self.is_linear = plain and is_point
+        self._is_line = len(c.stride) == 1
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
@@ -122,11 +129,16 @@ class OnednnConv(PackedKernel):
             scale = self.weight_scale
             bias = fold_zero_point(self.weight, scale, self.bias, c.x_scale, padding.folded)
             conv = ConvWeight(self.weight, scale, bias, *self._geometry)
+            conv = conv.as_image() if self._is_line else conv
             found = self._prepared[key] = prepared_conv(conv, engine)
         return found
 
     def _engine(self, shape: tuple[int, ...]) -> str:
-        return engine_for(math.prod(shape) // shape[1] if self.is_linear else math.inf)
+        rows = math.prod(shape) // shape[1]
+        if self._is_line and self.config.groups == 1:
+            positions = rows // self.config.stride[0]
+            return engine_for_line(positions * self.weight.numel())
+        return engine_for(rows if self.is_linear else math.inf)
 
     def _drop(self) -> None:
         super()._drop()
@@ -177,9 +189,11 @@ class OnednnConv(PackedKernel):
 
     def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         c = self.config
-        q = as_quantized(x, c.x_scale, self._padding.zero_point)
+        image = x.unsqueeze(2) if self._is_line else x
+        q = as_quantized(image, c.x_scale, self._padding.zero_point)
         operator = getattr(torch.ops.quantized, self._prepared_name).new
-        return integer_view(operator(q, prepared, c.out_scale, c.out_zero_point))
+        out = integer_view(operator(q, prepared, c.out_scale, c.out_zero_point))
+        return out.squeeze(2) if self._is_line else out
 
     def _is_few_by_float(self, x: torch.Tensor) -> bool:
         """Whether ``x`` is a few images of one pixel, and an activation follows that is fast on floats."""
@@ -222,7 +236,7 @@ class OnednnConv(PackedKernel):
 
 def _prepared_name(post_op: PostOp, config: ConvConfig) -> str:
     """The operator on quantized tensors that does the same; empty if there is none."""
-    if len(config.stride) != 2 or config.out_dtype != torch.uint8:
+    if len(config.stride) > 2 or config.out_dtype != torch.uint8:
         return ""
     if post_op.name == "none":
         return "conv2d"

@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from backquant.lower.kernels.engine_setting import packing_for
 
-__all__ = ["ConvWeight", "engine_for", "is_plain", "prepared_conv"]
+__all__ = ["ConvWeight", "engine_for", "engine_for_line", "is_plain", "prepared_conv"]
 
 _FEW_ROWS = 8
 _SMALL_ROWS, _SMALL_WORK = 64, 1 << 22
+_SMALL_LINE = 1_300_000
 
 
 def engine_for(rows: float, multiply_adds: float = math.inf) -> str:
@@ -47,6 +48,17 @@ def engine_for(rows: float, multiply_adds: float = math.inf) -> str:
     return "fbgemm" if few else "onednn"
 
 
+def engine_for_line(multiply_adds: float) -> str:
+    """The same for a convolution over one dimension, in one group.
+
+    >>> engine_for_line(10**7)
+    'onednn'
+    """
+    small = multiply_adds <= _SMALL_LINE
+    is_here = "fbgemm" in torch.backends.quantized.supported_engines
+    return "fbgemm" if small and is_here else "onednn"
+
+
 @dataclass(frozen=True)
 class ConvWeight:
     """int8 ``weight`` ``[out, in / groups, height, width]`` with zero points 0, float32 ``scale`` (one
@@ -59,6 +71,16 @@ class ConvWeight:
     padding: Sequence[int]
     dilation: Sequence[int]
     groups: int
+
+    def as_image(self) -> ConvWeight:
+        """Of a convolution over one dimension: the same over images of one line."""
+        return replace(
+            self,
+            weight=self.weight.unsqueeze(2),
+            stride=(1, *self.stride),
+            padding=(0, *self.padding),
+            dilation=(1, *self.dilation),
+        )
 
 
 def is_plain(x: torch.Tensor) -> bool:
