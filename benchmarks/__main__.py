@@ -1,11 +1,12 @@
 """make bench: every benchmark in one run, each in a process of its own with a time limit.
 
-    python -m benchmarks                       # all sections but deploy, about 20 minutes on 2 cores
+    python -m benchmarks                       # all sections but pays and deploy, about 20 minutes on 2 cores
     python -m benchmarks models --models resnet18 bert_base --peers backquant openvino_int8
     python -m benchmarks calibration startup --out out/bench
 
 Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
-qat, and, hours long, deploy (models on the targets of export; see ``benchmarks.deploy``). Writes what
+qat, pays (stock models beside float), and, hours long, deploy (models on the targets of export; see
+``benchmarks.deploy``). Writes what
 each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them, and all of it to
 ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
 """
@@ -86,8 +87,10 @@ SECTIONS: dict[str, Section] = {
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 300),
+    "pays": Section("Whether quantizing pays", "pays", ("--out", "{out}"), 1200),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
+LONG = ("pays", "deploy")  # only when they are named
 
 
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def write(found: dict[str, dict[str, Any]], out: Path) -> None:
         figures = _file(name, out, ".json")
         known = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else None
         data["sections"][name] = {**section, "figures": known}
-        fence = "" if name in ("models", "calibration", "deploy") else "```"
+        fence = "" if name in ("models", "calibration", "deploy", "pays") else "```"
         page += [f"## {section['title']}", fence, section["text"].rstrip(), fence]
         page += [f"Failed: {section['failed']}"] if section["failed"] else []
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -144,7 +147,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all but deploy")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"default: all but {', '.join(LONG)}"
+    )
     parser.add_argument("--models", nargs="+", choices=list(dict.fromkeys((*MODELS, *CASES))))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, help="of deploy")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
@@ -158,7 +163,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    options.sections = options.sections or [name for name in SECTIONS if name != "deploy"]
+    options.sections = options.sections or [name for name in SECTIONS if name not in LONG]
     options.out = options.out.resolve()
     return options
 
