@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from backquant.api.dynamic_modules import quantize_dynamic
 from backquant.api.export_flow import prepare_export
 from backquant.api.exporting import export
 from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from backquant.api.fuse_by_name import fuse_modules, fuse_modules_qat
 from backquant.api.one_call import explain, quantize
 from backquant.api.qat import prepare_qat_fx
 from backquant.calibrate import synchronize_observers
+from backquant.nn.stubs import DeQuantStub, QuantStub, QuantWrapper
 
 __all__ = [
+    "DeQuantStub",
+    "QuantStub",
+    "QuantWrapper",
     "convert_fx",
     "convert_to_reference_fx",
     "explain",
     "export",
     "fuse_fx",
+    "fuse_modules",
+    "fuse_modules_qat",
     "prepare_export",
     "prepare_fx",
     "prepare_qat_fx",
     "quantize",
+    "quantize_dynamic",
     "synchronize_observers",
 ]

@@ -12,7 +12,7 @@ from backquant.api.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 
-__all__ = ["checked_example", "example_from"]
+__all__ = ["checked_example", "example_from", "example_that_runs"]
 
 
 def checked_example(model: nn.Module, example_inputs: Any) -> Any:
@@ -32,6 +32,22 @@ def checked_example(model: nn.Module, example_inputs: Any) -> Any:
         )
     _check(model, example_inputs, "the example inputs do")
     return example_inputs
+
+
+def example_that_runs(model: nn.Module, example_inputs: Any) -> tuple[Any, str]:
+    """``example_inputs`` and no note; or ``None`` and a note when ``model`` does not accept them.
+
+    For the entry points of ``torch.ao.quantization``, which never run them. Raises ``UsageError`` when
+    there are none.
+
+    >>> import torch
+    >>> example_that_runs(nn.Linear(3, 2), torch.zeros(1, 4))[1].partition(":")[0]
+    'shapes are unknown'
+    """
+    try:
+        return checked_example(model, example_inputs), ""
+    except InputError as error:
+        return None, f"shapes are unknown: {error.what}   {error.where}"
 
 
 def example_from(

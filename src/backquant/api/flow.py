@@ -15,7 +15,7 @@ from backquant.api.arguments import (
     given_request,
 )
 from backquant.api.capturing import Capturing, spelled_request
-from backquant.api.examples import checked_example
+from backquant.api.examples import example_that_runs
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
@@ -92,7 +92,9 @@ def prepare_fx(  # size: PyTorch's signature
         model: any module, in evaluation mode; where it cannot be traced symbolically, it is exported
             with ``torch.export`` (see ``quantize``).
         qconfig_mapping: what is asked for.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
+            PyTorch never runs them, inputs that the model does not accept are no error: the warning
+            says so, and the model can only be traced.
         prepare_custom_config: modules to leave whole, standalone and custom modules, inputs and
             outputs that are quantized, attributes to keep.
         backend_config: what is quantized for. Default: native.
@@ -100,7 +102,7 @@ def prepare_fx(  # size: PyTorch's signature
     The dict forms of the configs are taken without a warning (PyTorch's warn).
 
     Raises:
-        CaptureError, InputError: as in ``quantize``.
+        CaptureError: as in ``quantize``.
         ConfigError: a QConfig that makes no observer; a custom config that the model does not fit.
         UsageError: an equalization config, which is not supported.
 
@@ -123,11 +125,13 @@ def prepare_fx(  # size: PyTorch's signature
         given_mapping(qconfig_mapping),
         given_custom(prepare_custom_config),
     )
-    checked_example(given_model(model), example_inputs)
-    capturing = Capturing("auto" if not model.training else "trace", example_inputs)
+    example, note = example_that_runs(given_model(model), example_inputs)
+    how = "trace" if model.training or note else "auto"
+    capturing = Capturing(how, example)
     step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom, capturing)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
-    warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared))
+    notes = filter(None, (note,))
+    warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared), *notes)
     return prepared
 
 

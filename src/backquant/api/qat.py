@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from backquant.api.arguments import given_backend, given_custom, given_mapping
 from backquant.api.capturing import captured_with
-from backquant.api.examples import checked_example
+from backquant.api.examples import example_that_runs
 from backquant.api.prepared import observed, with_standalone_modules
 from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import FusedGraph, decided, evaluation_copy
@@ -67,13 +67,14 @@ def prepare_qat_fx(
     Args:
         model: a module that can be traced symbolically, in training mode as a rule.
         qconfig_mapping: asks for fake quantize modules: ``get_default_qat_qconfig_mapping(backend)``.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
+            PyTorch never runs them, inputs that the model does not accept are no error: the warning
+            says so.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
         backend_config: what is trained for. Default: native.
 
     Raises:
         CaptureError: the model cannot be traced.
-        InputError: the example inputs do not fit the model.
         ConfigError: convolution and batch norm in different modes, or a batch norm that cannot be
             fused for training; a QAT class without ``from_float``; a QConfig that makes no observer.
 
@@ -89,11 +90,11 @@ def prepare_qat_fx(
     mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
     backend = given_backend(backend_config)
     # in evaluation mode: there a batch of one is no error
-    checked_example(evaluation_copy(model), example_inputs)
+    _, shapes = example_that_runs(evaluation_copy(model), example_inputs)
     asked = Asked(backend, mapping, custom)
     graph = _fused(model, backend, custom)
     prepared = observe_quantized_inputs(_prepared(graph, asked))
-    notes = (graph.difference, _unrounded(prepared, backend.name))
+    notes = (graph.difference, _unrounded(prepared, backend.name), shapes)
     inside = skipped_inside(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ __all__ = ["ModuleTracer", "is_leaf"]
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
+_TRACERS = (_OWN_ROOT, str(Path(fx.__file__).parent))
 
 # Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
 # are traced through.
@@ -56,7 +60,8 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 class ModuleTracer(fx.Tracer):
-    """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer.
+    """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer, and as
+    its ``stack_trace`` the calls of ``forward`` that lead to it.
 
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
@@ -111,6 +116,12 @@ class ModuleTracer(fx.Tracer):
                 self.failed_path = self._path_or_empty(m)
             raise
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if node.op.startswith("call_"):
+            node.stack_trace = _forward_calls(sys._getframe(1)) or None
+        return node
+
     def create_arg(self, a: Any) -> Any:
         # The base class searches all parameters for each use of one.
         if isinstance(a, nn.Parameter) and id(a) in self._parameter_names:
@@ -142,6 +153,20 @@ def _transparent_modules(root: nn.Module) -> frozenset[int]:
         if type(module).__name__ == "FloatFunctional"
         and isinstance(getattr(module, "activation_post_process", None), nn.Identity)
     )
+
+
+def _forward_calls(frame: FrameType | None) -> str:
+    """The calls of ``forward`` up to ``frame``, outermost first, as a traceback shows them."""
+    return "\n".join(reversed([*_calls_outwards(frame)]))
+
+
+def _calls_outwards(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and not code.co_filename.startswith(_TRACERS):
+            line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            yield f'  File "{code.co_filename}", line {frame.f_lineno}, in forward\n    {line}'
+        frame = frame.f_back
 
 
 def user_line(error: BaseException) -> str:

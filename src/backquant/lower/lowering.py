@@ -134,6 +134,7 @@ class _Pass:
         names = tuple(node.name for node in site.nodes)
         with self.gm.graph.inserting_before(site.last):
             new = self._create(site, emit)
+            new.stack_trace = new.stack_trace or site.last.stack_trace
             self.left.made(new)
             if emit.out is not None and not emit.in_range and not emit.out.is_full_range:
                 low, high = emit.out.quant_min, emit.out.quant_max

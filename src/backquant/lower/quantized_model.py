@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.errors import UsageError
@@ -17,6 +17,7 @@ from backquant.graph.export import Interface
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.fingerprint import fingerprint
+from backquant.lower.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.pickling import pickled, unpickled
@@ -53,7 +54,9 @@ def as_integers(value: Any, qparams: QParams) -> Any:
 class QuantizedModel(nn.Module):
     """A quantized model: floats in, floats out, like the model it was made from.
 
-    ``graph_module``: what runs. ``plan``: the decision per operator. ``backend_config``: what was
+    ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
+    model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
+    kernel or, where it stayed float, the module. ``plan``: the decision per operator. ``backend_config``: what was
     quantized for. ``engine``: what it runs on; ``None`` for a reference model. ``kernels`` and
     ``left_in_float``: what the lowering did. ``report``: set by ``backquant.quantize``.
     ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
@@ -124,6 +127,47 @@ class QuantizedModel(nn.Module):
     def _begin_replays(self) -> None:
         """Without an engine the model is there to be read, not to be fast."""
         self.replays = None if self.engine is None else Replays(self.graph_module)
+
+    def __getattr__(self, name: str) -> Any:
+        """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__.get("_modules", {}).get("graph_module")
+            if inner is None or name.startswith("__"):
+                raise
+            for found in (inner._modules, inner._parameters, inner._buffers):
+                if name in found:
+                    return found[name]
+            raise
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of what runs. To change it, change ``graph_module`` and quantize again."""
+        return self.graph_module.graph
+
+    @property
+    def code(self) -> str:
+        """The Python code of what runs."""
+        return self.graph_module.code
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is noted about the graph module, as on every ``torch.fx.GraphModule``."""
+        return self.graph_module.meta
+
+    @property
+    def qparams(self) -> dict[str, KernelQParams]:
+        """Scales and zero points of the kernels, by the names of the modules that they run for.
+
+        ``model.qparams["encoder.fc"].output`` is ``(scale, zero_point)`` of what ``encoder.fc`` gives. A
+        function or method has the name of its node in ``plan``. Empty for a reference model.
+        """
+        return qparams_by_name(self.graph_module, self.plan)
+
+    def print_readable(self, *args: Any, **kwargs: Any) -> str:
+        """Print and return the code, as ``torch.fx.GraphModule.print_readable``."""
+        return self.graph_module.print_readable(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "replays": self.replays is not None}

@@ -20,6 +20,7 @@ from backquant.observe.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
+from backquant.observe.observer_state import get_observer_state_dict, load_observer_state_dict
 from backquant.observe.partial import (
     ObserverPartial,
     factories_equal,
@@ -89,6 +90,9 @@ __all__ = [
     "disable_observer",
     "enable_fake_quant",
     "disable_fake_quant",
+    # state
+    "get_observer_state_dict",
+    "load_observer_state_dict",
     # protocol
     "is_fake_quantize",
     "is_fixed_qparams",

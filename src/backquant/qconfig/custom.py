@@ -71,7 +71,8 @@ class ConvertCustomConfig(CustomConfig):
     ) -> ConvertCustomConfig:
         """Replace modules of ``observed_class`` by ``quantized_class.from_observed(module)``.
 
-        Raises ConfigError when ``quantized_class`` has no ``from_observed``.
+        Whether ``quantized_class`` has a ``from_observed`` is seen when a module is replaced, as in
+        PyTorch.
 
         >>> class Quantized:
         ...     @classmethod
@@ -80,8 +81,6 @@ class ConvertCustomConfig(CustomConfig):
         >>> config.to_dict()["observed_to_quantized_custom_module_class"].keys()
         dict_keys(['static'])
         """
-        where = "ConvertCustomConfig.set_observed_to_quantized_mapping"
-        check_class_has(quantized_class, "from_observed", where)
         mapping = self.observed_to_quantized_mapping.setdefault(QuantType(quant_type), {})
         mapping[observed_class] = quantized_class
         return self
@@ -171,19 +170,6 @@ class FuseCustomConfig(CustomConfig):
         """
         attributes = self.preserved_attributes
         return {"preserved_attributes": attributes} if attributes else {}
-
-
-def check_class_has(cls: type, method: str, where: str) -> None:
-    """Raise ConfigError unless the class has the method that makes it of another module.
-
-    >>> check_class_has(dict, "fromkeys", "here")
-    """
-    if not callable(getattr(cls, method, None)):
-        raise ConfigError(
-            f"{cls.__name__} has no class method {method}, so no module can be made of it",
-            where=where,
-            fix=f"define @classmethod def {method}(cls, module) in {cls.__name__}",
-        )
 
 
 def check_list(values: Any, kind: type, where: str) -> None:

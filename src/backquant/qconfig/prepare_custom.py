@@ -12,7 +12,6 @@ from backquant.qconfig.custom import (
     ClassMap,
     CustomConfig,
     by_name,
-    check_class_has,
     check_list,
 )
 from backquant.qconfig.mapping import QConfigMapping
@@ -120,8 +119,11 @@ class PrepareCustomConfig(CustomConfig):
         observed like operators; dynamic and weight-only ones take and give floats, and quantize
         inside (PyTorch has static ones only).
 
-        Raises ConfigError when ``observed_class`` has no ``from_float``, and for ``QuantType.QAT``:
-        modules are observed for training as for static quantization.
+        Whether ``observed_class`` has a ``from_float`` is seen when a module of ``float_class`` is
+        replaced, as in PyTorch.
+
+        Raises ConfigError for ``QuantType.QAT``: modules are observed for training as for static
+        quantization.
 
         >>> import torch
         >>> class Observed(torch.nn.Linear):
@@ -138,7 +140,6 @@ class PrepareCustomConfig(CustomConfig):
                 where=where,
                 fix="quant_type=QuantType.STATIC",
             )
-        check_class_has(observed_class, "from_float", where)
         mapping = self.float_to_observed_mapping.setdefault(QuantType(quant_type), {})
         mapping[float_class] = observed_class
         return self

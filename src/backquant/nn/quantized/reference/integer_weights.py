@@ -109,7 +109,10 @@ class IntegerWeights(nn.Module):
 
     def _fit_buffer(self, name: str, value: object, *, resize: bool) -> None:
         own = self._buffers[name]
-        if own is None or not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor):
+            return
+        if own is None:  # it was taken away
+            self.register_buffer(name, torch.empty_like(value))
             return
         shape = value.shape if resize else own.shape
         if own.dtype != value.dtype or own.shape != shape:

@@ -1,0 +1,83 @@
+"""The scales and zero points of a lowered model, by the names of what its kernels replaced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch.fx import GraphModule, Node
+
+from backquant.graph import get_module
+from backquant.lower.kernels.configured import KernelModule
+from backquant.match.plan import Plan
+
+__all__ = ["KernelQParams", "qparams_by_name"]
+
+_LOWERED = "_lowered"
+
+
+class KernelQParams(NamedTuple):
+    """What the integers that a kernel reads and gives stand for: ``(scale, zero_point)``.
+
+    ``inputs`` has an entry per integer input; ``output`` is ``None`` for a kernel that gives floats, or
+    keeps the qparams of its input.
+    """
+
+    inputs: tuple[tuple[float, int], ...]
+    output: tuple[float, int] | None
+
+
+def qparams_by_name(graph_module: GraphModule, plan: Plan) -> dict[str, KernelQParams]:
+    """The qparams of each kernel by the path of the module that it runs for, or of a function or method
+    by the name of its node and, where a module calls no other kernel, by the path of that module, too.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
+    >>> qparams_by_name(graph_module, Plan("x86"))
+    {}
+    """
+    found: dict[str, KernelQParams] = {}
+    inside: dict[str, list[KernelQParams]] = {}
+    for node in graph_module.graph.nodes:
+        if not node.op.startswith("call_") or not node.name.endswith(_LOWERED):
+            continue
+        qparams = _of(_settings(graph_module, node))
+        if qparams is None:
+            continue
+        name = node.name.removesuffix(_LOWERED)
+        decision = plan.decisions.get(name)
+        path = "" if decision is None else decision.module_path
+        found[name] = qparams
+        inside.setdefault(path, []).append(qparams)
+    for path, kernels in inside.items():
+        if path and len(kernels) == 1:
+            found[path] = kernels[0]
+    return found
+
+
+def _settings(graph_module: GraphModule, node: Node) -> Mapping[str, Any]:
+    """The numbers that a kernel was given, by name: of its configuration, or of its arguments."""
+    if node.op == "call_module":
+        module = get_module(graph_module, str(node.target))
+        return vars(module.config) if isinstance(module, KernelModule) else {}
+    home = getattr(node.target, "__module__", None) or ""
+    if node.op != "call_function" or not home.startswith("backquant.lower.kernels."):
+        return {}
+    target: Any = node.target
+    return inspect.signature(target).bind(*node.args, **node.kwargs).arguments
+
+
+def _of(settings: Mapping[str, Any]) -> KernelQParams | None:
+    inputs = tuple(_pairs(settings, ("", "x_", "y_", "other_")))
+    output = next(_pairs(settings, ("out_",)), None)
+    if settings.get("out_dtype") is not None and settings["out_dtype"].is_floating_point:
+        output = None
+    return KernelQParams(inputs, output) if inputs or output else None
+
+
+def _pairs(settings: Mapping[str, Any], prefixes: tuple[str, ...]) -> Iterator[tuple[float, int]]:
+    for prefix in prefixes:
+        scale = settings.get(f"{prefix}scale")
+        if scale is not None:
+            yield scale, settings[f"{prefix}zero_point"]
