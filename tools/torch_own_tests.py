@@ -1,7 +1,7 @@
 """PyTorch's own tests of FX quantization, run on backquant: how many pass.
 
-    python tools/torch_own_tests.py PYTORCH/test/quantization            # both counts
-    python tools/torch_own_tests.py PYTORCH/test/quantization --judge outputs -k TestFuseFx
+    python tools/torch_own_tests.py PYTORCH/test/quantization
+    python tools/torch_own_tests.py PYTORCH/test/quantization -k TestFuseFx --json results.jsonl
 
 The files are read where they lie and edited in a temporary folder (``torch_own/rewrite.py`` lists every
 edit); the classes that they build on are those of the installed torch. A model that ``convert_fx`` gave is
@@ -23,17 +23,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 _TOOLS = Path(__file__).resolve().parent
 _ROOT = _TOOLS.parent
 _FILES = ("fx/test_quantize_fx.py", "core/test_backend_config.py")
-_JUDGES = ("outputs", "graph")
 
 
-def run(folder: Path, judge: str, wanted: str) -> list[dict[str, Any]]:
+def run(folder: Path, wanted: str) -> list[dict[str, Any]]:
     """The results of the tests of ``folder``, one dict per test."""
     sys.path.insert(0, str(_TOOLS))
     from torch_own.rewrite import write_adapted
@@ -47,7 +45,6 @@ def run(folder: Path, judge: str, wanted: str) -> list[dict[str, Any]]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "TORCH_OWN_RESULTS": str(results),
-            "TORCH_OWN_JUDGE": judge,
         }
         options = ["-p", "torch_own.recorder", "-p", "no:cacheprovider", "-q", "--tb=short"]
         command = [sys.executable, "-W", "ignore", "-m", "pytest", *options, *map(str, tests)]
@@ -60,19 +57,28 @@ def run(folder: Path, judge: str, wanted: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def summary(judge: str, results: list[dict[str, Any]]) -> str:
+def summary(results: list[dict[str, Any]]) -> str:
     """The counts, then each test that failed or is excluded, with the reason.
 
-    >>> print(summary("graph", [{"test": "T.test_a", "outcome": "passed", "why": ""}]))
-    by graph: 1 of 1 pass (100.0 %)
+    >>> print(summary([{"test": "T.test_a", "outcome": "passed", "why": "", "graph": ["add: 0 times"]}]))
+    by outputs: 1 of 1 pass (100.0 %)
+    by graph: 0 of 1 pass (0.0 %)
+    passed by outputs, not by graph: 1
+      T.test_a: add: 0 times
     """
-    count = Counter(result["outcome"] for result in results)
-    judged = count["passed"] + count["failed"]
-    share = 100 * count["passed"] / judged if judged else 0.0
-    lines = [f"by {judge}: {count['passed']} of {judged} pass ({share:.1f} %)"]
+    judged = [result for result in results if result["outcome"] in ("passed", "failed")]
+    passed = [result for result in judged if result["outcome"] == "passed"]
+    other = [{**result, "why": result["graph"][0]} for result in passed if result["graph"]]
+    counts = {"outputs": len(passed), "graph": len(passed) - len(other)}
+    lines = [
+        f"by {judge}: {count} of {len(judged)} pass ({100 * count / max(1, len(judged)):.1f} %)"
+        for judge, count in counts.items()
+    ]
+    groups = {"passed by outputs, not by graph": other}
     for outcome in ("failed", "excluded", "skipped"):
-        chosen = [result for result in results if result["outcome"] == outcome]
-        lines += [f"{outcome}: {len(chosen)}"] if chosen else []
+        groups[outcome] = [result for result in results if result["outcome"] == outcome]
+    for title, chosen in groups.items():
+        lines += [f"{title}: {len(chosen)}"] if chosen else []
         lines += [f"  {result['test']}: {_first_line(result['why'])}" for result in chosen]
     return "\n".join(lines)
 
@@ -83,18 +89,17 @@ def _first_line(text: str) -> str:
 
 def main() -> None:
     """Run, print, and write the results as JSON lines where ``--json`` says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="test/quantization of a checkout of PyTorch 2.6")
-    parser.add_argument("--judge", choices=_JUDGES, help="default: both")
     parser.add_argument("-k", default="", help="as pytest's")
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()
-    for judge in [given.judge] if given.judge else _JUDGES:
-        results = run(given.folder.resolve(), judge, given.k)
-        print(summary(judge, results), flush=True)
-        if given.json:
-            with given.json.open("a") as file:
-                file.writelines(json.dumps({"judge": judge, **result}) + "\n" for result in results)
+    results = run(given.folder.resolve(), given.k)
+    print(summary(results))
+    if given.json:
+        given.json.write_text("".join(json.dumps(result) + "\n" for result in results))
 
 
 if __name__ == "__main__":

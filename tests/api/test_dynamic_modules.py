@@ -64,17 +64,12 @@ def kernels(model: nn.Module) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16, torch.quint8])
 def test_outputs_are_those_of_torch(tagger: Tagger, words: torch.Tensor, dtype: Any) -> None:
     ours, other = quantize_dynamic(tagger, dtype=dtype), by_torch(tagger, dtype=dtype)
-    with torch.no_grad(), packing_for_engine():
+    with torch.no_grad(), packing_for("fbgemm"):  # theirs take the process-wide engine
         output, (hidden, cell) = ours(words)
         expected, (their_hidden, their_cell) = other(words)
     assert torch.equal(output, expected)
     assert torch.equal(hidden, their_hidden)
     assert torch.equal(cell, their_cell)
-
-
-def packing_for_engine() -> Any:
-    """``torch.ao``'s modules take the kernel of the process-wide engine."""
-    return packing_for("fbgemm")
 
 
 def test_the_request_is_that_of_torch(tagger: Tagger) -> None:
@@ -115,6 +110,7 @@ def test_a_state_dict_is_saved_and_loaded(tagger: Tagger, words: torch.Tensor) -
     assert torch.equal(other(words)[0], quantized(words)[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 def test_a_transformer_whose_fast_path_reads_float_weights() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant import QConfig, QConfigMapping
-from backquant.errors import UsageError
+from backquant.errors import CaptureError, InputError, UsageError
 from backquant.observe import MinMaxObserver
 
 MAPPING = backquant.get_default_qconfig_mapping("x86")
@@ -99,3 +99,86 @@ def test_fusing(net: nn.Module, image: torch.Tensor, unchanged: Any) -> None:
         fused = backquant.fuse_fx(net, backend_config=X86)
     assert type(fused.stem).__name__ == "ConvReLU2d"
     assert torch.allclose(fused(image), net(image), atol=1e-5)
+
+
+class Scored(nn.Module):
+    """A convolution that is quantized, and layers that stay float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.table, self.softplus = nn.Embedding(4, 4), nn.Softplus()
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.softplus(self.conv(x)).mean((2, 3)) + self.table(i)
+        return y
+
+
+def test_children_that_stay_float_are_found_by_their_names() -> None:
+    model, inputs = Scored().eval(), (torch.randn(2, 3, 8, 8), torch.tensor([1, 3]))
+    mapping = QConfigMapping().set_object_type(nn.Conv2d, backquant.get_default_qconfig("x86"))
+    steps = backquant.prepare_fx(model, mapping, inputs, backend_config=X86)
+    steps(*inputs)
+    converted = backquant.convert_fx(steps)
+    assert type(converted.table) is nn.Embedding
+    assert torch.equal(converted.table.weight, model.table.weight)
+    assert type(converted.softplus) is nn.Softplus
+    assert type(converted.conv) is not nn.Conv2d
+    assert converted.qparams["conv"].output is None or converted.qparams["conv"].inputs
+
+
+def test_stack_traces_survive_every_step() -> None:
+    model, inputs = Scored().eval(), (torch.randn(2, 3, 8, 8), torch.tensor([1, 3]))
+    mapping = copy.deepcopy(MAPPING).set_object_type(nn.Embedding, None)
+    steps = backquant.prepare_fx(model, mapping, inputs, backend_config=X86)
+    steps(*inputs)
+    models = [
+        steps,
+        backquant.convert_to_reference_fx(steps),
+        backquant.convert_to_reference_fx(steps, dialect="decomposed"),
+        backquant.convert_fx(steps),
+    ]
+    for made in models:
+        (call,) = (node for node in made.graph.nodes if node.target == "conv")
+        assert "self.softplus(self.conv(x))" in call.stack_trace
+        assert __file__ in call.stack_trace
+
+
+def test_example_inputs_that_do_not_run_are_noted() -> None:
+    """PyTorch never runs them; what is then unknown is said in the one warning."""
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    with pytest.warns(UserWarning, match=r"shapes are unknown.*\(float32\[1, 3\]\)"):
+        steps = backquant.prepare_fx(model, MAPPING, torch.zeros(1, 3))
+    x = torch.randn(8, 4)
+    steps(x)
+    again = backquant.prepare_fx(model, MAPPING, x)
+    again(x)
+    assert torch.equal(backquant.convert_fx(steps)(x), backquant.convert_fx(again)(x))
+    with pytest.raises(InputError):
+        backquant.quantize(model, torch.zeros(1, 3), calibration=[x])
+
+
+def test_a_model_that_only_exports_needs_examples_that_run() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.fc(x)
+            return y if y.shape[0] > 1 and len(y) else -y
+
+    with pytest.raises(CaptureError):
+        backquant.prepare_fx(Branching().eval(), MAPPING, torch.zeros(1, 3))
+    assert backquant.prepare_fx(Branching().eval(), MAPPING, torch.zeros(2, 4))
+
+
+def test_stubs_pass_through_a_trace() -> None:
+    x = torch.randn(4, 3, 8, 8)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    results = []
+    for model in (net, backquant.QuantWrapper(net)):
+        steps = backquant.prepare_fx(model, MAPPING, x)
+        steps(x)
+        results.append(backquant.convert_fx(steps)(x))
+    assert torch.equal(*results)

@@ -123,3 +123,21 @@ def test_preserved_attributes(tools):
     model = QuantizedModel(reference, plan=Plan("x86"), backend_config=get_backend_config("x86"))
     assert model.tag == "v1"
     assert model.plan == Plan("x86")  # its own names stand
+
+
+def test_it_reads_like_its_graph_module(model, capsys):
+    inner = model.graph_module
+    assert model.graph is inner.graph
+    assert model.code == inner.code
+    assert model.meta is inner.meta
+    assert model.print_readable(print_output=False) == inner.print_readable(print_output=False)
+    assert model.get_submodule("fc") is model.fc is inner.fc
+    assert {node.op for node in model.graph.nodes} >= {"placeholder", "call_module", "output"}
+
+
+def test_what_it_lacks_is_said_of_itself(model):
+    with pytest.raises(AttributeError, match="'QuantizedModel' object has no attribute 'nothing'"):
+        _ = model.nothing
+    assert not hasattr(model, "forward_hooks")
+    assert copy.deepcopy(model).fc is not model.fc
+    assert set(model._modules) == {"graph_module"}

@@ -75,12 +75,12 @@ def test_what_needs_a_person_keeps_the_import(becomes: Callable[..., None]) -> N
     becomes(
         """
         import torch.ao.quantization as tq
-        tq.fuse_modules(tq.QConfig)
+        tq.fuse_known_modules(tq.QConfig)
         """,
         """
         import backquant
         import torch.ao.quantization as tq
-        tq.fuse_modules(backquant.QConfig)
+        tq.fuse_known_modules(backquant.QConfig)
         """,
         [(2, "fusion by name")],
     )

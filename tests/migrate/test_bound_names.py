@@ -25,15 +25,15 @@ def test_the_import_changes_and_the_uses_stay(becomes: Callable[..., None]) -> N
 def test_a_statement_is_split_by_where_its_names_go(becomes: Callable[..., None]) -> None:
     becomes(
         """
-        from torch.ao.quantization import QuantStub, QConfig, fuse_modules, fuse_conv_bn
-        fuse_modules(QConfig, QuantStub)
+        from torch.ao.quantization import QuantStub, QConfig, fuse_known_modules, fuse_conv_bn
+        fuse_known_modules(QConfig, QuantStub)
         """,
         """
         from backquant.nn import QuantStub
         from backquant import QConfig
         from backquant.nn.intrinsic.fusers import fuse_conv_bn
-        from torch.ao.quantization import fuse_modules
-        fuse_modules(QConfig, QuantStub)
+        from torch.ao.quantization import fuse_known_modules
+        fuse_known_modules(QConfig, QuantStub)
         """,
         [(2, "fusion by name")],
     )
@@ -44,11 +44,11 @@ def test_layout_and_comments_of_the_statement_stay(becomes: Callable[..., None])
         """
         from torch.ao.quantization import (  # all we need
             QConfig,  # a pair
-            fuse_modules,
+            fuse_known_modules,
             # the mapping
             QConfigMapping,
         )  # noqa: F401
-        fuse_modules
+        fuse_known_modules
         """,
         """
         from backquant import (  # all we need
@@ -57,9 +57,9 @@ def test_layout_and_comments_of_the_statement_stay(becomes: Callable[..., None])
             QConfigMapping,
         )
         from torch.ao.quantization import (  # all we need
-            fuse_modules,
+            fuse_known_modules,
         )  # noqa: F401
-        fuse_modules
+        fuse_known_modules
         """,
         [(7, "fusion by name")],
     )

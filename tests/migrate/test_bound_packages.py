@@ -80,14 +80,14 @@ def test_a_dotted_import_that_a_person_needs_stays(becomes: Callable[..., None])
         """
         import torch.ao.quantization
         import torch.ao.ns._numeric_suite
-        torch.ao.quantization.fuse_modules(1), torch.ao.quantization.QConfig
+        torch.ao.quantization.fuse_known_modules(1), torch.ao.quantization.QConfig
         torch.ao.ns._numeric_suite.compare_weights
         """,
         """
         import backquant
         import torch.ao.quantization
         import torch.ao.ns._numeric_suite
-        torch.ao.quantization.fuse_modules(1), backquant.QConfig
+        torch.ao.quantization.fuse_known_modules(1), backquant.QConfig
         torch.ao.ns._numeric_suite.compare_weights
         """,
         [(3, "fusion by name"), (4, "numeric suite")],

@@ -41,7 +41,7 @@ def test_the_ways_out_of_eager_mode_run() -> None:
     """The code that replaces eager mode, dynamic quantization and QAT, taken from the text."""
     import torch
 
-    for name in ("prepare", "quantize_dynamic", "prepare_qat"):
+    for name in ("prepare", "prepare_qat"):
         how = next(group.how for group in GROUPS if name in group.names)
         model = nn.Sequential(nn.Linear(4, 4)).train(name == "prepare_qat")
         scope = {"torch": torch, "backquant": backquant, "model": model}

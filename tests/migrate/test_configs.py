@@ -182,8 +182,8 @@ def test_keys_that_moved(migrated: Callable[..., object]) -> None:
             "q.",
         ),
         (
-            "from torch.ao.quantization import quantize_fx as q, fuse_modules\nQConfigMapping = 1\n",
-            "import backquant as q\nfrom torch.ao.quantization import fuse_modules\n"
+            "from torch.ao.quantization import quantize_fx as q, fuse_known_modules\nQConfigMapping = 1\n",
+            "import backquant as q\nfrom torch.ao.quantization import fuse_known_modules\n"
             "QConfigMapping = 1\n",
             "q.",
         ),

@@ -32,7 +32,7 @@ FORMS = [
     ("import torch.ao.quantization.quantize_fx as qfx", "qfx."),
 ]
 NAMES = ["QConfigMapping", "prepare_fx", "convert_fx", "fuse_fx", "BackendConfig"]
-PERSON = ["fuse_modules", "get_default_qat_module_mappings", "default_eval_fn_of_mine"]
+PERSON = ["fuse_known_modules", "get_default_qat_module_mappings", "default_eval_fn_of_mine"]
 USES = [
     "probe({0})",
     'probe({0}) if torch_is_here else probe("no")',

@@ -34,7 +34,7 @@ def test_where_a_name_goes(path: str, target: str) -> None:
     ("path", "kind", "length"),
     [
         ("torch.ao.quantization.quantize.prepare", "eager mode", 5),
-        ("torch.ao.quantization.quantize_dynamic", "eager mode", 4),
+        ("torch.ao.quantization.quantize_qat", "eager mode", 4),
         ("torch.ao.quantization.fx.convert.convert", "inside of the flow", 6),
         ("torch.ao.quantization.quantize_fx._fuse_fx", "inside of the flow", 5),
         ("torch.ao.quantization.quantizer.x86_inductor_quantizer.X", "PT2E", 6),

@@ -13,7 +13,7 @@ from backquant.migrate import migrate_source
     "use",
     [
         "tq.prepare(model)",
-        "tq.quantize_dynamic(model)",
+        "tq.quantize_qat(model)",
         "tq.prepare_qat(model)",
         "tq.convert_jit(model)",
         "tq.quantize_pt2e.prepare_pt2e(model)",

@@ -46,14 +46,14 @@ def test_names_that_need_a_person_are_imported_by_name(becomes: Callable[..., No
     becomes(
         """
         from torch.ao.quantization import *
-        fuse_modules(QConfig)
+        get_fuser_method(QConfig)
         """,
         """
-        from torch.ao.quantization import fuse_modules
+        from torch.ao.quantization import get_fuser_method
         from backquant import QConfig
-        fuse_modules(QConfig)
+        get_fuser_method(QConfig)
         """,
-        [(2, "fusion by name")],
+        [(2, "fusers")],
     )
 
 

@@ -159,3 +159,8 @@ def test_other_versions_and_names_are_refused(function: Callable[..., Any]) -> N
 def test_other_versions_of_training_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="version=0 or 1"):
         function("x86", 2)
+
+
+def test_a_backend_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="backend is a int"):
+        get_default_qconfig(3)  # type: ignore[arg-type]

@@ -78,8 +78,8 @@ _BOUNDARIES: dict[str, tuple[str, ...]] = {
     "requantize": ("dequantize", "quantize"),
     "saturate": (),
 }
-_QUANTIZED = frozenset("add add_relu mul mul_relu matmul softmax".split())
-_TABLES = frozenset("elu hardswish leaky_relu prelu celu".split())
+_QUANTIZED = frozenset(["add", "add_relu", "mul", "mul_relu", "matmul", "softmax"])
+_TABLES = frozenset(["elu", "hardswish", "leaky_relu", "prelu", "celu"])
 
 
 class _Types(type):
@@ -126,7 +126,9 @@ def words_of(model: QuantizedModel | GraphModule) -> list[str]:
 def _of_node(graph_module: GraphModule, node: Node) -> Iterator[str]:
     if node.op == "call_module":
         module = graph_module.get_submodule(str(node.target))
-        yield from _of_kernel(module) if isinstance(module, KernelModule) else (_plain(type(module)),)
+        yield from (
+            _of_kernel(module) if isinstance(module, KernelModule) else (_plain(type(module)),)
+        )
     elif node.op in ("call_function", "call_method"):
         target: Any = node.target
         home = getattr(target, "__module__", None) or ""

@@ -26,10 +26,8 @@ from torch_own.eager import EAGER
 
 __all__ = ["Missing", "NotProvided"]
 
-_MODULES = frozenset(
-    "fx quantize_fx observer fake_quantize qconfig qconfig_mapping quant_type utils backend_config "
-    "native lstm_utils".split()
-)
+_MODULES = ("fx", "quantize_fx", "observer", "fake_quantize", "qconfig", "qconfig_mapping")
+_MODULES += ("quant_type", "utils", "backend_config", "native", "lstm_utils")
 
 #: Names of PyTorch's implementation, with what does the same in backquant.
 _SAME: dict[str, str] = {
@@ -91,7 +89,7 @@ def _order(mapping: Any, name: str, kind: Any, index: int, default: Any) -> Any:
 _HERE: dict[str, Any] = {
     **_KEYS,
     **EAGER,
-    "NodeInfo": namedtuple("NodeInfo", "op target"),  # noqa: PYI024 - as PyTorch has it
+    "NodeInfo": namedtuple("NodeInfo", "op target"),
     "_get_object_type_qconfig": functools.partial(_rule, "by_type"),
     "_get_module_name_qconfig": functools.partial(_rule, "by_name"),
     "_get_module_name_regex_qconfig": functools.partial(_rule, "by_name"),
@@ -123,6 +121,13 @@ def weight_of(model: Any) -> Any:
     """The integer weight that ``model.state_dict()`` has of its first kernel with a weight."""
     state = model.state_dict()
     return next((value for key, value in state.items() if key.endswith("_kernel.weight")), None)
+
+
+def assert_within_a_step(case: Any, result: Any, other: Any) -> None:
+    """Whether ``result`` is ``other`` but for one step of the grid that both lie on."""
+    values = other.unique()
+    step = float(values.diff().min()) if values.numel() > 1 else 0.0
+    case.assertEqual(result, other, atol=1.01 * step, rtol=0)
 
 
 #: Configs that PyTorch keeps for its tests: converted, as a user's own would be.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from torch_own.excluded import reason_to_exclude
+from torch_own.judge import NOTED
 
 __all__: list[str] = []
 
@@ -32,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     items[:] = kept
 
 
+def pytest_runtest_setup() -> None:
+    """What graphs were like is noted anew for each test."""
+    NOTED.clear()
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """One line per test: passed, failed (with the last line of the error) or skipped."""
     if report.failed:
@@ -50,6 +56,7 @@ def _error(report: Any) -> str:
 
 
 def _write(nodeid: str, outcome: str, why: str, trace: str = "") -> None:
-    line = {"test": _name(nodeid), "outcome": outcome, "why": why, "trace": trace}
+    line: dict[str, Any] = {"test": _name(nodeid), "outcome": outcome, "why": why, "trace": trace}
+    line["graph"] = list(NOTED) if outcome in ("passed", "failed") else []
     with _PATH.open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -39,7 +39,10 @@ _EDITS: tuple[tuple[str, str], ...] = (
     (r"\btorch\.ao\.nn\.(intrinsic(?!\.quantized)|qat|quantizable)\b", r"backquant.nn.\1"),
     (rf"\btorch\.ao\.nn\.quantized\.({'|'.join(_OURS)})\b", r"backquant.nn.quantized.\1"),
     (rf"\bnnq\.({'|'.join(_OURS)})\b", r"backquant.nn.quantized.\1"),
-    (r"from backquant\.nn\.intrinsic import _FusedModule", "from torch_own.names import _FusedModule"),
+    (
+        r"from backquant\.nn\.intrinsic import _FusedModule",
+        "from torch_own.names import _FusedModule",
+    ),
     (r"\btorch\.testing\._internal\.common_quantization\b", BASE),
 )
 

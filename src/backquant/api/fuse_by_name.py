@@ -114,8 +114,12 @@ def _by_backend(
     def fuse(modules: list[nn.Module]) -> list[nn.Module]:
         kinds = tuple(type(module) for module in modules)
         fuser = additional.get(kinds) or _fuser_of(backend, kinds)
+        hooks = _taken_hooks(modules)  # before a fuser copies the modules, and them
         fused = fuser(is_qat, *modules)
-        _move_hooks(modules, fused)
+        for hook in hooks[0]:
+            fused.register_forward_pre_hook(hook)
+        for hook in hooks[1]:
+            fused.register_forward_hook(hook)
         rest = (nn.Identity().train(modules[0].training) for _ in modules[1:])
         return [fused, *rest]
 
@@ -137,12 +141,10 @@ def _fuser_of(backend: BackendConfig, kinds: tuple[type, ...]) -> Callable[..., 
     return ForwardFuser(fuser)
 
 
-def _move_hooks(modules: list[nn.Module], fused: nn.Module) -> None:
-    """From the first and the last module to what stands for all of them."""
+def _taken_hooks(modules: list[nn.Module]) -> tuple[list[Any], list[Any]]:
+    """The forward pre-hooks of the first and the forward hooks of the last module, which lose them."""
     before, after = modules[0]._forward_pre_hooks, modules[-1]._forward_hooks
-    for hook in (*before.values(),):
-        fused.register_forward_pre_hook(hook)
+    taken = [*before.values()], [*after.values()]
     before.clear()
-    for after_hook in (*after.values(),):
-        fused.register_forward_hook(after_hook)
     after.clear()
+    return taken

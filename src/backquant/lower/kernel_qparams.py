@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
 from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan
 
 __all__ = ["KernelQParams", "qparams_by_name"]
@@ -28,9 +29,11 @@ class KernelQParams(NamedTuple):
     output: tuple[float, int] | None
 
 
-def qparams_by_name(graph_module: GraphModule, plan: Plan) -> dict[str, KernelQParams]:
-    """The qparams of each kernel by the path of the module that it runs for, or of a function or method
-    by the name of its node and, where a module calls no other kernel, by the path of that module, too.
+def qparams_by_name(
+    graph_module: GraphModule, plan: Plan, kernels: Iterable[KernelUse] = ()
+) -> dict[str, KernelQParams]:
+    """The qparams of each kernel by the names of the nodes that it runs for and, where no other kernel runs
+    for the module of the first of them, by the path of that module, too.
 
     >>> import torch
     >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
@@ -39,6 +42,7 @@ def qparams_by_name(graph_module: GraphModule, plan: Plan) -> dict[str, KernelQP
     """
     found: dict[str, KernelQParams] = {}
     inside: dict[str, list[KernelQParams]] = {}
+    nodes = {use.nodes[-1]: use.nodes for use in kernels}
     for node in graph_module.graph.nodes:
         if not node.op.startswith("call_") or not node.name.endswith(_LOWERED):
             continue
@@ -46,13 +50,14 @@ def qparams_by_name(graph_module: GraphModule, plan: Plan) -> dict[str, KernelQP
         if qparams is None:
             continue
         name = node.name.removesuffix(_LOWERED)
-        decision = plan.decisions.get(name)
+        names = nodes.get(name, (name,))
+        found.update(dict.fromkeys(names, qparams))
+        decision = plan.decisions.get(names[0])
         path = "" if decision is None else decision.module_path
-        found[name] = qparams
         inside.setdefault(path, []).append(qparams)
-    for path, kernels in inside.items():
-        if path and len(kernels) == 1:
-            found[path] = kernels[0]
+    for path, of_kernels in inside.items():
+        if path and len(of_kernels) == 1:
+            found[path] = of_kernels[0]
     return found
 
 

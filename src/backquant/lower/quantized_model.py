@@ -56,9 +56,10 @@ class QuantizedModel(nn.Module):
 
     ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
     model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
-    kernel or, where it stayed float, the module. ``plan``: the decision per operator. ``backend_config``: what was
-    quantized for. ``engine``: what it runs on; ``None`` for a reference model. ``kernels`` and
-    ``left_in_float``: what the lowering did. ``report``: set by ``backquant.quantize``.
+    kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
+    ``plan``: the decision per operator. ``backend_config``: what was quantized for. ``engine``: what it
+    runs on; ``None`` for a reference model. ``kernels`` and ``left_in_float``: what the lowering did.
+    ``report``: set by ``backquant.quantize``.
     ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
     ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
 
@@ -163,7 +164,7 @@ class QuantizedModel(nn.Module):
         ``model.qparams["encoder.fc"].output`` is ``(scale, zero_point)`` of what ``encoder.fc`` gives. A
         function or method has the name of its node in ``plan``. Empty for a reference model.
         """
-        return qparams_by_name(self.graph_module, self.plan)
+        return qparams_by_name(self.graph_module, self.plan, self.kernels)
 
     def print_readable(self, *args: Any, **kwargs: Any) -> str:
         """Print and return the code, as ``torch.fx.GraphModule.print_readable``."""

@@ -43,15 +43,6 @@ GROUPS: tuple[ByHand, ...] = (
     ),
     ByHand(
         "eager mode",
-        "eager-mode dynamic quantization swaps modules in place; backquant captures the model",
-        "mapping = backquant.QConfigMapping().set_object_type(torch.nn.Linear, "
-        "backquant.default_dynamic_qconfig); "
-        "quantized = backquant.convert_fx(backquant.prepare_fx(model, mapping, example_inputs))",
-        names=("quantize_dynamic",),
-        holds=True,
-    ),
-    ByHand(
-        "eager mode",
         "eager-mode quantization-aware training swaps modules in place; backquant captures the "
         "model as a graph",
         "prepared = backquant.prepare_qat_fx(model, backquant.get_default_qat_qconfig_mapping(), "
@@ -98,7 +89,7 @@ GROUPS: tuple[ByHand, ...] = (
         "modules are fused where the backend's description says so, not by a list of names",
         "remove the call: prepare_fx fuses by itself; to fuse only: "
         "backquant.fuse_fx(model, backend_config=...)",
-        names=("fuse_modules", "fuse_modules_qat", "fuse_known_modules"),
+        names=("fuse_known_modules",),
     ),
     ByHand(
         "fusers",
@@ -203,13 +194,6 @@ GROUPS: tuple[ByHand, ...] = (
             "DEFAULT_STATIC_QUANT_MODULE_MAPPINGS",
             "DEFAULT_STATIC_SPARSE_QUANT_MODULE_MAPPINGS",
         ),
-    ),
-    ByHand(
-        "observer state",
-        "observers keep their state in the prepared model's own state_dict",
-        "torch.save(prepared.state_dict(), path); prepared.load_state_dict(torch.load(path)); what "
-        "PyTorch measured: backquant.with_torch_ao_calibration(prepared, calibrated)",
-        names=("get_observer_state_dict", "load_observer_state_dict"),
     ),
     ByHand(
         "old classes",

@@ -32,12 +32,12 @@ def decide(names: Names, *, reexports: bool = False) -> Decisions:
 
     >>> from libcst.metadata import MetadataWrapper
     >>> from backquant.migrate.local_names import names_of
-    >>> code = "from torch.quantization import QConfig, fuse_modules\\nfuse_modules(1)\\n"
+    >>> code = "from torch.quantization import QConfig, fuse_known_modules\\nfuse_modules(1)\\n"
     >>> decisions = decide(names_of(MetadataWrapper(cst.parse_module(code))))
     >>> [spec.module for spec in decisions.changes.aliases.values()]
     ['backquant']
     >>> [(what, why.kind) for _, what, why in decisions.reported]
-    [('torch.quantization.fuse_modules', 'fusion by name')]
+    [('torch.quantization.fuse_known_modules', 'fusion by name')]
     """
     decisions = Decisions(names, _free_name(names))
     for local in names.locals:

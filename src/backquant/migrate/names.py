@@ -58,6 +58,7 @@ default_per_channel_weight_fake_quant default_embedding_fake_quant
 default_embedding_fake_quant_4bit default_histogram_fake_quant default_fused_act_fake_quant
 default_fused_wt_fake_quant default_fused_per_channel_wt_fake_quant
 fused_wt_fake_quant_range_neg_127_to_127 fused_per_channel_wt_fake_quant_range_neg_127_to_127
+get_observer_state_dict load_observer_state_dict
 is_per_tensor is_per_channel
 """
 
@@ -76,7 +77,10 @@ default_symmetric_qnnpack_qconfig default_per_channel_symmetric_qnnpack_qconfig
 default_symmetric_qnnpack_qat_qconfig default_per_channel_symmetric_qnnpack_qat_qconfig
 """
 
-_API = "prepare_fx prepare_qat_fx convert_fx convert_to_reference_fx fuse_fx"
+_API = """
+prepare_fx prepare_qat_fx convert_fx convert_to_reference_fx fuse_fx
+fuse_modules fuse_modules_qat quantize_dynamic
+"""
 
 _STUBS = "QuantStub DeQuantStub QuantWrapper"
 

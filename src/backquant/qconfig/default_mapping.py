@@ -113,7 +113,15 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
 
 
 def _resolve(backend: Backend) -> BackendConfig:
-    return backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
+    if isinstance(backend, BackendConfig):
+        return backend
+    if not isinstance(backend, str | os.PathLike):
+        raise ConfigError(
+            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
+            where=f"backend={backend!r}"[:80],
+            fix='backend="x86"; list_backends() names all',
+        )
+    return get_backend_config(backend)
 
 
 def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:

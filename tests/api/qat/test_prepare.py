@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
 import backquant
-from backquant.errors import CaptureError, ConfigError, InputError
+from backquant.errors import CaptureError, ConfigError
 from backquant.match import Outcome
 from backquant.nn import qat as nnqat
 from backquant.nn.intrinsic import qat as nniqat
@@ -269,9 +269,10 @@ class TestRefusals:
         with pytest.raises(CaptureError, match="cannot be traced"):
             self.prepare(Branching(), torch.zeros(1))
 
-    def test_inputs_that_do_not_fit(self):
-        with pytest.raises(InputError, match="example inputs do not fit"):
-            self.prepare(nn.Sequential(nn.Linear(4, 4)), torch.zeros(1, 3))
+    def test_inputs_that_do_not_fit_are_noted_as_pytorch_never_runs_them(self):
+        with pytest.warns(UserWarning, match="shapes are unknown: the example inputs do not fit"):
+            prepared = self.prepare(nn.Sequential(nn.Linear(4, 4)), torch.zeros(1, 3))
+        assert prepared(torch.zeros(1, 4)).shape == (1, 4)
 
     def test_batch_norms_in_another_mode_than_their_convolution(self):
         model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3).eval())

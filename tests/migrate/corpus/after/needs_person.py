@@ -4,7 +4,8 @@ import backquant
 import torch.ao.quantization as tq
 import torch.nn.quantized as nnq
 import backquant as fx
-from torch.ao.quantization import QConfigDynamic, fuse_modules, get_default_qat_module_mappings
+from backquant import fuse_modules
+from torch.ao.quantization import QConfigDynamic, get_default_qat_module_mappings
 from torch.ao.quantization.fx._equalize import EqualizationQConfig
 from torch.ao.ns._numeric_suite_fx import extract_weights
 

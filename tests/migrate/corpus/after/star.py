@@ -1,6 +1,5 @@
 import torch
-from torch.ao.quantization import fuse_modules
-from backquant import QConfigMapping, get_default_qconfig
+from backquant import QConfigMapping, fuse_modules, get_default_qconfig
 from backquant import convert_fx, prepare_fx
 
 
