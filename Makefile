@@ -48,7 +48,7 @@ docs-check: $(VENV)/.test
 	$(BIN)/python tools/generate_backend_docs.py --check
 
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "backquant is tested with Python 3.11: make PYTHON=python3.11 ...")'

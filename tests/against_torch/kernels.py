@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ __all__ = ["KernelCheck", "check_kernels"]
 class KernelCheck:
     """``checked``: kernels compared; ``worst``: the largest distance in integer steps, at ``node``.
 
+    ``floats``: kernels that give floats; ``relative``: their largest distance, as a share of the greatest
+    value of the reference model there, at ``float_node``.
+
     A kernel that joins operators and rounds once is not compared where the reference model cuts a value off
     in between: ``cut`` is the largest share of such values among its results."""
 
@@ -27,6 +31,9 @@ class KernelCheck:
     worst: int = 0
     node: str = ""
     cut: float = 0.0
+    floats: int = 0
+    relative: float = 0.0
+    float_node: str = ""
 
 
 class _Recorder(fx.Interpreter):
@@ -63,7 +70,11 @@ class _Forced(fx.Interpreter):
             expected = _requantized(*self.fetch_args_kwargs_from_env(n)[0])
         if expected is None or not isinstance(value, torch.Tensor):
             return value
+        if expected.is_floating_point() and not value.is_floating_point():
+            return value  # moved as integers, and dequantized by its readers
         assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
+        if expected.is_floating_point():
+            return self._float(n.name, value, expected)
         far, share = (value.int() - expected.int()).abs(), 0.0
         cut = self.cut.get(n.name)
         if cut is not None and cut.shape == far.shape and cut.numel():
@@ -71,7 +82,24 @@ class _Forced(fx.Interpreter):
         distance = int(far.max()) if far.numel() else 0
         worst = max(distance, self.found.worst)
         node = n.name if distance == worst and distance > self.found.worst else self.found.node
-        self.found = KernelCheck(self.found.checked + 1, worst, node, max(share, self.found.cut))
+        self.found = replace(
+            self.found,
+            checked=self.found.checked + 1,
+            worst=worst,
+            node=node,
+            cut=max(share, self.found.cut),
+        )
+        return expected.clone()
+
+    def _float(self, name: str, value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        """A kernel that gives floats: what it rounds inside shows as a share of its largest value."""
+        share = 0.0
+        if expected.numel():
+            far = (value.double() - expected.double()).abs().max()
+            share = float(far / expected.double().abs().max().clamp(min=1e-12))
+        if not share <= self.found.relative:
+            self.found = replace(self.found, relative=share, float_node=name)
+        self.found = replace(self.found, floats=self.found.floats + 1)
         return expected.clone()
 
 
@@ -86,13 +114,26 @@ def _requantized(
     return result
 
 
-def check_kernels(
-    reference: fx.GraphModule, lowered: QuantizedModel, batch: torch.Tensor
-) -> KernelCheck:
-    """How far each kernel of ``lowered`` is from ``reference`` (decomposed), given the same integers."""
+def _positional(module: fx.GraphModule, inputs: Any) -> list[Any]:
+    """Copies of ``inputs`` (a tensor, a tuple, or a dict of keyword arguments), in the graph's order."""
+    inputs = copy.deepcopy(inputs)
+    if not isinstance(inputs, dict):
+        return list(inputs) if isinstance(inputs, tuple) else [inputs]
+    found = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        default = node.args[0] if node.args else None
+        found.append(inputs.get(str(node.target), default))
+    return found
+
+
+def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: Any) -> KernelCheck:
+    """How far each kernel of ``lowered`` is from ``reference`` (decomposed), given the same integers.
+
+    ``inputs``: as example inputs.
+    """
     recorder = _Recorder(reference)
     with torch.no_grad():
-        recorder.run(batch.clone())
+        recorder.run(*_positional(reference, inputs))
         nodes = {node.name: node for node in reference.graph.nodes}
         uses = {name: use for use in lowered.kernels for name in use.nodes}
         expected: dict[str, torch.Tensor] = {}
@@ -114,9 +155,15 @@ def check_kernels(
                         low, high = inner.args[3:5]
                         value = recorder.values[inner.name]
                         cut[result.name] = (value == low) | (value == high)
+            elif behind is None and _is_float(recorder.values.get(use.nodes[-1])):
+                expected[node.name] = recorder.values[use.nodes[-1]]
         forced = _Forced(lowered.graph_module, expected, cut)
-        forced.run(batch.clone())
+        forced.run(*_positional(lowered.graph_module, inputs))
     return forced.found
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _only_quantize(node: fx.Node) -> fx.Node | None:

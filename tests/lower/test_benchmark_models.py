@@ -14,12 +14,12 @@ from against_torch.kernels import check_kernels
 from backquant.api import one_call
 from backquant.lower.compiled.graph import compilable
 
-# Images of 64 × 64; transformers have tables of positions, and windows, for 224 × 224.
-SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224, "swin_t": 224}
+# Images of 64 × 64; ViT has a table of positions for 224 × 224.
+SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224}
 # Kernels at the least, that the check must have reached.
 KERNELS = {
     "resnet18": 20, "resnet50": 50, "mobilenet_v2": 50, "mobilenet_v3_large": 60,
-    "efficientnet_b0": 90, "densenet121": 120, "shufflenet_v2_x1_0": 60, "convnext_tiny": 18,
+    "efficientnet_b0": 90, "regnet_y_400mf": 90, "densenet121": 120, "shufflenet_v2_x1_0": 60, "convnext_tiny": 18,
     "swin_t": 40, "vit_b_16": 20, "bert_base": 20,
 }  # fmt: skip
 

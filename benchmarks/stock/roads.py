@@ -1,0 +1,327 @@
+"""The roads that a quantized model goes: kernels, files, compiled code, and the targets of export.
+
+A road takes a ``Quantized`` and gives an ``Outcome``, or raises ``WrongNumbersError`` when it ends with
+other numbers; errors of backquant pass through. ``against_torch`` (of the tests) must be importable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+
+import backquant
+from backquant.api import one_call
+from backquant.lower import QuantizedModel
+from benchmarks.stock.catalogue import build
+from benchmarks.stock.entry import Entry
+from benchmarks.stock.settle import call
+
+__all__ = [
+    "BACKENDS",
+    "ROADS",
+    "Outcome",
+    "Quantized",
+    "WrongNumbersError",
+    "quantized",
+    "sqnr",
+    "tensors",
+]
+
+CALIBRATION = 3
+Run = Callable[[], list[torch.Tensor]]
+
+
+class WrongNumbersError(AssertionError):
+    """The road ends, with other numbers than it should."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``share``: of the model's multiply-adds on integer kernels, as the road reports it. ``sqnr``: of what
+    it computes to the reference model, in dB. ``note``: more, in words. ``run``: computes ``inputs`` once."""
+
+    share: float | None = None
+    sqnr: float | None = None
+    note: str = ""
+    run: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model quantized for one backend, beside the float model and its reference model.
+
+    ``inputs`` were not among the calibration batches. ``wanted``: the float model's outputs.
+    """
+
+    entry: Entry
+    model: nn.Module
+    result: QuantizedModel
+    reference: fx.GraphModule
+    inputs: Any
+    wanted: Any
+
+    def reference_outputs(self) -> Any:
+        """What the reference model gives for ``inputs``, in the structure of the model's outputs."""
+        with torch.no_grad():
+            found = call(self.reference, self.inputs)
+        interface = self.result.interface
+        return found if interface is None else interface.restored(found)
+
+
+def quantized(entry: Entry, backend: str) -> Quantized:
+    """Make the model of ``entry`` and quantize it for ``backend`` with its defaults."""
+    model = build(entry)
+    torch.manual_seed(1)
+    batches = [entry.sample() for _ in range(CALIBRATION)]
+    inputs = entry.sample()
+    kept: list[fx.GraphModule] = []
+    lower = one_call.quantized_model
+
+    def keep(reference: fx.GraphModule, *rest: Any) -> QuantizedModel:
+        kept.append(copy.deepcopy(reference))
+        return lower(reference, *rest)
+
+    with mock.patch.object(one_call, "quantized_model", keep):
+        result = backquant.quantize(model, batches[0], backend=backend, calibration=batches)
+    with torch.no_grad():
+        wanted = call(model, inputs)
+    return Quantized(entry, model, result, kept[-1], inputs, wanted)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in ``value`` (outputs of a model, however nested), in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [found for item in dict(value).values() for found in tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [found for item in value for found in tensors(item)]
+    return [found for item in getattr(value, "__dict__", {}).values() for found in tensors(item)]
+
+
+def sqnr(wanted: Any, got: Any) -> float:
+    """The signal-to-noise ratio of all floating-point outputs together, in dB; at most 120."""
+    one, two = ([t for t in tensors(v) if t.is_floating_point()] for v in (wanted, got))
+    if [t.shape for t in one] != [t.shape for t in two]:
+        shapes = [[tuple(t.shape) for t in found] for found in (one, two)]
+        raise WrongNumbersError(f"outputs of shapes {shapes[1]} in place of {shapes[0]}")
+    ratios = [_sqnr(a.double(), b.double()) for a, b in zip(one, two, strict=True)]
+    return round(min(ratios, default=120.0), 1)
+
+
+def _sqnr(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    finite = wanted.isfinite()
+    if not bool((got.isfinite() == finite).all()):
+        raise WrongNumbersError("infinite or NaN where the reference model is finite")
+    signal, noise = wanted[finite].square().sum(), (wanted - got)[finite].square().sum()
+    return min(120.0, float(10 * torch.log10(signal / noise))) if noise > 0 else 120.0
+
+
+def kernels(made: Quantized) -> Outcome:
+    """Each kernel, given the integers of the reference model, gives the reference model's within a step."""
+    from against_torch.kernels import check_kernels
+
+    found = check_kernels(made.reference, made.result, made.inputs)
+    once = [use for use in made.result.kernels if "rounds once" in use.kernel]
+    twice = {name for use in once if "add" not in use.kernel for name in use.nodes}
+    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.join_lookups).
+    if found.worst > 1 + (found.node.removesuffix("_lowered") in twice):
+        raise WrongNumbersError(f"{found.worst} steps from the reference model at {found.node}")
+    if found.cut >= 0.05:
+        raise WrongNumbersError(f"{found.cut:.1%} of the values of a kernel are cut off")
+    if found.relative > 1e-2:
+        raise WrongNumbersError(
+            f"{found.relative:.1%} from the reference model at {found.float_node}"
+        )
+    if made.result.kernels and not found.checked + found.floats:
+        raise WrongNumbersError("no kernel could be compared with the reference model")
+    with torch.no_grad():
+        got = call(made.result, made.inputs)
+    note = f"{found.checked} integer and {found.floats} float results compared"
+    run = partial(call, made.result, made.inputs)
+    return Outcome(made.result.report.coverage, sqnr(made.reference_outputs(), got), note, run)
+
+
+def sizes(made: Quantized) -> Outcome:
+    """At other sizes of the inputs, outputs have the float model's structure, and are as near to it."""
+    least = sqnr(made.wanted, call(made.result, made.inputs))
+    for other in made.entry.others:
+        torch.manual_seed(2)
+        inputs = made.entry.sample(*other)
+        wanted, got = call(made.model, inputs), call(made.result, inputs)
+        if _structure(wanted) != _structure(got):
+            raise WrongNumbersError(
+                f"at sizes {other}: {_structure(got)}, not {_structure(wanted)}"
+            )
+        found = sqnr(wanted, got)
+        if found < min(least, 20.0) - 10.0:
+            raise WrongNumbersError(f"at sizes {other}: {found} dB to float in place of {least}")
+    return Outcome(note=f"{len(made.entry.others)} other sizes")
+
+
+def _structure(value: Any) -> Any:
+    """Classes, names and shapes of what a model returns."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), str(value.dtype)
+    kind = type(value).__name__
+    if isinstance(value, dict):
+        return kind, {name: _structure(item) for name, item in dict(value).items()}
+    if isinstance(value, (list, tuple)):
+        return kind, [_structure(item) for item in value]
+    return kind, [_structure(item) for item in tensors(value)]
+
+
+def saved(made: Quantized) -> Outcome:
+    """Saved and loaded, the model gives the same bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.bq")
+        backquant.save(made.result, path)
+        again = backquant.load(path)
+        one, two = (tensors(call(model, made.inputs)) for model in (made.result, again))
+    same = [
+        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(one, two, strict=True)
+    ]
+    if not all(same):
+        raise WrongNumbersError("the loaded model gives other bits")
+    return Outcome(again.report.coverage if again.report else None)
+
+
+def compiled(made: Quantized) -> Outcome:
+    """Compiled code is as near to the reference model as the lowered model is."""
+    code = made.result.compile(made.inputs)
+    lowered, got = call(made.result, made.inputs), call(code, made.inputs)
+    found = sqnr(lowered, got)
+    _near(made, got, found)
+    run = partial(call, code, made.inputs)
+    return Outcome(made.result.report.coverage, found, code.compilation.describe(), run)
+
+
+def _near(made: Quantized, got: Any, found: float) -> None:
+    """One step somewhere may become several farther on: what counts is the noise at the end.
+
+    Near enough is 20 dB; or no more than 3 dB more noise to the float model than the reference model has.
+    """
+    if found >= 20.0:
+        return
+    own, reference = sqnr(made.wanted, got), sqnr(made.wanted, made.reference_outputs())
+    if own < reference - 3.0:
+        raise WrongNumbersError(
+            f"{found} dB to the reference model; to float {own} in place of {reference}"
+        )
+
+
+def exported(suffix: str, load: Callable[[Path, Quantized], Run], made: Quantized) -> Outcome:
+    """Everything quantized that multiplies runs on integers there, and the target computes the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"model{suffix}")
+        found = backquant.export(made.result, path, example_inputs=made.inputs)
+        run = load(path, made)
+    got = run()
+    near = sqnr(tensors(made.reference_outputs()), got)
+    _near(made, got, near)
+    return Outcome(found.integer_share, near, str(found).partition("; ")[2], run)
+
+
+def _named(made: Quantized) -> dict[str, Any]:
+    """The inputs by the names of the graph's placeholders, nested ones left out."""
+    names = [str(node.target) for node in made.reference.graph.find_nodes(op="placeholder")]
+    if isinstance(made.inputs, dict):
+        return dict(made.inputs)
+    args = made.inputs if isinstance(made.inputs, tuple) else (made.inputs,)
+    return dict(zip(names, args, strict=False))
+
+
+def _onnxruntime(path: Path, made: Quantized) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feed = _feed([item.name for item in session.get_inputs()], made)
+    return lambda: [torch.from_numpy(found) for found in session.run(None, feed)]
+
+
+def _feed(names: list[str], made: Quantized) -> dict[str, Any]:
+    named = _named(made)
+    flat = {name: value.numpy() for name, value in named.items() if isinstance(value, torch.Tensor)}
+    if set(names) <= set(flat):
+        return {name: flat[name] for name in names}
+    return {name: t.numpy() for name, t in zip(names, tensors(tuple(named.values())), strict=True)}
+
+
+def _openvino(path: Path, made: Quantized) -> Run:
+    import openvino
+
+    hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    model = openvino.Core().compile_model(str(path), "CPU", hints)
+    feed = _feed([item.any_name for item in model.inputs], made)
+
+    def run() -> list[torch.Tensor]:
+        results = model(feed)
+        return [torch.from_numpy(results[item].copy()) for item in model.outputs]
+
+    return run
+
+
+def _executorch(path: Path, made: Quantized) -> Run:
+    from backquant.deploy.executorch import ExecuTorchModel
+
+    model = ExecuTorchModel(path)
+    return lambda: tensors(call(model, made.inputs))
+
+
+def _inductor(path: Path, made: Quantized) -> Run:
+    model = torch._inductor.aoti_load_package(str(path))
+    return lambda: tensors(call(model, made.inputs))
+
+
+#: The backend that a road's model is quantized for.
+BACKENDS = {
+    "kernels": "x86",
+    "sizes": "x86",
+    "saved": "x86",
+    "compiled": "x86",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "xnnpack": "xnnpack",
+    "inductor": "inductor_x86",
+}
+
+_ROADS: dict[str, Callable[[Quantized], Outcome]] = {
+    "kernels": kernels,
+    "sizes": sizes,
+    "saved": saved,
+    "compiled": compiled,
+    "onnxruntime": partial(exported, ".onnx", _onnxruntime),
+    "openvino": partial(exported, ".xml", _openvino),
+    "xnnpack": partial(exported, ".pte", _executorch),
+    "inductor": partial(exported, ".pt2", _inductor),
+}
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[None]:
+    """Warnings of libraries about themselves are not what is tested here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _go(name: str, made: Quantized) -> Outcome:
+    with _warnings(), torch.no_grad():
+        return _ROADS[name](made)
+
+
+#: By name, in the order of the table.
+ROADS: dict[str, Callable[[Quantized], Outcome]] = {name: partial(_go, name) for name in _ROADS}
