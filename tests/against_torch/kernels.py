@@ -70,11 +70,11 @@ class _Forced(fx.Interpreter):
             expected = _requantized(*self.fetch_args_kwargs_from_env(n)[0])
         if expected is None or not isinstance(value, torch.Tensor):
             return value
-        if expected.is_floating_point() and not value.is_floating_point():
-            return value  # moved as integers, and dequantized by its readers
-        assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
         if expected.is_floating_point():
-            return self._float(n.name, value, expected)
+            # Otherwise moved as integers, and dequantized by its readers.
+            same = value.dtype == expected.dtype and value.shape == expected.shape
+            return self._float(n.name, value, expected) if same else value
+        assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
         far, share = (value.int() - expected.int()).abs(), 0.0
         cut = self.cut.get(n.name)
         if cut is not None and cut.shape == far.shape and cut.numel():

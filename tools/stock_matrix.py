@@ -1,0 +1,200 @@
+"""Every stock model down every road, and the table of it: ``docs/models.md``.
+
+    python tools/stock_matrix.py --results out/stock.jsonl                     # all that is missing
+    python tools/stock_matrix.py --results out/stock.jsonl --only resnet,Bert --roads kernels,onnxruntime
+    python tools/stock_matrix.py --results out/stock.jsonl --render            # only write docs/models.md
+
+A cell (a model of ``benchmarks/stock`` and a road of ``benchmarks/stock/roads.py``) runs in a process of its
+own with a time limit, and its result is appended to the file of results (JSON lines) as soon as it is there;
+what the file holds is not run again, unless ``--again ok,failed,timeout,died`` names its outcome. The last
+result of a cell counts. Exit status 1: a cell failed that ``tests/stock/known_failures.yaml`` does not list,
+or a listed one works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
+
+import torch  # noqa: E402
+import yaml  # noqa: E402
+from benchmarks.stock.catalogue import catalogue  # noqa: E402
+from benchmarks.stock.entry import Entry  # noqa: E402
+from benchmarks.stock.roads import BACKENDS, ROADS, Outcome, Quantized, quantized  # noqa: E402
+from benchmarks.stock.settle import call  # noqa: E402
+from stock_table import table  # noqa: E402
+
+Row = dict[str, Any]
+TURNS, TURN = 7, 0.1  # how often float and quantized take turns, and the CPU seconds of a turn
+KNOWN = ROOT / "tests" / "stock" / "known_failures.yaml"
+
+
+def run(entry: Entry, road: str) -> Row:
+    """The result of one cell, in this process."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    start = time.process_time()
+    row: Row = {"model": entry.name, "road": road}
+    try:
+        made = quantized(entry, BACKENDS[road])
+        outcome: Outcome = ROADS[road](made)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        ours = type(error).__module__.startswith(("backquant", "benchmarks"))
+        return row | {"outcome": "failed", "error": told[:2000], "raw": not ours}
+    row |= {"outcome": "ok", "cpu": round(time.process_time() - start, 1), "note": outcome.note}
+    row |= {"share": outcome.share, "sqnr": outcome.sqnr}
+    if outcome.run is not None:
+        row["speed"] = faster(made, outcome)
+    return row
+
+
+def faster(made: Quantized, outcome: Outcome) -> float:
+    """How many times as fast as the float model in PyTorch, in CPU time; the median of turns."""
+
+    def turn(compute: Any) -> float:
+        best, end = float("inf"), time.process_time() + TURN
+        while time.process_time() < end:
+            start = time.process_time()
+            compute()
+            best = min(best, time.process_time() - start)
+        return best
+
+    with torch.no_grad():
+        ratios = []
+        for _ in range(TURNS):
+            one = turn(lambda: call(made.model, made.inputs))
+            ratios.append(one / turn(outcome.run))
+    return round(sorted(ratios)[TURNS // 2], 2)
+
+
+def within(entry: Entry, road: str, limit: float) -> Row:
+    """``run`` in a process of its own."""
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(entry, road, sender))
+    process.start()
+    sender.close()
+    row: Row = {"model": entry.name, "road": road}
+    if receiver.poll(limit):
+        try:
+            row = receiver.recv()
+        except EOFError:
+            process.join()
+            row |= {"outcome": "died", "error": f"the process ended with {process.exitcode}"}
+    else:
+        row |= {"outcome": "timeout", "error": f"more than {limit:.0f} s"}
+        process.kill()
+    process.join()
+    return row | {"commit": commit()}
+
+
+def _child(entry: Entry, road: str, sender: Any) -> None:
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)  # runtimes print
+    os.dup2(sink, 2)
+    sender.send(run(entry, road))
+    sender.close()
+
+
+def commit() -> str:
+    """Of the repository, as far as git tells."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def read(path: Path) -> dict[tuple[str, str], Row]:
+    """The last result of each cell."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.strip()]
+    return {(row["model"], row["road"]): row for row in rows}
+
+
+def wanted(chosen: argparse.Namespace) -> Iterator[tuple[Entry, str]]:
+    done = read(chosen.results)
+    for entry in catalogue().values():
+        if chosen.only and not any(part.lower() in entry.name.lower() for part in chosen.only):
+            continue
+        for road in chosen.roads:
+            row = done.get((entry.name, road))
+            if row is None or row["outcome"] in chosen.again:
+                yield entry, road
+
+
+def unexpected(rows: dict[tuple[str, str], Row]) -> list[str]:
+    """Cells that fail and are not listed, and listed ones that work."""
+    listed = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    found = []
+    for (model, road), row in rows.items():
+        known = listed.get(model, {}).get(road)
+        if row["outcome"] == "ok" and known:
+            found.append(f"{model}, {road}: works, and is listed in {KNOWN.name}")
+        if row["outcome"] != "ok" and not known:
+            found.append(f"{model}, {road}: {row['error'].splitlines()[0]}")
+    return found
+
+
+def line(row: Row) -> str:
+    name = f"{row['model']:44.44} {row['road']:12}"
+    if row["outcome"] != "ok":
+        return f"{name} {row['outcome']}: {row['error'].splitlines()[0]}"
+    share = "" if row["share"] is None else f"{row['share']:7.1%}"
+    noise = "" if row["sqnr"] is None else f"{row['sqnr']:6.1f} dB"
+    speed = f"{row['speed']:.2f} × float" if "speed" in row else ""
+    return f"{name} {share:7} {noise:9} {speed:14} {row['cpu']:6.1f} s"
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    comma = lambda text: [part for part in text.split(",") if part]  # noqa: E731
+    parser.add_argument("--roads", type=comma, default=list(ROADS), help=", ".join(ROADS))
+    parser.add_argument("--only", type=comma, help="parts of names, separated by commas")
+    parser.add_argument("--again", type=comma, default=[], help="outcomes that are run again")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for a cell")
+    parser.add_argument("--budget", type=float, help="seconds after which no cell is begun")
+    parser.add_argument("--results", type=Path, default=Path("out/stock.jsonl"))
+    parser.add_argument("--render", action="store_true", help="run nothing")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "models.md")
+    chosen = parser.parse_args(arguments)
+    for road in chosen.roads:
+        if road not in ROADS:
+            parser.error(f"no road {road!r}; one of {', '.join(ROADS)}")
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = options_of(arguments)
+    chosen.results.parent.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    for entry, road in [] if chosen.render else list(wanted(chosen)):
+        if chosen.budget is not None and time.perf_counter() - begin > chosen.budget:
+            print("no time was left for the other cells")
+            break
+        row = within(entry, road, chosen.limit)
+        with chosen.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(line(row), flush=True)
+    rows = read(chosen.results)
+    chosen.out.write_text(table(list(catalogue().values()), rows), encoding="utf-8")
+    found = unexpected(rows)
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
