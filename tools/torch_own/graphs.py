@@ -149,8 +149,8 @@ def _of_kernel(module: KernelModule) -> tuple[str, ...]:
     post = getattr(config, "post_op", "none")
     behind = "" if post == "none" else f"_{post}"
     if kind == "Lookup":
-        name = config.operator
-        return (f"quantized {name}" if name in _TABLES else name,)
+        name = config.operator.replace("+", "_")
+        return (f"quantized {name}" if name in _TABLES | _QUANTIZED else name,)
     if kind == "QuantizedWeighted":
         return (f"quantized {config.operator}",)
     if kind == "OnednnConv":
@@ -182,6 +182,8 @@ def _plain(target: Any) -> str:
         return "dequantize"
     if str(target).startswith("quantized."):
         return _of_call(str(target).removeprefix("quantized."))
+    if str(target).startswith("quantized_decomposed.convert_element_type"):
+        return "to"
     known = find(target)
     return str(target) if known is None else known.name
 

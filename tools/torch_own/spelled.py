@@ -99,6 +99,12 @@ LINES: tuple[Line, ...] = (
         "batch norms are folded in another order of float operations: an integer may be the next one",
     ),
     Line(
+        r"self\.assertEqual\((result_dict\[\"quantized_output\"\], "
+        r"result_dict\[\"quantized_reference_output\"\])\)",
+        r"torch_own.names.assert_within_a_step(self, \1)",
+        "a kernel rounds once where the reference model rounds twice: within one step",
+    ),
+    Line(
         r"(?s)for n in m\.graph\.nodes:\n +if n\.op == \"call_method\" and n\.target == \"dequantize\":.*?"
         r"quant = quant \+ 1\n",
         'quant, dequant = map(torch_own.graphs.words_of(m).count, ("quantize", "dequantize"))\n',
