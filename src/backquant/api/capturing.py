@@ -1,5 +1,7 @@
 """Which way a model becomes a graph: by symbolic trace, by ``torch.export``, or the first that works.
 
+``backquant.api.steps`` chooses the second where the first works and puts less on integers.
+
 The steps behind it are the same; only the backend's entries and the mapping's rules are spelled for
 exported graphs there (``backquant.operators.equivalents``).
 """
@@ -16,9 +18,9 @@ from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
-from backquant.graph import Captured, capture
+from backquant.graph import Captured, capture, fold_constants
+from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
-from backquant.graph.export.leaves import COMPOSED
 from backquant.graph.in_place import changed_view
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
@@ -29,6 +31,7 @@ __all__ = [
     "CAPTURES",
     "Capturing",
     "captured_with",
+    "exported_instead_of",
     "is_exported",
     "spelled_for",
     "spelled_request",
@@ -43,13 +46,17 @@ class Capturing:
     """How to capture: one of ``CAPTURES``; the rest is for ``torch.export``.
 
     ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``leave_float``: nobody
-    passed a mapping, so that what the backend leaves in float by default stays there.
+    passed a mapping, so that what the backend leaves in float by default stays there. ``decompose``: a trace
+    goes through attention and transformer layers, as an export does (PyTorch's keeps them whole), but for
+    those of ``whole_classes``.
     """
 
     how: str = "auto"
     example_inputs: Any = None
     dynamic_shapes: Any = None
     leave_float: bool = False
+    decompose: bool = False
+    whole_classes: frozenset[type] = frozenset()
 
     def __post_init__(self) -> None:
         if self.how not in CAPTURES:
@@ -80,13 +87,13 @@ def captured_with(
     if capturing.how == "export" or capturing.dynamic_shapes is not None:
         return _exported(custom, model, capturing)
     try:
-        traced = _traced(custom, model)
+        traced = _traced(custom, model, capturing)
         if capturing.how == "auto":
             _check_views(traced)
         if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
             # a trace decides about arguments that are left out as if they were given
             costs_of(traced.module, capturing.example_inputs)
-        return _apart(custom, model, capturing, traced) if capturing.how == "auto" else traced
+        return traced
     except CaptureError as error:
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
@@ -102,33 +109,6 @@ def _check_views(traced: Captured) -> None:
             where=name,
             fix="write it without the change: torch.cat of the parts, or torch.where",
         )
-
-
-def _apart(
-    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing, traced: Captured
-) -> Captured:
-    """``traced``, or an export where that takes apart what a trace keeps whole (and nobody names)."""
-    named = CustomMatching.of(custom)
-    calls = (node for node in traced.module.graph.nodes if node.op == "call_module")
-    modules = {str(call.target): traced.module.get_submodule(str(call.target)) for call in calls}
-    whole = [
-        path
-        for path, module in modules.items()
-        if isinstance(module, COMPOSED)
-        and path not in named.untraced_names
-        and type(module) not in named.untraced_classes
-    ]
-    if not whole or capturing.example_inputs is None:
-        return traced
-    kept = f"{whole[0]!r} ({type(modules[whole[0]]).__name__})"
-    try:
-        captured = _exported(custom, model, capturing)
-        costs_of(captured.module, capturing.example_inputs)
-    except CaptureError as error:
-        note = f"{kept} stays float as a whole: it cannot be exported ({_reason(error)})"
-        return replace(traced, notes=(*traced.notes, note))
-    note = f"captured by torch.export; a symbolic trace keeps {kept} whole, in float"
-    return replace(captured, notes=(note, *captured.notes[1:]))
 
 
 def is_exported(captured: Captured) -> bool:
@@ -165,14 +145,31 @@ def spelled_request(prepared: nn.Module, asked: ConvertAsked) -> ConvertAsked:
     )
 
 
-def _traced(custom: PrepareCustomConfig | None, model: nn.Module) -> Captured:
+def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing) -> Captured:
     apart = CustomMatching.of(custom)
     apart.check(model)
-    return capture(
+    captured = capture(
         model,
         non_traceable_names=apart.untraced_names,
         non_traceable_classes=apart.untraced_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
+        decomposition=_decomposition(apart, model, capturing),
+    )
+    if capturing.decompose and not model.training:
+        fold_constants(captured.module, captured.scopes)
+    return captured
+
+
+def _decomposition(
+    apart: CustomMatching, model: nn.Module, capturing: Capturing
+) -> Decomposition | None:
+    if not capturing.decompose or capturing.example_inputs is None or model.training:
+        return None
+    return decomposition_of(
+        model,
+        capturing.example_inputs,
+        whole_names=apart.untraced_names,
+        whole_classes=apart.untraced_classes | capturing.whole_classes,
     )
 
 
@@ -212,6 +209,23 @@ def with_reasons(plan: Plan, captured: Captured) -> Plan:
             decisions[name] = replace(decision, reasons=(reason,))
     whole = (f"{path!r} stays float as a whole: {why}" for path, why in captured.whole.items())
     return replace(plan, decisions=decisions, notes=(*captured.notes, *whole, *plan.notes))
+
+
+def exported_instead_of(
+    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing
+) -> Captured | str:
+    """``model`` exported, where a trace works but keeps something whole; or why it cannot be exported.
+
+    >>> import torch
+    >>> exported_instead_of(None, nn.ReLU().eval(), Capturing("auto", torch.zeros(2))).origin
+    'torch.export'
+    """
+    try:
+        captured = _exported(custom, model, capturing)
+        costs_of(captured.module, capturing.example_inputs)
+    except CaptureError as error:
+        return _reason(error)
+    return captured
 
 
 def _exported(

@@ -127,9 +127,8 @@ def quantize(
     frozen = evaluation_copy(model)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example, batches = example_from(frozen, example_inputs, calibration)
-    step = _planned(
-        frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
-    )
+    capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
+    step = _planned(frozen, ask, capturing)
     config = step.backend
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
@@ -201,9 +200,8 @@ def explain(  # size: as quantize
     engine = _engine_here(config)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example = checked_example(frozen, example_inputs)
-    step = _planned(
-        frozen, ask, Capturing(capture, example, dynamic_shapes, qconfig_mapping is None)
-    )
+    capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
+    step = _planned(frozen, ask, capturing)
     config = step.backend
     prepared = _prepared(step, ask)
     state = prepared_state(prepared)

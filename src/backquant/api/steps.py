@@ -9,11 +9,20 @@ from torch import fx, nn
 
 from backquant.api.arguments import given_model
 from backquant.api.beside_float import rules_beside_float
-from backquant.api.capturing import Capturing, captured_with, spelled_for, with_reasons
+from backquant.api.capturing import (
+    Capturing,
+    captured_with,
+    exported_instead_of,
+    is_exported,
+    spelled_for,
+    with_reasons,
+)
+from backquant.api.choosing import described, kept_whole, on_integers, worth_an_export
+from backquant.api.costs import costs_of
 from backquant.api.left_float import rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
-from backquant.graph import released, shallow_copy, without_collector
+from backquant.graph import Captured, released, shallow_copy, without_collector
 from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -78,22 +87,82 @@ def planned(  # size: what is asked for of a model, and how to capture it
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
     ``capturing.leave_float``: what the backend leaves in float by default is left there.
+    ``capturing.decompose``: where a trace works and keeps whole what holds multiply-adds, the model is
+    exported, too, and the plan that puts more of them on integers is taken.
     """
+    if capturing is not None and capturing.decompose:
+        capturing = replace(capturing, whole_classes=_named_by(backend))
     captured = captured_with(custom, model, capturing)
-    without_sync(captured.module)
-    backend, mapping = spelled_for(captured, backend, mapping)
-    matching = CustomMatching.of(custom)
-    attention_apart(captured, backend, mapping)
-    fused, plan = plan_fused(captured, backend, mapping, matching)
-    notes: tuple[str, ...] = ()
-    for rules in _DEFAULT_RULES if capturing is not None and capturing.leave_float else ():
-        chosen = rules(fused, plan, backend, mapping)
-        if chosen is not None:
-            mapping, notes = chosen.mapping, (*notes, *chosen.notes)
-            fused, plan = plan_fused(captured, backend, mapping, matching)
-    plan = with_reasons(replace(plan, notes=(*plan.notes, *notes)), captured)
-    released(captured.module)
-    return Planned(fused, plan, backend, mapping)
+    asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing)
+    made = asked.plan(captured)
+    if capturing is None or capturing.how != "auto" or not capturing.decompose:
+        return made
+    return made if is_exported(captured) else _better(made, captured, model, custom, asked)
+
+
+def _named_by(backend: BackendConfig) -> frozenset[type]:
+    """The classes of modules that entries of a backend name: none of them is taken apart."""
+    nodes = (node for pattern in backend.entries for node in pattern.nodes)
+    return frozenset(node.op for node in nodes if node.kind == "module")
+
+
+@dataclass(frozen=True)
+class _Planning:
+    """What a captured model is planned for."""
+
+    backend: BackendConfig
+    mapping: QConfigMapping
+    custom: CustomMatching
+    capturing: Capturing | None
+
+    def plan(self, captured: Captured) -> Planned:
+        without_sync(captured.module)
+        backend, mapping = spelled_for(captured, self.backend, self.mapping)
+        attention_apart(captured, backend, mapping)
+        fused, plan = plan_fused(captured, backend, mapping, self.custom)
+        notes: tuple[str, ...] = ()
+        by_default = self.capturing is not None and self.capturing.leave_float
+        for rules in _DEFAULT_RULES if by_default else ():
+            chosen = rules(fused, plan, backend, mapping)
+            if chosen is not None:
+                mapping, notes = chosen.mapping, (*notes, *chosen.notes)
+                fused, plan = plan_fused(captured, backend, mapping, self.custom)
+        plan = with_reasons(replace(plan, notes=(*plan.notes, *notes)), captured)
+        released(captured.module)
+        return Planned(fused, plan, backend, mapping)
+
+
+def _better(
+    made: Planned,
+    traced: Captured,
+    model: nn.Module,
+    custom: PrepareCustomConfig | None,
+    asked: _Planning,
+) -> Planned:
+    """``made`` of a trace, or the plan of an export where that puts more on integers."""
+    kept = kept_whole(made.module, made.plan, asked.custom)
+    if not kept or asked.capturing is None:
+        return made
+    example = asked.capturing.example_inputs
+    costs = costs_of(made.module, example)
+    if not worth_an_export(costs, kept):
+        return made
+    largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
+    found = exported_instead_of(custom, model, asked.capturing)
+    if isinstance(found, str):
+        return _noted(made, f"{largest} stays float as a whole: it cannot be exported ({found})")
+    other = asked.plan(found)
+    before = on_integers(made.plan, costs)
+    after = on_integers(other.plan, costs_of(other.module, example))
+    if after <= before:
+        return made
+    note = f"captured by torch.export; a symbolic trace keeps {largest} whole, in float"
+    plan = replace(other.plan, notes=(note, *other.plan.notes[1:]))
+    return replace(other, plan=plan)
+
+
+def _noted(made: Planned, note: str) -> Planned:
+    return replace(made, plan=replace(made.plan, notes=(*made.plan.notes, note)))
 
 
 def decided(

@@ -23,6 +23,7 @@ from backquant.graph.edit import (
 )
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.float8 import FLOAT8_DTYPES, register_float8
+from backquant.graph.folding import fold_constants
 from backquant.graph.modes import (
     CapturedForTraining,
     ModeValue,
@@ -62,6 +63,7 @@ __all__ = [
     "check_inputs",
     "complaints",
     "copied_graph",
+    "fold_constants",
     "free_path",
     "get_module",
     "known_types",

@@ -11,6 +11,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.errors import CaptureError, ConfigError
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
+from backquant.graph.decompose import Decomposition
 from backquant.graph.in_place import read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.scope import Scope
@@ -25,7 +26,7 @@ class Captured:
 
     The graph's modules are copies of the model's and hold the model's own tensors. ``origin`` says
     how it was captured, ``notes`` what a user should know of that, ``whole`` why which modules were left
-    whole by an export, by path.
+    whole, by path.
     """
 
     module: fx.GraphModule
@@ -41,6 +42,7 @@ def capture(
     non_traceable_names: Collection[str] = (),
     non_traceable_classes: Collection[type] = (),
     preserved_attributes: Sequence[str] = (),
+    decomposition: Decomposition | None = None,
 ) -> Captured:
     """Trace ``model`` symbolically. The model is not changed, and may be used meanwhile.
 
@@ -52,6 +54,7 @@ def capture(
         non_traceable_classes: classes whose instances stay whole (exact class).
         preserved_attributes: names of attributes of ``model`` that the graph module keeps,
             also through ``copy.deepcopy``.
+        decomposition: modules that are traced as the operators that they are; default: none.
 
     Raises:
         CaptureError: the model cannot be traced; names the module and the line.
@@ -65,7 +68,8 @@ def capture(
     """
     _check_names(model, non_traceable_names)
     copied = shallow_copy(model)
-    tracer = ModuleTracer(non_traceable_names, non_traceable_classes)
+    decomposition = Decomposition() if decomposition is None else decomposition
+    tracer = ModuleTracer(non_traceable_names, non_traceable_classes, decomposition.traced())
     try:
         with capture_in_own_thread():
             graph = tracer.trace(copied)
@@ -75,7 +79,7 @@ def capture(
     module = assemble(DeferredGraphModule, graph, copied)
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
-    return Captured(module, scopes)
+    return Captured(module, scopes, whole=dict(decomposition.whole))
 
 
 def _check_names(model: nn.Module, names: Collection[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,6 +64,9 @@ class ModuleTracer(fx.Tracer):
     """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer, and as
     its ``stack_trace`` the calls of ``forward`` that lead to it.
 
+    ``forms``: by path, what is traced in the place of a module's ``forward``; such a module is no leaf. What
+    is computed there and read nowhere is dropped.
+
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -70,6 +74,7 @@ class ModuleTracer(fx.Tracer):
         self,
         non_traceable_names: Collection[str] = (),
         non_traceable_classes: Collection[type] = (),
+        forms: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__(autowrap_functions=_PACKING)
         self._autowrap_search.append(rnn)  # for calls as nn.utils.rnn.pack_padded_sequence
@@ -77,6 +82,9 @@ class ModuleTracer(fx.Tracer):
         self.failed_path: str | None = None
         self._names = frozenset(non_traceable_names)
         self._classes = frozenset(non_traceable_classes)
+        self._forms = {} if forms is None else forms
+        self._forms_open = 0
+        self._by_forms: set[fx.Node] = set()
         self._parameter_names: dict[int, str] = {}
         self._transparent: frozenset[int] = frozenset()
 
@@ -88,6 +96,7 @@ class ModuleTracer(fx.Tracer):
             self._parameter_names = {id(p): n for n, p in reversed(list(named))}
             self._transparent = _transparent_modules(root)
         graph = super().trace(root, concrete_args)
+        self._drop_unread(graph)
         for node in graph.nodes:
             if (
                 node.target in _PACKING
@@ -97,7 +106,24 @@ class ModuleTracer(fx.Tracer):
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
 
+    def _drop_unread(self, graph: fx.Graph) -> None:
+        """Erase what forms compute for nobody, the last first."""
+        for node in reversed(list(graph.nodes)):
+            if node in self._by_forms and not node.users and node.op != "call_module":
+                graph.erase_node(node)
+                self.node_name_to_scope.pop(node.name, None)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if node.op.startswith("call_"):
+            node.stack_trace = _forward_calls(sys._getframe(1)) or None
+        if self._forms_open:
+            self._by_forms.add(node)
+        return node
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self._forms:
+            return False
         return module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
 
     def call_module(
@@ -109,18 +135,29 @@ class ModuleTracer(fx.Tracer):
     ) -> Any:
         if id(m) in self._transparent:
             return args[0]
+        path = self._path_or_empty(m) if self._forms else ""
+        form = self._forms.get(path)
         try:
-            return super().call_module(m, forward, args, kwargs)
+            if form is None:
+                return super().call_module(m, forward, args, kwargs)
+            return self._call_form(m, form, args, kwargs)
         except Exception:
             if self.failed_path is None:
                 self.failed_path = self._path_or_empty(m)
             raise
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        if node.op.startswith("call_"):
-            node.stack_trace = _forward_calls(sys._getframe(1)) or None
-        return node
+    def _call_form(
+        self,
+        m: nn.Module,
+        form: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        self._forms_open += 1
+        try:
+            return super().call_module(m, partial(form, m), args, kwargs)
+        finally:
+            self._forms_open -= 1
 
     def create_arg(self, a: Any) -> Any:
         # The base class searches all parameters for each use of one.

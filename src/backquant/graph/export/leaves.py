@@ -17,19 +17,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from backquant.graph.decompose import COMPOSED
 from backquant.graph.export.scopes import Place, place_of
 from backquant.graph.tracer import is_leaf
 
 __all__ = ["Leaf", "find_leaves"]
-
-#: Modules of several layers that a trace keeps whole and no backend has an entry for.
-COMPOSED = (
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class _Writer:
 
     def _write(self, node: fx.Node) -> None:
         leaf = self._inside.get(node)
-        if leaf is not None:
+        if leaf is not None and not self._is_folded(leaf):
             if node is leaf.result:
                 self._call_leaf(leaf)
             elif node in leaf.items:
@@ -137,6 +137,11 @@ class _Writer:
 
     def _is_constant(self, value: Any) -> bool:
         return value in self._constants
+
+    def _is_folded(self, leaf: Leaf) -> bool:
+        """Whether a module reads a constant: its operators are computed ahead; tables are looked up."""
+        is_table = isinstance(leaf.module, (nn.Embedding, nn.EmbeddingBag, nn.RNNBase))
+        return not is_table and self._is_constant(leaf.value)
 
     def _call_leaf(self, leaf: Leaf) -> None:
         made = self._graph.call_module(leaf.path, (self._value(leaf.value),))

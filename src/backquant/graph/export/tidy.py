@@ -58,7 +58,7 @@ def tidy(
     for node in list(graph.nodes):
         if _is_check(node):
             graph.erase_node(node)
-        elif node.target is _aten.batch_norm.default and node.args[5]:
+        elif _trains(node):
             raise NotExportedError("it was exported in training mode: batch norm is trained")
     _resolve_in_place(graph)
     for node in list(graph.nodes):
@@ -73,6 +73,13 @@ def tidy(
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and _is_pure(node):
             graph.erase_node(node)
+
+
+def _trains(node: fx.Node) -> bool:
+    """Whether a call is a batch norm that updates its statistics (and not one without any)."""
+    return node.target is _aten.batch_norm.default and bool(
+        node.args[5] and node.args[3] is not None
+    )
 
 
 # -- blocks ----------------------------------------------------------------------------------------
