@@ -97,7 +97,7 @@ def planned(  # size: what is asked for of a model, and how to capture it
     made = asked.plan(captured)
     if capturing is None or capturing.how != "auto" or not capturing.decompose:
         return made
-    return made if is_exported(captured) else _better(made, captured, model, custom, asked)
+    return made if is_exported(captured) else _better(made, model, custom, asked)
 
 
 def _named_by(backend: BackendConfig) -> frozenset[type]:
@@ -134,7 +134,6 @@ class _Planning:
 
 def _better(
     made: Planned,
-    traced: Captured,
     model: nn.Module,
     custom: PrepareCustomConfig | None,
     asked: _Planning,

@@ -151,7 +151,8 @@ class _Constants:
     def _computed(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return _attribute(self._module, str(node.target))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        given: Any = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = given
         call: Callable[..., Any] = node.target  # type: ignore[assignment]
         if node.op == "call_method":
             first, *args = args
@@ -159,7 +160,7 @@ class _Constants:
         elif node.op == "call_module":
             call = get_module(self._module, str(node.target))
             if getattr(call, "inplace", False):
-                args = [args[0].clone(), *args[1:]]
+                args = (args[0].clone(), *args[1:])
         return call(*args, **kwargs)
 
 

@@ -73,7 +73,7 @@ def multihead_attention(
     batch_first = module.batch_first or not batched
     q, k, v = _projected(module, query, key, value)
     if module.bias_k is not None:
-        k, v = (_longer(module, x, b) for x, b in ((k, module.bias_k), (v, module.bias_v)))
+        k, v = (_longer(x, b, batch_first) for x, b in ((k, module.bias_k), (v, module.bias_v)))
     q, k, v = (_heads(x, module, batch_first) for x in (q, k, v))
     if module.add_zero_attn:
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
@@ -136,9 +136,9 @@ def _parts(value: Any, count: int) -> tuple[Any, ...]:
     return tuple(parts[i] for i in range(count))
 
 
-def _longer(module: nn.MultiheadAttention, value: Any, bias: Any) -> Any:
+def _longer(value: Any, bias: Any, batch_first: bool) -> Any:
     """Keys or values with the learned one behind them; ``bias`` is ``[1, 1, features]``."""
-    if module.batch_first:
+    if batch_first:
         return torch.cat([value, bias.expand(value.size(0), -1, -1)], dim=1)
     return torch.cat([value, bias.expand(-1, value.size(1), -1)], dim=0)
 

@@ -116,7 +116,7 @@ def decomposition_of(
     while chosen:
         try:
             calls = _recorded(model, chosen, example_inputs)
-        except _NotTakenApart as failure:
+        except _StaysWholeError as failure:
             found.whole[failure.path] = failure.reason
             chosen.discard(failure.path)
         else:
@@ -126,7 +126,8 @@ def decomposition_of(
 
 def _kind(module: nn.Module) -> type[nn.Module] | None:
     """The class of PyTorch whose ``forward`` a module has."""
-    for kind in (*_FORMS, nn.MultiheadAttention):
+    kinds: tuple[type[nn.Module], ...] = (*_FORMS, nn.MultiheadAttention)
+    for kind in kinds:
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return kind
     return None
@@ -136,7 +137,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-class _NotTakenApart(BackquantError):
+class _StaysWholeError(BackquantError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path!r} is not taken apart: {reason}", where=path)
         self.path, self.reason = path, reason
@@ -160,7 +161,7 @@ def _recorded(model: nn.Module, paths: set[str], example_inputs: Any) -> dict[st
 def _note(path: str, calls: list[_Call], given: dict[str, Any]) -> _Call:
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     if any(tensor.is_nested for tensor in tensors.values()):
-        raise _NotTakenApart(path, "it is called with nested tensors")
+        raise _StaysWholeError(path, "it is called with nested tensors")
     known = {name: TensorFacts(value.dim(), value.dtype) for name, value in tensors.items()}
     calls.append(known)
     return known
