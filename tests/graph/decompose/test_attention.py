@@ -92,7 +92,8 @@ _WEIGHTS: list[dict[str, bool]] = [
 def test_equal_to_the_module(kind: dict[str, Any], batched: bool) -> None:
     calls = ["memory", "apart"] if "kdim" in kind else ["self", "memory", "apart"]
     calls = ["apart"] if "kdim" in kind else calls
-    for which, masks, weights in itertools.product(calls, _MASKS, _WEIGHTS):
+    cases = list(zip(_MASKS, _WEIGHTS * 2, strict=True))
+    for which, (masks, weights) in itertools.product(calls, cases):
         options = {"attn_mask": masks[0], "key_padding_mask": masks[1], **weights}
         model = Calls(which, options, **kind).eval()
         inputs = _inputs(model, batched)
