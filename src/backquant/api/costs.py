@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import fx
@@ -28,18 +29,36 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
         return multiply_adds(module, example_inputs)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        names = left_out(module, example_inputs)
-        where = f"arguments that were left out: {', '.join(names)}" if names else "forward"
+        where, fix = _advice(left_out(module, example_inputs), str(error))
         raise CaptureError(
             f"the traced model fails on inputs that the model accepts: {reason}",
             where=where,
-            fix="tracing decides about branches on arguments (if mask is None) once, for any value:\n"
-            "wrap the model in a module whose forward takes just the arguments that you pass",
+            fix=fix,
         ) from error
 
 
+_NODE = re.compile(r"While executing %(\w+)")
+
+
+def _advice(names: list[str], words: str) -> tuple[str, str]:
+    """Where the trace went wrong, and what to do: arguments that were left out are the likeliest cause."""
+    if names:
+        return (
+            f"arguments that were left out: {', '.join(names)}",
+            "tracing decides about branches on arguments (if mask is None) once, for any value:\n"
+            "wrap the model in a module whose forward takes just the arguments that you pass",
+        )
+    node = _NODE.search(words)
+    return (
+        f"node {node[1]!r} of the trace" if node else "forward",
+        "a symbolic trace records one way through forward, for all values and sizes:\n"
+        'capture="export", or leave the part out:\n'
+        "PrepareCustomConfig().set_non_traceable_module_names([...])  # it stays in float",
+    )
+
+
 def left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
-    """Arguments with defaults that ``example_inputs`` does not give.
+    """Arguments that are ``None`` where nobody passes them, and that ``example_inputs`` does not give.
 
     >>> left_out(fx.symbolic_trace(lambda x, mask=None: x), 1)
     ['mask']
@@ -51,5 +70,5 @@ def left_out(module: fx.GraphModule, example_inputs: Any) -> list[str]:
     return [
         str(node.target)
         for node in placeholders[len(args) :]
-        if node.args and str(node.target) not in kwargs
+        if node.args and node.args[0] is None and str(node.target) not in kwargs
     ]

@@ -31,9 +31,10 @@ from backquant.deploy import (
 )
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
-from backquant.errors import ExportError, UsageError
+from backquant.errors import ExportError, InputError, UsageError
 from backquant.graph import as_arguments
 from backquant.graph.costs import multiply_adds
+from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import QuantizedModel
 from backquant.lower.quantized_model import as_integers
@@ -62,9 +63,11 @@ def export(
     Args:
         quantized: the model; it is not changed.
         path: the file. It is written under another name first.
-        to: the target (``backquant.deploy.list_targets()``); default: by the file's suffix.
+        to: the target (``backquant.deploy.list_targets()``); default: by the file's suffix, and where
+            several write such files, the one of the backend that the model was quantized for.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments;
-            default: of the shapes that the model was quantized with.
+            default: those that the model was quantized with (integers as they were, floats drawn in
+            their range).
         dynamic_shapes: as in ``torch.export``, where a string names an axis:
             ``{"x": {0: "batch"}}``, with a bound ``"batch<=64"``. Default: the shapes of the example
             inputs and no others.
@@ -93,7 +96,7 @@ def export(
     1.0
     """
     target_path = Path(path)
-    target = find_target(to, target_path)
+    target = find_target(to, target_path, _backend_name(quantized))
     reference = _reference(quantized, target)
     check_place(target_path, overwrite)
     check_installed(target)
@@ -104,6 +107,16 @@ def export(
     check_modules(job, required)
     check_version(target)
     return run_export(job, target, target_path, required)
+
+
+def _backend_name(quantized: nn.Module) -> str:
+    if isinstance(quantized, QuantizedModel):
+        return quantized.backend_config.name
+    return (
+        reference_state(quantized).backend_config.name
+        if isinstance(quantized, ReferenceModel)
+        else ""
+    )
 
 
 class _Reference:
@@ -216,6 +229,22 @@ def _example(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[st
     return args, kwargs
 
 
+def _costs(module: fx.GraphModule, inputs: Any) -> dict[str, int]:
+    """Multiply-adds by node. Raises ``InputError`` for inputs on which the model fails."""
+    try:
+        return multiply_adds(module, inputs)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        args, kwargs = as_arguments(inputs)
+        passed = [describe_value(value) for value in args]
+        passed += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]
+        raise InputError(
+            f"the model fails on the example inputs: {reason}",
+            where=f"export of a model called with ({', '.join(passed)})",
+            fix="backquant.export(quantized, path, example_inputs=one_batch_of_real_inputs)",
+        ) from error
+
+
 def _job(
     reference: _Reference,
     args: tuple[Any, ...],
@@ -228,7 +257,7 @@ def _job(
     _check_names(dynamic_shapes, names)
     args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
-    costs = multiply_adds(module, kwargs if kwargs and not args else args)
+    costs = _costs(module, kwargs if kwargs and not args else args)
     return ExportJob(
         module=module,
         args=args,

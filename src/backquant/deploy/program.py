@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import traceback
 
+from backquant.deploy.sizes import check_assumptions, with_inferred_ranges
 from backquant.errors import CaptureError, ExportError
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.quiet import quiet
@@ -66,14 +67,49 @@ def export_program(
     {'relu': 'relu'}
     """
     try:
-        with quiet(), torch.no_grad(), traceback.preserve_node_meta():
-            exported = torch.export.export(
-                _Traced(module), args, kwargs, dynamic_shapes=as_dims(dynamic_shapes), strict=False
-            )
+        exported = _exported(module, args, kwargs, as_dims(dynamic_shapes))
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
-        raise _refusal(reason, dynamic_shapes) from error
+        found = None
+        if dynamic_shapes and "Constraints violated" in reason:
+            found = _with_assumptions(module, args, kwargs, dynamic_shapes)
+        if found is None:
+            raise _refusal(reason, dynamic_shapes) from error
+        exported = found
     return _functional(Program(exported, _origins(exported.graph)))
+
+
+def _exported(  # size: what torch.export takes
+    module: fx.GraphModule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dims: Any,
+    *,
+    defer: bool = False,
+) -> ExportedProgram:
+    """``defer``: guards that cannot be proved become assertions in the graph."""
+    with quiet(), torch.no_grad(), traceback.preserve_node_meta():
+        return torch.export.export(
+            _Traced(module),
+            args,
+            kwargs,
+            dynamic_shapes=dims,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=defer,
+        )
+
+
+def _with_assumptions(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """The program where export finds the ranges of sizes itself; ``None`` if it fails so, too."""
+    dims = with_inferred_ranges(dynamic_shapes)
+    try:
+        exported = _exported(module, args, kwargs, dims, defer=True)
+    except Exception:  # the first reason is the one to tell
+        return None
+    check_assumptions(exported, dynamic_shapes)
+    return exported
 
 
 def _functional(program: Program) -> Program:

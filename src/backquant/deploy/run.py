@@ -9,13 +9,14 @@ from backquant.deploy.exported import Exported, Written
 from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
-from backquant.errors import CoverageError, ExportError, UsageError
+from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.match.plan import Reason
 
 __all__ = ["Required", "check_modules", "check_operators", "run_export"]
 
 Required = float | tuple[str, ...] | None
 _SHOWN = 12
+_WORDS = 500
 
 
 def run_export(job: ExportJob, target: Target, path: Path, require: Required) -> Exported:
@@ -31,10 +32,35 @@ def run_export(job: ExportJob, target: Target, path: Path, require: Required) ->
     check_operators(job, target)
     files: list[Path] = []
     with staged(path, files) as staging:
-        written = target.write(job, staging)
+        written = _written(job, target, staging)
         exported = _exported(job, target, path, written)
         _check(exported, job, require)
     return Exported(**{**vars(exported), "files": tuple(files)})
+
+
+def _written(job: ExportJob, target: Target, staging: Path) -> Written:
+    """What ``target`` writes. What its own packages raise becomes an ``ExportError`` with their words."""
+    try:
+        return target.write(job, staging)
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"{target.name} does not take the model: {_first_words(error)}",
+            where=f"{type(error).__name__}, while the file was written or read back",
+            fix="the operator named above is the target's limit: write it otherwise, or export to another\n"
+            "target; the exception above this one has all of the words",
+        ) from error
+
+
+def _first_words(error: Exception) -> str:
+    """The innermost reason that has words, on one line."""
+    words = ""
+    link: BaseException | None = error
+    while link is not None:
+        words = " ".join(str(link).split()) or words
+        link = link.__cause__ or link.__context__
+    return words[:_WORDS] or type(error).__name__
 
 
 def check_operators(job: ExportJob, target: Target) -> None:

@@ -119,20 +119,26 @@ def usual_suffix(name: str) -> str:
     return _named(name).suffixes[0]
 
 
-def find_target(name: str | None, path: Path) -> Target:
-    """The target called ``name``, or, for ``None``, the first one whose files end like ``path``.
+def find_target(name: str | None, path: Path, backend: str = "") -> Target:
+    """The target called ``name``, or, for ``None``, the one whose files end like ``path``.
+
+    Of several it is the one that ``backend``, which a model was quantized for, belongs to
+    (``tensorrt`` and ``tensorrt_fp8`` to the target of that name), else the first.
 
     Raises ``UsageError`` for a name or suffix that no target has.
 
     >>> find_target(None, Path("model.onnx")).name
     'onnx'
+    >>> find_target(None, Path("model.onnx"), "tensorrt_fp8").name
+    'tensorrt'
     """
     if name is not None:
         return _checked_suffix(_named(name), path)
     targets = [_load(other) for other in list_targets()]
-    for target in targets:
-        if path.suffix in target.suffixes:
-            return target
+    fitting = [target for target in targets if path.suffix in target.suffixes]
+    meant = [t for t in fitting if backend == t.backend or backend.startswith(f"{t.backend}_")]
+    for target in (*meant, *fitting):
+        return target
     known = ", ".join(f"{target.suffixes[0]} ({target.name})" for target in targets)
     raise UsageError(
         f"no target has files that end in {path.suffix!r}",

@@ -1,7 +1,15 @@
-"""Shapes and dtypes of example inputs, as data: enough to make inputs that a graph can be traced with."""
+"""Example inputs as data: enough to make inputs that a graph can be traced with.
+
+1. Integers, truth values and floats that are whole or infinite (masks, one-hot rows) are kept as they are, up
+   to 16384 of a tensor: indices, offsets and lengths belong together, and others would not run. Above that,
+   integers are drawn within their range.
+2. Of other floats (images, sounds, features) only shape, mean, deviation and range are kept: they may be
+   large, or nobody else's business, and any of their kind runs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +20,27 @@ from backquant.graph.example import as_arguments
 
 __all__ = ["ExampleSpec"]
 
-_TENSOR, _RANGE = "tensor", "range"
+_TENSOR, _RANGE, _VALUES, _SPREAD = "tensor", "range", "values", "spread"
+_KEPT = 16384  # values of one tensor
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
 class ExampleSpec:
-    """What a model was called with, without the values: JSON-able, and ``arguments()`` makes some.
+    """What a model was called with: JSON-able, and ``arguments()`` makes inputs of it.
 
-    ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}``, for integers
-    and truth values also ``"range": [least, greatest]``; lists, tuples (as lists) and dicts of such; and
-    numbers, strings and ``None`` as they are.
+    ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}`` with either
+    ``"values"`` (row by row, infinities as text), or ``"range": [least, greatest]`` and for floats
+    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; and numbers, strings and
+    ``None`` as they are.
 
-    >>> spec = ExampleSpec.of((torch.zeros(2, 3), True))
-    >>> spec.args
-    [{'tensor': [2, 3], 'dtype': 'float32'}, True]
+    >>> spec = ExampleSpec.of((torch.tensor([0, 3, 5]), torch.rand(2, 3), True))
+    >>> spec.args[0]
+    {'tensor': [3], 'dtype': 'int64', 'values': [0, 3, 5]}
+    >>> sorted(spec.args[1])
+    ['dtype', 'range', 'spread', 'tensor']
     >>> [getattr(value, "shape", value) for value in spec.arguments()[0]]
-    [torch.Size([2, 3]), True]
+    [torch.Size([3]), torch.Size([2, 3]), True]
     """
 
     args: list[Any]
@@ -48,9 +60,10 @@ class ExampleSpec:
             return None
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, random with a fixed seed: floats, and integers of the range.
+        """Positional and keyword arguments: the values that were kept, and others drawn with a fixed seed.
 
-        Where the range is not known, integers are 0. So a mask of ones stays one, and tokens are some.
+        Integers of which only the range is known are drawn from it, floats from the normal distribution
+        of their mean and deviation, cut off at their range.
         """
         generator = torch.Generator().manual_seed(0)
         return tuple(_made(self.args, generator)), _made(self.kwargs, generator)
@@ -73,10 +86,36 @@ def _described(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _range(value: torch.Tensor) -> dict[str, list[int]]:
-    if value.is_floating_point() or value.is_complex() or value.is_quantized or not value.numel():
+def _range(value: torch.Tensor) -> dict[str, Any]:
+    if value.is_complex() or value.is_quantized or not value.numel():
         return {}
-    return {_RANGE: [int(value.min()), int(value.max())]}
+    values = value.detach()
+    if values.is_floating_point():
+        values = values.double()
+        if not _is_whole(values):
+            return _spread(values)
+    if values.numel() <= _KEPT:
+        return {_VALUES: [_plain(number) for number in values.flatten().tolist()]}
+    finite = values[values.isfinite()]
+    if not finite.numel():
+        return {}
+    return {_RANGE: [int(finite.min()), int(finite.max())]}
+
+
+def _is_whole(values: torch.Tensor) -> bool:
+    return not bool(values.isnan().any()) and torch.equal(values, values.trunc())
+
+
+def _plain(number: float) -> Any:
+    return str(number) if isinstance(number, float) and math.isinf(number) else number
+
+
+def _spread(values: torch.Tensor) -> dict[str, Any]:
+    finite = values[values.isfinite()]
+    if not finite.numel():
+        return {}
+    spread = [float(finite.mean()), float(finite.std(correction=0))]
+    return {_RANGE: [float(finite.min()), float(finite.max())], _SPREAD: spread}
 
 
 def _made(value: Any, generator: torch.Generator) -> Any:
@@ -86,11 +125,23 @@ def _made(value: Any, generator: torch.Generator) -> Any:
         return value
     if _TENSOR not in value:
         return {key: _made(item, generator) for key, item in value.items()}
-    dtype = getattr(torch, value["dtype"])
-    shape = tuple(value[_TENSOR])
+    dtype, shape = getattr(torch, value["dtype"]), tuple(value[_TENSOR])
+    if _VALUES in value:
+        numbers = [float(item) if isinstance(item, str) else item for item in value[_VALUES]]
+        return torch.tensor(numbers, dtype=dtype).reshape(shape)
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return _floats(value, shape, generator).to(dtype)
     if _RANGE not in value:
         return torch.zeros(shape, dtype=dtype)
     least, greatest = value[_RANGE]
     return torch.randint(least, greatest + 1, shape, generator=generator).to(dtype)
+
+
+def _floats(
+    told: Mapping[str, Any], shape: tuple[int, ...], generator: torch.Generator
+) -> torch.Tensor:
+    made = torch.randn(shape, generator=generator)
+    if _SPREAD in told:
+        mean, deviation = told[_SPREAD]
+        made = made * deviation + mean
+    return made.clamp(*told[_RANGE]) if _RANGE in told else made

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
-from backquant.deploy.executorch.runtime import ExecuTorchModel
+from backquant.deploy.executorch.runtime import ExecuTorchModel, registered_kernels
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet
@@ -54,6 +54,7 @@ class ExecuTorchTarget:
         lowered = lower_program(job.program)
         path.write_bytes(lowered.buffer)
         found = read_back(lowered.buffer)
+        _check_kernels(found.portable)
         _run(job, lowered.buffer)
         kernels = [
             TargetKernel(f"XNNPACK {node.kind}", nodes, node.dtype, integer=node.is_integer)
@@ -125,6 +126,17 @@ def _unknown(job: ExportJob) -> Iterator[Reason]:
                 admitted="operators of aten: ExecuTorch has no kernel for this one",
                 fix="write it with operators of torch, or leave it out of the exported model",
             )
+
+
+def _check_kernels(portable: Sequence[str]) -> None:
+    """Raise ``ExportError`` for operators outside of the delegates that this build has no kernel for."""
+    missing = sorted(set(portable) - registered_kernels())
+    if missing:
+        raise ExportError(
+            f"ExecuTorch has no kernel for {', '.join(missing)}",
+            where=f"executorch {metadata.version('executorch')}, outside of the delegates",
+            fix="write that part of the model with other operators, or keep it outside of the exported model",
+        )
 
 
 def _run(job: ExportJob, program: bytes) -> None:

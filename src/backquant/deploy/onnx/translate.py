@@ -189,23 +189,49 @@ def _gelu(self: Any, approximate: str = "none") -> Any:
 
 
 def _adaptive_avg_pool(self: Any, output_size: Any) -> Any:
-    """Rule 3; other sizes where they divide the input's."""
+    """Rule 3; other sizes as one average pooling where they divide the input's, else axis by axis."""
     wanted = list(output_size)
     if all(size == 1 for size in wanted):
         return _op().GlobalAveragePool(self)
     have = list(self.shape)[-len(wanted) :]
     if not all(isinstance(size, int) for size in have):
-        raise _uneven(wanted, have)
+        raise _unknown(wanted, have)
     if any(h % w for h, w in zip(have, wanted, strict=True)):
-        raise _uneven(wanted, have)
+        return _averaged(self, have, wanted)
     kernel = [h // w for h, w in zip(have, wanted, strict=True)]
     assert math.prod(kernel) > 0
     return _op().AveragePool(self, kernel_shape=kernel, strides=kernel)
 
 
-def _uneven(wanted: list[int], have: list[Any]) -> ExportError:
+def _averaged(value: Any, have: list[int], wanted: list[int]) -> Any:
+    """Windows of several sizes: a product with a constant matrix of averages for each axis."""
+    rank = len(value.shape)
+    for axis, (size, made) in enumerate(zip(have, wanted, strict=True), rank - len(have)):
+        if size == made:
+            continue
+        turned = list(range(rank))
+        turned[axis], turned[-1] = turned[-1], turned[axis]
+        averages = _constant(_windows(size, made).T.copy(), 1)
+        if axis == rank - 1:
+            value = _op().MatMul(value, averages)
+            continue
+        value = _op().MatMul(_op().Transpose(value, perm=turned), averages)
+        value = _op().Transpose(value, perm=turned)
+    return value
+
+
+def _windows(size: int, made: int) -> Any:
+    """``[made, size]``: row i averages from floor(i · size / made) to ceil((i + 1) · size / made)."""
+    averages = np.zeros((made, size), np.float32)
+    for i in range(made):
+        first, last = i * size // made, -(-(i + 1) * size // made)
+        averages[i, first:last] = 1.0 / (last - first)
+    return averages
+
+
+def _unknown(wanted: list[int], have: list[Any]) -> ExportError:
     return ExportError(
-        f"ONNX has no adaptive pooling from {have} to {wanted}: the windows differ in size",
+        f"ONNX has no adaptive pooling from {have} to {wanted}: the windows depend on the dynamic size",
         where="adaptive_avg_pool",
-        fix="pool to 1, or to a divisor of the input's size, with sizes that are not dynamic",
+        fix="pool to 1, or leave these axes out of dynamic_shapes",
     )

@@ -1,0 +1,60 @@
+"""Dynamic sizes whose guards nobody can prove: tried out, and refused where a size breaks one."""
+
+from __future__ import annotations
+
+import benchmarks.stock  # noqa: F401 - torchvision, which facenet imports
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import fx, nn
+
+import backquant
+from backquant.deploy.program import export_program
+from backquant.errors import ExportError
+
+FREE = {"input": {0: "batch", 2: "h", 3: "w"}}
+
+
+class Pairs(nn.Module):
+    """Takes even heights only."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = input.shape
+        return input.view(batch, channels, height // 2, 2, width).sum(3)
+
+
+def test_a_size_that_the_model_does_not_take_is_named() -> None:
+    module = fx.symbolic_trace(Pairs())
+    with pytest.raises(ExportError, match=r"fails where .*axis 2 of 'input' is 49"):
+        export_program(module, (torch.randn(2, 3, 48, 48),), {}, FREE)
+
+
+def test_pooling_that_rounds_up_leaves_no_assertions() -> None:
+    module = fx.symbolic_trace(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, 2, ceil_mode=True))
+    )
+    program = export_program(module, (torch.randn(2, 3, 48, 48),), {}, FREE)
+    calls = [str(n.target) for n in program.exported.graph.nodes if "aten" in str(n.target)]
+    assert calls[-2:] == ["aten.conv2d.default", "aten.max_pool2d.default"]
+    assert not any("assert" in call for call in calls)
+
+
+def test_mtcnn_runs_on_pictures_of_any_size(tmp_path) -> None:
+    """facenet-pytorch's trained proposal network: an image pyramid is what it is for."""
+    from facenet_pytorch.models.mtcnn import PNet
+
+    torch.manual_seed(0)
+    model, batch = PNet().eval(), torch.rand(2, 3, 48, 48) * 2 - 1
+    quantized = backquant.quantize(model, batch, backend="onnxruntime", calibration=[batch])
+    free = {"x": {0: "batch", 2: "h", 3: "w"}}
+    backquant.export(quantized, tmp_path / "m.onnx", dynamic_shapes=free, require=0.0)
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]
+    )
+    name = session.get_inputs()[0].name
+    for size in ((1, 3, 37, 50), (3, 3, 12, 65)):
+        x = torch.rand(size) * 2 - 1
+        for found, wanted in zip(session.run(None, {name: x.numpy()}), quantized(x), strict=True):
+            assert found.shape == tuple(wanted.shape)
+            assert np.abs(found - wanted.numpy()).max() < 0.2
