@@ -65,7 +65,8 @@ def _axes(exported: ExportedProgram) -> dict[Any, tuple[str, Any]]:
     found: dict[Any, tuple[str, Any]] = {}
     for node in exported.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
-        for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+        sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        for axis, size in enumerate(sizes):
             if isinstance(size, torch.SymInt):
                 found.setdefault(size.node.expr, (f"axis {axis} of {node.name!r}", size))
     return found
