@@ -42,7 +42,7 @@ transformers.SegformerForSemanticSegmentation: kernels saved
 torchvision.ssdlite320_mobilenet_v3_large: kernels saved
 torchvision.fasterrcnn_mobilenet_v3_large_fpn: kernels saved
 transformers.DetrForObjectDetection: saved
-facenet.PNet: kernels saved
+facenet.PNet: kernels sizes saved onnxruntime
 facenet.RNet: kernels saved
 facenet.ONet: kernels saved
 transformers.BertModel: kernels saved
@@ -53,7 +53,7 @@ transformers.T5EncoderModel: kernels saved
 torch.nn.TransformerEncoder: kernels saved
 torch.nn.MultiheadAttention: kernels saved
 transformers.GPT2LMHeadModel: kernels saved
-torchfm.WideAndDeepModel: kernels saved
+torchfm.WideAndDeepModel: kernels sizes saved onnxruntime
 torchfm.DeepFactorizationMachineModel: kernels saved
 torchfm.ExtremeDeepFactorizationMachineModel: kernels saved
 torchfm.DeepCrossNetworkModel: kernels saved
