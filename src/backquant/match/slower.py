@@ -72,7 +72,7 @@ def in_float(costs: Costs) -> frozenset[int]:
     working = [place for place, unit in enumerate(costs.units) if unit.multiply_adds]
     if not working or not floats.issuperset(working):
         return floats
-    least = min(working, key=lambda i: costs.units[i].integer - costs.units[i].floating)
+    least = min(working, key=lambda i: total(costs, floats - {i}))
     units = tuple(replace(u, kept=u.kept or i == least) for i, u in enumerate(costs.units))
     return _cheapest(replace(costs, units=units))
 

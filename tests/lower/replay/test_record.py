@@ -16,6 +16,16 @@ def test_a_number_that_python_reads_refuses() -> None:
     assert result.tolist() == [2, 2]  # the call itself is not disturbed
 
 
+def test_a_constant_that_no_tensor_decides_is_not_recorded() -> None:
+    def promoted(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.promote_types(torch.float32, torch.float64))
+
+    result, recording = record(promoted, (torch.ones(1),), {}, list)
+    assert result.dtype == torch.float64
+    assert isinstance(recording, Recording)
+    assert [str(call.operator) for call in recording.calls] == ["aten._to_copy.default"]
+
+
 def test_a_tensor_made_outside_torch_refuses() -> None:
     def through_numpy(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.flip(x.numpy()).copy()) + x

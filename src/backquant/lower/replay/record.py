@@ -4,8 +4,8 @@ A recording holds names and literals, no tensors but the constants: parameters, 
 weights of the model. Refused (``NotReplayable``), because a replay would not do what the model does:
 
 1. A tensor that is no input, no result of a recorded operator and no known constant.
-2. An operator that gives a number (``.item()``, a comparison that Python reads): the number may decide
-   what comes next.
+2. An operator that reads a tensor and gives a number (``.item()``, a comparison that Python reads): the
+   number may decide what comes next. What reads no tensor (``promote_types``) gives the same at each call.
 3. An operator whose arguments are of a kind that the program cannot hold.
 """
 
@@ -205,7 +205,8 @@ class _Recorder(TorchDispatchMode):
         try:
             call = Call(operator, arguments, self._outputs(result, operator), self.origin())
         except NotReplayable as problem:
-            self.problem = problem
+            reads = (isinstance(leaf, Ref) for leaf in tree_flatten(arguments)[0])
+            self.problem = problem if any(reads) else None  # what reads no tensor gives a constant
             return
         self.recording.calls.append(call)
         if operator is torch.ops.aten.as_strided.default and result.dim() == 1:
