@@ -53,7 +53,7 @@ transformers.T5EncoderModel: kernels saved
 torch.nn.TransformerEncoder: kernels saved
 torch.nn.MultiheadAttention: kernels saved
 transformers.GPT2LMHeadModel: kernels saved
-torchfm.WideAndDeepModel: kernels sizes saved onnxruntime
+torchfm.WideAndDeepModel: kernels sizes saved onnxruntime openvino
 torchfm.DeepFactorizationMachineModel: kernels saved
 torchfm.ExtremeDeepFactorizationMachineModel: kernels saved
 torchfm.DeepCrossNetworkModel: kernels saved
