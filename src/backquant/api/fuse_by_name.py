@@ -80,7 +80,7 @@ def fuse_modules_qat(  # size: PyTorch's signature, and the backend
 
 def _fused(model: nn.Module, names: Names, inplace: bool, fuse: Fuse) -> nn.Module:
     given_model(model)
-    lists = [list(names)] if names and isinstance(names[0], str) else [list(n) for n in names]
+    lists = _as_lists(names)
     for path in (path for paths in lists for path in paths):
         _check(model, path)
     result = model if inplace else copy.deepcopy(model)
@@ -89,6 +89,13 @@ def _fused(model: nn.Module, names: Names, inplace: bool, fuse: Fuse) -> nn.Modu
         for path, module in zip(paths, made, strict=True):
             set_module(result, path, module)
     return result
+
+
+def _as_lists(names: Names) -> list[list[str]]:
+    """One list of paths, or several."""
+    if names and all(isinstance(name, str) for name in names):
+        return [[str(name) for name in names]]
+    return [list(paths) for paths in names]
 
 
 def _check(model: nn.Module, path: Any) -> None:
