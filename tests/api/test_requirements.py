@@ -58,7 +58,7 @@ def test_shares() -> None:
         CoverageError, match=r"60\.0% of the multiply-adds .* and 61\.0% is required"
     ) as caught:
         check_requirement(REPORT, 0.61)
-    operators = "enc.fc2 (Linear), add (operator.add)"
+    operators = "enc.fc2 (Linear), add (operator.add), 40.0% of the multiply-adds"
     assert caught.value.where == f"{operators}: range, asked int16, admitted int8"
     assert caught.value.fix.startswith("the_fix()\n")
 
@@ -87,3 +87,31 @@ def test_nothing_quantized_is_never_enough() -> None:
     for require in (None, 0.0, ()):
         with pytest.raises(CoverageError, match="nothing in this model can be quantized"):
             check_requirement(nothing, require)
+
+
+def test_a_share_that_is_not_known_is_not_enough() -> None:
+    custom = Row("c", "deform_conv2d", "", "float", uncounted=("torchvision.deform_conv2d",))
+    report = Report("x86", rows=(*REPORT.rows[:1], custom))
+    check_requirement(report, None)
+    check_requirement(report, 0.0)
+    check_requirement(report, ("enc.fc1",))
+    with pytest.raises(CoverageError, match=r"is not known, and 10\.0% is required") as caught:
+        check_requirement(report, 0.1)
+    assert caught.value.where == "c (deform_conv2d): torchvision.deform_conv2d"
+    with pytest.raises(CoverageError, match="is not known"):
+        check_requirement(Report("x86", rows=REPORT.rows, not_counted="no examples"), 0.1)
+
+
+def test_what_no_kernel_runs_is_not_done() -> None:
+    unlowered = Row("fc", "F.linear", "", "unlowered", multiply_adds=90, reasons=(WHY,))
+    kernel = Row("conv", "Conv2d", "conv", "quantized", kernel="qconv", multiply_adds=10)
+    report = Report("x86", rows=(unlowered, kernel), lowered=True)
+    with pytest.raises(CoverageError, match=r"10\.0% of the multiply-adds run on integers"):
+        check_requirement(report, 0.11)
+
+
+def test_many_operators_of_one_form_are_one() -> None:
+    rows = [Row(f"fc{i}", "Linear", f"layers.{i}.fc", "float", reasons=(WHY,)) for i in range(9)]
+    with pytest.raises(CoverageError) as caught:
+        check_requirement(Report("x86", rows=tuple(rows)), None)
+    assert caught.value.where == "layers.*.fc (Linear): range, asked int16, admitted int8"

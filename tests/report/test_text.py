@@ -83,6 +83,7 @@ REPORT = Report(
     ),
     unused_rules=('module_name "decodr.fc1"',),
     notes=('module_name "decodr.fc1" matches no module (did you mean "decoder.fc1"?)',),
+    lowered=True,
     float_bytes=1_000_000,
     quantized_bytes=300_000,
 )
@@ -95,7 +96,9 @@ def test_the_whole_text(snapshot: Callable[..., None]) -> None:
 
 def test_before_calibration(snapshot: Callable[..., None]) -> None:
     rows = tuple(replace(row, kernel="", observers=()) for row in REPORT.rows)
-    plain = replace(REPORT, rows=rows, kernels=(), unlowered=(), engine="", float_bytes=0)
+    plain = replace(
+        REPORT, rows=rows, kernels=(), unlowered=(), engine="", float_bytes=0, lowered=False
+    )
     snapshot("report-explained", render_text(plain))
 
 
@@ -129,7 +132,7 @@ def test_markup_in_names_is_text() -> None:
 
 def test_summary_counts() -> None:
     assert summary(Report("x86", rows=REPORT.rows[:1])).startswith(
-        "x86, as a reference model: 1 of 1"
+        "x86, as a reference model: 100.0% of the multiply-adds planned to be on integers, 1 of 1"
     )
     assert "2 stay float" in summary(REPORT) and "1 more run on integers" in summary(REPORT)
 
@@ -152,3 +155,81 @@ def test_few_unreached_entries_are_named() -> None:
     few = render_text(Report("mine", unreached_entries=("Linear", "Conv2d, ReLU")))
     assert 'entry "Conv2d, ReLU": no operator reaches it' in few
     assert "reaches" not in render_text(Report("x86", unreached_entries=("Linear",) * 9))
+
+
+FREE = ReasonRow("no-entry", "an operator, quantized", "x86 has no entry for it")
+
+
+def _many() -> Report:
+    """A model of one kind of layer that multiplies and of five that do not."""
+    attention = [
+        Row(
+            f"attn_{i}", "Attention", f"layers.{i}.attn", "float", multiply_adds=30, reasons=(FREE,)
+        )
+        for i in range(8)
+    ]
+    kinds = ["add", "norm", "cat", "pad", "roll"]
+    free = [
+        Row(f"{kind}_{i}", kind, f"layers.{i}", "float", reasons=(replace(FREE, asked=kind),))
+        for kind in kinds
+        for i in range(4)
+    ]
+    computed = Row("fc", "F.linear", "head", "unlowered", multiply_adds=10, reasons=(WHY,))
+    done = Row("conv", "Conv2d", "conv", "quantized", kernel="qconv", multiply_adds=750)
+    size = Row("eq", "operator.eq", "", "not_tensor")
+    return Report("x86", rows=(*attention, *free, computed, done, size), lowered=True)
+
+
+def test_the_first_screen_says_what_matters(snapshot: Callable[..., None]) -> None:
+    text = render_text(_many())
+    snapshot("report-many", text)
+    first = text.splitlines()[:8]
+    assert first[0].startswith("x86, as a reference model: 75.0% of the multiply-adds on integers")
+    assert "24.0%  layers.*.attn (8 operators)  Attention: no-entry" in first[3]
+    assert "1.0%  head  F.linear: weight-range" in first[4]
+    assert "operator.eq" not in text
+
+
+def test_equal_reasons_are_one_paragraph() -> None:
+    text = render_text(_many())
+    assert text.count("stay float") == 3  # the summary, attention, and all without multiply-adds
+    assert "20 operators without multiply-adds  stay float" in text
+
+
+def test_rules_that_leave_out_one_operator_each_are_one_reason() -> None:
+    rows = []
+    for i in range(5):
+        rule = f"module_name_object_type_order layers.{i} operator.add [0]"
+        why = ReasonRow("qconfig-none", f"{rule} is None: skip", "")
+        rows.append(
+            Row(f"add_{i}", "operator.add", f"layers.{i}", "float", rule=rule, reasons=(why,))
+        )
+    text = render_text(Report("x86", rows=tuple(rows)))
+    assert text.count("qconfig-none") == 1
+    assert "asked     module_name_object_type_order layers.* operator.add [0] is None: skip" in text
+
+
+def test_an_unknown_share_is_said_to_be_unknown() -> None:
+    custom = Row(
+        "c", "deform_conv2d", "", "float", multiply_adds=5, uncounted=("tv.deform_conv2d",)
+    )
+    report = Report("x86", rows=(*_many().rows, custom), lowered=True)
+    text = render_text(report)
+    assert "at most 74.6% of the multiply-adds on integers (one operator is not counted)" in text
+    assert "?  c  deform_conv2d" in text and "5 + ?" in text
+    assert "an unknown share" in render_text(Report("x86", not_counted="no example inputs"))
+
+
+def test_what_is_computed_once_is_said() -> None:
+    assert "12 multiply-adds of the model are not in its graph" in render_text(
+        Report("x86", computed_once=12)
+    )
+
+
+def test_float16_is_not_called_an_integer() -> None:
+    row = Row(
+        "fc", "Linear", "fc", "quantized", dtype_config="weight float16, dynamic", multiply_adds=1
+    )
+    assert "of the multiply-adds on quantized kernels" in summary(
+        Report("x86", rows=(row,), lowered=True)
+    )

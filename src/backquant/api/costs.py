@@ -9,24 +9,24 @@ from torch import fx
 
 from backquant.errors import CaptureError
 from backquant.graph import as_arguments
-from backquant.graph.costs import multiply_adds
+from backquant.graph.costs import GraphCosts, graph_costs
 
 __all__ = ["costs_of", "left_out"]
 
 
-def costs_of(module: fx.GraphModule, example_inputs: Any) -> dict[str, int]:
-    """Multiply-adds of each node of ``module`` on inputs that the model accepts.
+def costs_of(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
+    """Multiply-adds of the nodes of ``module`` on inputs that the model accepts, and their kinds of values.
 
     Raises ``CaptureError`` when the graph fails on them: tracing took another way through ``forward``
     than a call does (``if mask is None:`` is decided while tracing, where ``mask`` is a stand-in).
 
     >>> import torch
     >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))
-    >>> costs_of(module, torch.zeros(1, 2))
+    >>> costs_of(module, torch.zeros(1, 2)).multiply_adds
     {'_0': 6}
     """
     try:
-        return multiply_adds(module, example_inputs)
+        return graph_costs(module, example_inputs)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where, fix = _advice(left_out(module, example_inputs), str(error))

@@ -14,6 +14,7 @@ from backquant.api.arguments import (
 from backquant.api.capturing import Capturing
 from backquant.api.examples import checked_example
 from backquant.api.prepared import prepared_for_inference
+from backquant.api.reporting import with_reporting
 from backquant.api.skipped import warn_of_skipped
 from backquant.api.steps import evaluation_copy, planned
 from backquant.backend_config import BackendConfig
@@ -72,5 +73,6 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     capturing = Capturing("export", example, dynamic_shapes)
     step = planned(frozen, asked.backend_config, asked.qconfig_mapping, asked.custom, capturing)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
+    with_reporting(prepared, frozen, example)
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared

@@ -19,8 +19,9 @@ from backquant.api.examples import example_that_runs
 from backquant.api.lowering import quantized_model
 from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
+from backquant.api.reporting import report_source, reported, with_reporting
 from backquant.api.skipped import skipped_inside, warn_of_skipped
-from backquant.api.steps import fused_graph, planned
+from backquant.api.steps import evaluation_copy, fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
@@ -130,6 +131,7 @@ def prepare_fx(  # size: PyTorch's signature
     capturing = Capturing(how, example)
     step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom, capturing)
     prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
+    with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared), *notes)
     return prepared
@@ -213,10 +215,15 @@ def convert_fx(  # size: PyTorch's signature
     asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
     asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, asked=asked)
-    engine = reference_state(reference).backend_config.engine
+    state = reference_state(reference)
+    engine = state.backend_config.engine
+    source = report_source(reference)
     quantized = quantized_model(
         reference, None if engine is None else engine_info(engine), graph_module
     )
+    quantized.example = state.reporting.example
+    if state.reporting.report_of is not None:
+        quantized.report = reported(source, quantized)
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)
     return quantized

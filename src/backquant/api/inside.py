@@ -1,4 +1,4 @@
-"""What is known of the operators inside of standalone modules, for reports."""
+"""What the operators inside of standalone modules cost, for reports."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.convert import ReferenceModel, reference_state
 from backquant.graph import as_arguments
-from backquant.graph.costs import multiply_adds
-from backquant.prepare import PreparedModule, prepared_state, unobserved
-from backquant.report.build import ReportSource
+from backquant.graph.costs import GraphCosts, graph_costs
+from backquant.prepare import PreparedModule, unobserved
 
-__all__ = ["Costs", "costs_inside", "sources_inside"]
+__all__ = ["Costs", "costs_inside"]
 
-#: Multiply-adds by node, and those inside of standalone modules by the node that calls them.
-Costs = tuple[dict[str, int], dict[str, Any]]
+#: What a run shows of the nodes, and of those inside of standalone modules by the node that calls them.
+Costs = tuple[GraphCosts, dict[str, Any]]
 
 
 def costs_inside(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Costs]:
@@ -37,48 +35,11 @@ def costs_inside(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Cos
         recorder.run(*_in_order(prepared, args, kwargs))
     return {
         node: (
-            multiply_adds(unobserved(inner[node]), passed),
+            graph_costs(unobserved(inner[node]), passed),
             costs_inside(inner[node], passed),
         )
         for node, passed in recorder.passed.items()
     }
-
-
-def sources_inside(
-    prepared: fx.GraphModule, costs: dict[str, Costs], reference: fx.GraphModule | None = None
-) -> dict[str, ReportSource]:
-    """The report sources of the standalone modules of ``prepared``, by the node that calls them.
-
-    >>> sources_inside(fx.symbolic_trace(torch.nn.ReLU()), {})
-    {}
-    """
-    converted = {} if reference is None else dict(_converted(reference))
-    return {
-        node: _source(inner, converted.get(node), costs.get(node, ({}, {})))
-        for node, inner in _standalone(prepared)
-    }
-
-
-def _source(inner: PreparedModule, reference: ReferenceModel | None, costs: Costs) -> ReportSource:
-    state = prepared_state(inner)
-    known: dict[str, Any] = {"plan": state.plan, "sites": state.sites}
-    if reference is not None:
-        after = reference_state(reference)
-        known = {
-            "plan": after.plan,
-            "sites": after.sites,
-            "qparams": after.qparams,
-            "reference": reference,
-        }
-    return ReportSource(
-        backend_config=state.backend_config,
-        module=unobserved(inner),
-        scopes=state.scopes,
-        provenance=state.provenance,
-        multiply_adds=costs[0],
-        inner=sources_inside(inner, costs[1], reference),
-        **known,
-    )
 
 
 class _Recorder(fx.Interpreter):
@@ -116,11 +77,4 @@ def _standalone(prepared: fx.GraphModule) -> Iterator[tuple[str, PreparedModule]
     for node in prepared.graph.nodes:
         module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, PreparedModule):
-            yield node.name, module
-
-
-def _converted(reference: fx.GraphModule) -> Iterator[tuple[str, ReferenceModel]]:
-    for node in reference.graph.nodes:
-        module = reference.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, ReferenceModel):
             yield node.name, module

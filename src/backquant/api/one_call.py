@@ -21,20 +21,20 @@ from backquant.api.capturing import Capturing
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.examples import checked_example, example_from
-from backquant.api.inside import costs_inside, sources_inside
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
 from backquant.api.prepared import prepared_for_inference
+from backquant.api.reporting import report_of, report_source, reported, with_reporting
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.slower import TIMING, Converted, asked_slower, the_faster
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.convert import ConvertAsked, convert_to_reference, reference_state
+from backquant.convert import ConvertAsked, convert_to_reference
 from backquant.errors import EngineError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, QuantizedModel, engine_info
 from backquant.match.plan import Reason, RuleKind, RuleRef
-from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
+from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs
 from backquant.qconfig import (
     PrepareCustomConfig,
     QConfig,
@@ -42,7 +42,7 @@ from backquant.qconfig import (
     get_default_qconfig_mapping,
     qconfig_equals,
 )
-from backquant.report.build import ReportSource, build_report
+from backquant.report.build import build_report
 from backquant.report.model import Report
 
 __all__ = ["explain", "quantize"]
@@ -133,11 +133,8 @@ def quantize(
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
     costs = costs_of(step.module, example)
-    name = type(model).__name__
-    prepared = _prepared(step, ask)
-    inside = costs_inside(prepared, example)
-    source = _source(step, config, costs, model=name, inner=sources_inside(prepared, inside))
-    check_requirement(build_report(source), required)
+    prepared = with_reporting(_prepared(step, ask), frozen, example, costs)
+    check_requirement(report_of(prepared), required)
     calibrated = measure(prepared, batches, progress=progress)
 
     def converted(in_float: Mapping[int, Reason]) -> Converted:
@@ -145,28 +142,20 @@ def quantize(
         reference = convert_to_reference(
             prepared, asked=ConvertAsked(leave_float=left, in_float=in_float)
         )
-        state = reference_state(reference)
-        source = _source(
-            replace(step, plan=state.plan),
-            config,
-            costs,
-            model=name,
-            sites=state.sites,
-            qparams=state.qparams,
-            reference=reference,
-            inner=sources_inside(prepared, inside, reference),
-        )
+        source = report_source(reference)
         check_requirement(build_report(source), required)
-        return Converted(quantized_model(reference, engine, model), source)
+        lowered = quantized_model(reference, engine, model)
+        lowered.example = ExampleSpec.of(example)
+        check_requirement(reported(source, lowered), required)
+        return Converted(lowered, source)
 
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
-    if leaves_slower and timing.is_worthwhile(engine, costs.values()):
+    if leaves_slower and timing.is_worthwhile(engine, costs.multiply_adds.values()):
         made = the_faster(made, converted, prepared, example, timing)
     quantized = made.model
-    quantized.example = ExampleSpec.of(example)
-    quantized.report = build_report(made.source.lowered(model, quantized, calibrated.unseen))
+    quantized.report = reported(made.source, quantized, calibrated.unseen)
     return quantized
 
 
@@ -203,14 +192,10 @@ def explain(  # size: as quantize
     capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
     step = _planned(frozen, ask, capturing)
     config = step.backend
-    prepared = _prepared(step, ask)
-    state = prepared_state(prepared)
     costs = costs_of(step.module, example)
-    inner = sources_inside(prepared, costs_inside(prepared, example))
-    name = f"engine {config.engine}" if config.engine else ""
-    known = {"model": type(model).__name__, "sites": state.sites, "engine": name}
-    step = replace(step, plan=state.plan)
-    return build_report(_source(step, config, costs, inner=inner, **known))
+    prepared = with_reporting(_prepared(step, ask), frozen, example, costs)
+    engine_name = f"engine {config.engine}" if config.engine else ""
+    return build_report(replace(report_source(prepared), engine=engine_name))
 
 
 @dataclass(frozen=True)
@@ -279,18 +264,3 @@ def _left_by_default(
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
     asked = Asked(ask.config, ask.mapping, ask.custom)
     return observe_quantized_inputs(prepared_for_inference(step, asked))
-
-
-def _source(
-    step: Planned, config: BackendConfig, costs: dict[str, int], **known: Any
-) -> ReportSource:
-    """``known``: further fields of ``ReportSource``."""
-    return ReportSource(
-        plan=step.plan,
-        backend_config=config,
-        module=step.module,
-        scopes=step.fused.scopes,
-        provenance=step.fused.provenance,
-        multiply_adds=costs,
-        **known,
-    )

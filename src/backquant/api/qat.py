@@ -12,6 +12,7 @@ from backquant.api.arguments import given_backend, given_custom, given_mapping
 from backquant.api.capturing import captured_with
 from backquant.api.examples import example_that_runs
 from backquant.api.prepared import observed, with_standalone_modules
+from backquant.api.reporting import with_reporting
 from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.api.steps import FusedGraph, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
@@ -94,6 +95,7 @@ def prepare_qat_fx(
     asked = Asked(backend, mapping, custom)
     graph = _fused(model, backend, custom)
     prepared = observe_quantized_inputs(_prepared(graph, asked))
+    with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = (graph.difference, _unrounded(prepared, backend.name), shapes)
     inside = skipped_inside(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))

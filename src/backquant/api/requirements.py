@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from backquant.errors import CoverageError, UsageError
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.paths import collapsed
+from backquant.report.share import percent
 
 __all__ = ["check_requirement", "given_requirement"]
 
@@ -59,20 +62,41 @@ def check_requirement(report: Report, require: float | Sequence[str] | None) -> 
     if not report.quantized:
         raise CoverageError(
             f"nothing in this model can be quantized for {report.backend}",
-            where=_refusals(report.float_rows) or "the model has no operators",
+            where=_refusals(report.float_rows, report.multiply_adds)
+            or "the model has no operators",
             fix=_fix(report.float_rows),
         )
 
 
 def _check_share(report: Report, share: float) -> None:
-    if report.coverage < share:
-        refused = sorted(report.float_rows, key=lambda row: -row.multiply_adds)
-        raise CoverageError(
-            f"{report.coverage:.1%} of the multiply-adds can be quantized for {report.backend}, "
-            f"and {share:.1%} is required",
-            where=_refusals(refused),
-            fix=_fix(refused),
-        )
+    """A share that is not known is not enough, unless none is asked for."""
+    if share == 0 or report.coverage >= share:
+        return
+    if math.isnan(report.coverage):
+        raise _uncounted(report, share)
+    refused = [*report.float_rows, *(row for row in report.operators if row.float_multiply_adds)]
+    done = "run on integers" if report.lowered else "can be quantized"
+    raise CoverageError(
+        f"{percent(report.coverage)} of the multiply-adds {done} for {report.backend}, "
+        f"and {share:.1%} is required",
+        where=_refusals(refused, report.multiply_adds),
+        fix=_fix(sorted(refused, key=lambda row: -row.multiply_adds)),
+    )
+
+
+def _uncounted(report: Report, share: float) -> CoverageError:
+    if report.not_counted:
+        where = report.not_counted
+    else:
+        rows = report.uncounted
+        names = dict.fromkeys(name for row in rows for name in row.uncounted)
+        where = f"{_some([f'{row.name} ({row.operator})' for row in rows])}: {', '.join(names)}"
+    return CoverageError(
+        f"the share of multiply-adds that is quantized for {report.backend} is not known, and "
+        f"{share:.1%} is required",
+        where=where,
+        fix='name the modules that must be quantized: require=["encoder.fc"]',
+    )
 
 
 def _check_modules(report: Report, names: Sequence[str]) -> None:
@@ -84,11 +108,11 @@ def _check_modules(report: Report, names: Sequence[str]) -> None:
                 where="require",
                 fix=_nearest(name, report),
             )
-        refused = [row for row in rows if not row.quantized]
+        refused = [row for row in rows if not row.quantized or row.float_multiply_adds]
         if refused:
             raise CoverageError(
                 f"{name!r} is required to be quantized, and stays float on {report.backend}",
-                where=_refusals(refused),
+                where=_refusals(refused, report.multiply_adds),
                 fix=_fix(refused),
             )
 
@@ -109,13 +133,18 @@ def _inside(row: Row, name: str) -> bool:
     )
 
 
-def _refusals(rows: Sequence[Row]) -> str:
-    """One line for each reason, with the operators that it holds for."""
-    by_reason: dict[str, list[str]] = {}
+def _refusals(rows: Sequence[Row], total: int) -> str:
+    """One line for each reason, the one with most multiply-adds first, with the operators it holds for."""
+    by_reason: dict[str, list[Row]] = {}
     for row in rows:
         text = _reason(row.reasons[0]) if row.reasons else "no reason given"
-        by_reason.setdefault(text, []).append(f"{row.module_path or row.node} ({row.operator})")
-    lines = [f"{_some(operators)}: {text}" for text, operators in by_reason.items()]
+        by_reason.setdefault(text, []).append(row)
+    costs = {text: sum(row.multiply_adds for row in same) for text, same in by_reason.items()}
+    lines = []
+    for text in sorted(by_reason, key=lambda text: -costs[text]):
+        share = f", {percent(costs[text] / total)} of the multiply-adds" if costs[text] else ""
+        operators = [f"{row.module_path or row.node} ({row.operator})" for row in by_reason[text]]
+        lines.append(f"{_some(operators)}{share}: {text}")
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more reasons"]
     return "\n         ".join(lines)
@@ -130,6 +159,7 @@ def _reason(reason: ReasonRow) -> str:
 
 def _some(operators: list[str]) -> str:
     shown = list(dict.fromkeys(operators))
+    shown = collapsed(shown) if len(shown) > _NAMED else shown
     more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
     return ", ".join(shown[:_NAMED]) + more
 

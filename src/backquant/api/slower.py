@@ -115,7 +115,7 @@ def the_faster(
 
     ``convert`` raises ``CoverageError`` where too little would stay quantized.
     """
-    work = made.source.multiply_adds
+    work = made.source.costs.multiply_adds
     reasons = what_is_slower(prepared, made.model, example, work, timing)
     if not reasons:
         return made

@@ -203,6 +203,7 @@ def _finished(work: Conversion, needed: frozenset[str], asked: ConvertAsked) -> 
         dialect=work.dialect,
         inputs=work.inputs,
         outputs=work.outputs,
+        reporting=work.prepared.reporting,
     )
     if asked.remove_qconfig:
         _remove_qconfigs(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,7 +14,7 @@ from backquant.convert.measured import Measured
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor, Provenance, Scope
 from backquant.match.plan import Plan
-from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, SiteTable
+from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, Reporting, SiteTable
 
 __all__ = ["Conversion", "PlainQParams", "ReferenceModel", "ReferenceState", "reference_state"]
 
@@ -55,6 +56,7 @@ class ReferenceState:
     dialect: str
     inputs: dict[int, PlainQParams | None] = field(default_factory=dict)
     outputs: dict[int | str, PlainQParams | None] = field(default_factory=dict)
+    reporting: Reporting = field(default_factory=Reporting)
 
 
 def reference_state(module: nn.Module) -> ReferenceState:
@@ -80,6 +82,11 @@ def reference_state(module: nn.Module) -> ReferenceState:
 
 class ReferenceModel(KeptGraphModule):
     """A graph module of quantize and dequantize nodes; see ``reference_state``."""
+
+    @property
+    def report(self) -> Any:
+        """What each operator became, and why, as after ``quantize``; made anew when it is read."""
+        return reference_state(self).reporting.report(self)
 
 
 @dataclass

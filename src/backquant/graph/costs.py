@@ -1,71 +1,229 @@
-"""Multiply-adds per node, measured by running the graph once on example inputs.
+"""Multiply-adds per node, and which nodes give no tensor: measured by running the graph once.
 
-Counting is PyTorch's own (``torch.utils.flop_counter``), which counts two operations for each
-multiply-add of convolutions, matrix products and attention. It knows nothing of recurrent layers: their
-weights are multiplied once for each step of each sequence.
+Each operator that PyTorch dispatches while a node runs is counted to that node, also those inside of
+modules that are one node (an attention layer, an untraced module) and of custom operators written in
+Python. What cannot be counted is named: its count is unknown, not 0.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from backquant.graph.clone import own_buffers
 from backquant.graph.example import as_arguments
+from backquant.graph.multiply_adds import FORMULAS, has_no_formula
+from backquant.graph.objects import fresh
 
-__all__ = ["multiply_adds"]
+__all__ = ["GraphCosts", "MultiplyAdds", "graph_costs", "multiply_adds", "total_of"]
+
+_CALLS = ("call_module", "call_function", "call_method")
+_PYTORCH = frozenset({"aten", "prims", "prim"})
+# quantize and dequantize multiply nothing with each other
+_FREE = frozenset({"quantized_decomposed", "backquant"})
+# what is certainly no tensor and holds none
+_SCALARS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    type(...),
+    type,
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Operations of the two products of an attention, from the shapes of its arguments."""
-    *batch, length, width = q
-    return int(2 * math.prod(batch) * length * k[-2] * (width + v[-1]))
+@dataclass(frozen=True)
+class GraphCosts:
+    """What one run of a graph has shown of its nodes, by name.
+
+    ``multiply_adds``: those of each node that has any. ``uncounted``: the operators in a node whose
+    multiply-adds are not known. ``bookkeeping``: the nodes whose value is no tensor and holds none (sizes,
+    dtypes, comparisons of such, assertions), and those that take a tuple or another container apart.
+    ``total``: multiply-adds of the model that the graph was captured from, 0 if it was not run.
+    ``not_counted``: why the graph was not run, else empty.
+    """
+
+    multiply_adds: Mapping[str, int] = field(default_factory=dict)
+    uncounted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bookkeeping: frozenset[str] = frozenset()
+    total: int = 0
+    not_counted: str = ""
 
 
-# PyTorch counts those of GPUs only.
-_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+class MultiplyAdds(TorchDispatchMode):
+    """Counts while it is active: ``count``, and in ``unknown`` the operators that it cannot count.
+
+    >>> with MultiplyAdds() as counter:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
+    >>> counter.count, counter.unknown
+    (24, [])
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.unknown: list[str] = []
+        self._seen = 0
+
+    def take(self) -> tuple[int, tuple[str, ...]]:
+        """What was counted since it was last asked."""
+        found = self.count, tuple(dict.fromkeys(self.unknown))
+        self.count, self.unknown = 0, []
+        return found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        self._seen += _computes(func)
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._higher_order(func, args, kwargs)
+        formula = FORMULAS.get(func.overloadpacket)
+        if formula is not None:
+            return self._counted(func, formula, args, kwargs)
+        if func.namespace in _FREE:
+            return func(*args, **kwargs)
+        with self:
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+        if func.namespace not in _PYTORCH:
+            return self._inside(func, args, kwargs)
+        if has_no_formula(func.overloadpacket):
+            self.unknown.append(str(func.overloadpacket))
+        return func(*args, **kwargs)
+
+    def _counted(self, func: Any, formula: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        named = {**kwargs, "out": out}
+        try:
+            self.count += formula(*args, **named)
+        except Exception:  # shapes that the formula does not know, of nested tensors for one
+            self.unknown.append(str(func.overloadpacket))
+        return out
+
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A custom operator: counted by what its own kernel calls, if that can be seen."""
+        if not any(_holds_floats(value) for value in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        before, cpu = self._seen, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        name = func.name()
+        has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+        if not has_kernel or not _all_on_cpu((args, kwargs)):
+            out = func(*args, **kwargs)
+        else:
+            with self:
+                out = func.redispatch(cpu, *args, **kwargs)
+        if self._seen == before and any(_holds_floats(value) for value in tree_leaves(out)):
+            self.unknown.append(str(func.overloadpacket))
+        return out
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if func is torch.ops.higher_order.cond:
+            predicate, if_true, if_false, operands = args
+            with self:
+                return (if_true if predicate else if_false)(*operands)
+        self.unknown.append(str(func))
+        return func(*args, **kwargs)
 
 
-class _Counter(Interpreter):
-    """Counts each node's floating point operations."""
+def _computes(func: Any) -> bool:
+    """Whether an operator does more than look at a tensor or make room for one."""
+    is_operator = isinstance(func, torch._ops.OpOverload)
+    return not is_operator or not (func.is_view or "empty" in func._schema.name)
 
-    def __init__(self, module: GraphModule) -> None:
+
+def _holds_floats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _all_on_cpu(values: Any) -> bool:
+    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _is_bookkeeping(value: Any) -> bool:
+    return all(isinstance(leaf, _SCALARS) for leaf in tree_leaves(value))
+
+
+class _Runner(Interpreter):
+    """Notes for each node what it counted and whether its value holds tensors."""
+
+    def __init__(self, module: GraphModule, counter: MultiplyAdds) -> None:
         super().__init__(module)
+        self.counter = counter
         self.counts: dict[str, int] = {}
+        self.uncounted: dict[str, tuple[str, ...]] = {}
+        self.bookkeeping: set[str] = set()
 
     def run_node(self, n: Node) -> Any:
-        if n.op not in ("call_module", "call_function", "call_method"):
+        if n.op not in _CALLS:
             return super().run_node(n)
-        with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+        with self.counter:
             result = super().run_node(n)
-        if total := counter.get_total_flops() // 2 or self._recurrent(n, result):
-            self.counts[n.name] = total
+        count, unknown = self.counter.take()
+        if count:
+            self.counts[n.name] = count
+        if unknown:
+            self.uncounted[n.name] = unknown
+        if _is_bookkeeping(result) or self._takes_apart(n):
+            self.bookkeeping.add(n.name)
         return result
 
-    def _recurrent(self, n: Node, result: Any) -> int:
-        """Multiply-adds of a recurrent layer whose outputs are ``result``."""
-        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        if not isinstance(module, nn.RNNBase):
-            return 0
-        output = result[0]
-        values = output.data if isinstance(output, PackedSequence) else output
-        steps = values.numel() // values.shape[-1]
-        weights = (w for name, w in module.named_parameters() if name.startswith("weight"))
-        return int(steps * sum(weight.numel() for weight in weights))
+    def _takes_apart(self, n: Node) -> bool:
+        if n.target is not operator.getitem or not isinstance(n.args[0], Node):
+            return False
+        return not isinstance(self.env[n.args[0]], torch.Tensor)
 
 
-def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
-    """Multiply-adds of each node that has any, by node name.
+def graph_costs(module: GraphModule, example_inputs: Any) -> GraphCosts:
+    """What a run of ``module`` on example inputs shows of its nodes.
 
     Args:
         module: a float graph in eval mode; it is run once without gradients.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+
+    >>> from torch.fx import symbolic_trace
+    >>> gm = symbolic_trace(lambda x: (x @ x).reshape(x.size(0) * 2))
+    >>> costs = graph_costs(gm, (torch.zeros(2, 2),))
+    >>> costs.multiply_adds, sorted(costs.bookkeeping)
+    ({'matmul': 8}, ['mul', 'size'])
+    """
+    module.recompile()  # a deferred graph module has no signature before
+    args, kwargs = as_arguments(example_inputs)
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    runner = _Runner(module, MultiplyAdds())
+    with torch.no_grad():
+        runner.run(*bound.args, *bound.kwargs.values())
+    return GraphCosts(runner.counts, runner.uncounted, frozenset(runner.bookkeeping))
+
+
+def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
+    """Multiply-adds of each node that has any, by node name; arguments as in ``graph_costs``.
 
     >>> from torch.fx import symbolic_trace
     >>> from torch import nn
@@ -73,11 +231,17 @@ def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:
     >>> multiply_adds(gm, (torch.zeros(2, 4),))
     {'_0': 64}
     """
-    module.recompile()  # a deferred graph module has no signature before
+    return dict(graph_costs(module, example_inputs).multiply_adds)
+
+
+def total_of(model: nn.Module, example_inputs: Any) -> int:
+    """Multiply-adds of one call of any model; what cannot be counted is left out.
+
+    >>> total_of(nn.LSTM(4, 6).eval(), torch.zeros(5, 3, 4))
+    3600
+    """
     args, kwargs = as_arguments(example_inputs)
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    bound.apply_defaults()
-    counter = _Counter(module)
-    with torch.no_grad():
-        counter.run(*bound.args, *bound.kwargs.values())
-    return counter.counts
+    trial = own_buffers(model)
+    with torch.random.fork_rng(devices=()), torch.no_grad(), MultiplyAdds() as counter:
+        trial(*fresh(args), **fresh(kwargs))
+    return counter.count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError
 from backquant.graph import DeferredGraphModule, Provenance, Scope
+from backquant.graph.costs import GraphCosts
+from backquant.graph.example_spec import ExampleSpec
 from backquant.match.plan import Decision, Outcome, Plan, Reason
 from backquant.observe import HistogramObserver
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
@@ -23,6 +25,7 @@ __all__ = [
     "Origin",
     "PreparedModule",
     "PreparedState",
+    "Reporting",
     "buffers_of_histograms",
     "prepared_state",
     "turned_to_float",
@@ -42,6 +45,26 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Reporting:
+    """What a report says beside the plan: the class of the model, what a run of its graph has shown, the
+    bytes of its tensors, its inputs; and what makes the report of a prepared or reference model."""
+
+    model: str = ""
+    costs: GraphCosts = field(default_factory=GraphCosts)
+    float_bytes: int = 0
+    example: ExampleSpec | None = None
+    report_of: Callable[[nn.Module], Any] | None = None
+
+    def report(self, module: nn.Module) -> Any:
+        """The report of ``module``; ``None`` where nothing makes one.
+
+        >>> Reporting().report(nn.ReLU()) is None
+        True
+        """
+        return None if self.report_of is None else self.report_of(module)
+
+
+@dataclass(frozen=True)
 class PreparedState:
     """Kept in ``prepared.meta["backquant"]``: plain data and the configs, no node and no module.
 
@@ -56,6 +79,7 @@ class PreparedState:
     sites: SiteTable
     provenance: Provenance
     custom: PrepareCustomConfig | None = None
+    reporting: Reporting = field(default_factory=Reporting)
 
 
 class KeptGraphModule(DeferredGraphModule):
@@ -76,6 +100,12 @@ class PreparedModule(KeptGraphModule):
     ``DistributedDataParallel`` reads ``_ddp_params_and_buffers_to_ignore``. The length of a histogram
     depends on the data, so that ranks cannot copy it from each other: each measures its own.
     """
+
+    @property
+    def report(self) -> Any:
+        """What each operator is to become, and why, as after ``quantize``; made anew when it is read.
+        ``None`` for what was not made by ``prepare_fx``, ``prepare_qat_fx`` or ``prepare_export``."""
+        return prepared_state(self).reporting.report(self)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:

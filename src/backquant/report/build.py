@@ -13,23 +13,26 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.convert import Measured
 from backquant.graph import Provenance, Scope
+from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse, QuantizedModel
 from backquant.match.names import entry_text
-from backquant.match.plan import Decision, MatchKind, Plan, Reason, TensorAsk
+from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
 from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers, dtype_text
 
-__all__ = ["ReportSource", "build_report"]
+__all__ = ["ReportSource", "build_report", "bytes_of"]
 
 
 @dataclass(frozen=True)
 class ReportSource:
     """What is known about a model at some step; later steps fill in more.
 
-    ``module`` is the fused float graph that ``plan`` speaks about; ``reference`` the converted one.
-    ``inner`` holds what is known of standalone modules, by the node that calls them.
+    ``module`` is a graph with the nodes that ``plan`` speaks about: fused, prepared or converted;
+    ``reference`` the converted one.
+    ``inner`` holds what is known of standalone modules, by the node that calls them. ``in_float``: the
+    multiply-adds that quantized custom modules do in float, by node.
     """
 
     plan: Plan
@@ -38,7 +41,9 @@ class ReportSource:
     model: str = ""
     scopes: Mapping[str, Scope] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
-    multiply_adds: Mapping[str, int] = field(default_factory=dict)
+    costs: GraphCosts = field(default_factory=GraphCosts)
+    in_float: Mapping[str, int] = field(default_factory=dict)
+    is_lowered: bool = False
     sites: SiteTable | None = None
     qparams: Mapping[str, Measured] = field(default_factory=dict)
     reference: nn.Module | None = None
@@ -51,12 +56,13 @@ class ReportSource:
     inner: Mapping[str, ReportSource] = field(default_factory=dict)
 
     def lowered(
-        self, model: nn.Module, quantized: QuantizedModel, unseen: Sequence[Any]
+        self, quantized: QuantizedModel, unseen: Sequence[Any] = (), in_float: Any = None
     ) -> ReportSource:
-        """The same with what the lowering recorded."""
+        """The same with what the lowering recorded, observers that saw no data, and ``in_float``."""
         return replace(
             self,
             engine="" if quantized.engine is None else quantized.engine.describe(),
+            is_lowered=quantized.engine is not None,
             kernels=quantized.kernels,
             left_in_float=quantized.left_in_float,
             inner={
@@ -64,8 +70,8 @@ class ReportSource:
                 for node in self.inner
             },
             unseen=tuple(f"the observer of {item.value!r} saw no data" for item in unseen),
-            float_bytes=_bytes(model),
-            quantized_bytes=_bytes(quantized),
+            quantized_bytes=bytes_of(quantized),
+            in_float=self.in_float if in_float is None else in_float,
         )
 
     def _inside(
@@ -76,17 +82,20 @@ class ReportSource:
         kernels = kernels_inside(path, kernels)
         left = reasons_inside(path, left_in_float)
         inner = {name: source._inside(name, kernels, left) for name in source.inner}
-        return replace(source, kernels=kernels, left_in_float=left, inner=inner)
+        lowered = source.backend_config.engine is not None
+        return replace(source, kernels=kernels, left_in_float=left, inner=inner, is_lowered=lowered)
 
     def _path(self, node: str) -> str:
         """The path of the module that a node calls."""
-        converted = self.reference
-        module = converted if isinstance(converted, fx.GraphModule) else self.module
-        return next(str(n.target) for n in module.graph.nodes if n.name == node)
+        return next(str(n.target) for n in self.module.graph.nodes if n.name == node)
 
 
-def _bytes(module: nn.Module) -> int:
-    """Bytes of parameters and buffers, each tensor once."""
+def bytes_of(module: nn.Module) -> int:
+    """Bytes of parameters and buffers, each tensor once.
+
+    >>> bytes_of(nn.Linear(2, 3))
+    36
+    """
     tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers()) if t.numel()}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -110,15 +119,21 @@ class _Builder:
         self._nodes = {node.name: node for node in source.module.graph.nodes}
         self._kernel_of = {name: use.kernel for use in source.kernels for name in use.nodes}
         self._observers = Observers(source.sites, source.qparams)
+        self._costs = source.costs
+        self._left: dict[str, list[Reason]] = {}
+        for reason in source.left_in_float:
+            self._left.setdefault(reason.node, []).append(reason)
 
     def report(self) -> Report:
         source, plan = self._source, self._source.plan
         inner = {node: build_report(part) for node, part in source.inner.items()}
+        rows = tuple(self._rows(inner))
+        counted = sum(row.multiply_adds for row in rows)
         return Report(
             backend=source.backend_config.name or "unnamed backend",
             model=source.model,
             engine=source.engine,
-            rows=tuple(self._rows(inner)),
+            rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
             notes=(*plan.notes, *_notes_inside(inner), *source.unseen),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
@@ -126,6 +141,9 @@ class _Builder:
             unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
             float_bytes=source.float_bytes,
             quantized_bytes=source.quantized_bytes,
+            lowered=source.is_lowered,
+            not_counted=source.costs.not_counted,
+            computed_once=max(0, source.costs.total - counted),
         )
 
     def _rows(self, inner: Mapping[str, Report]) -> Iterator[Row]:
@@ -137,6 +155,18 @@ class _Builder:
             nodes = self._source.inner[decision.node].module.graph.nodes
             inputs = [node.name for node in nodes if node.op == "placeholder"]
             yield from rows_inside(row, inner[decision.node], inputs)
+
+    def _inputs(self, node: fx.Node | None) -> tuple[str, ...]:
+        """The operators and inputs whose values a node reads: observers and boundaries are neither."""
+        sources = [] if node is None else node.all_input_nodes
+        return tuple(dict.fromkeys(self._origin_of(source).name for source in sources))
+
+    def _origin_of(self, value: fx.Node) -> fx.Node:
+        while value.name not in self._source.plan.decisions and value.op.startswith("call_"):
+            if not value.all_input_nodes:
+                break
+            value = value.all_input_nodes[0]
+        return value
 
     def _unlowered(self) -> tuple[ReasonRow, ...]:
         """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
@@ -155,27 +185,52 @@ class _Builder:
     def _row(self, decision: Decision) -> Row:
         plan = self._source.plan
         match = None if decision.match is None else plan.matches[decision.match]
-        node = self._nodes[decision.node]
+        node = self._nodes.get(decision.node)
+        outcome, reasons = self._outcome(decision)
         return Row(
             node=decision.node,
             operator=decision.operator,
             module_path=decision.module_path,
-            outcome=decision.outcome.value,
-            inputs=tuple(source.name for source in node.all_input_nodes),
+            outcome=outcome,
+            inputs=self._inputs(node),
             entry="" if match is None else match.pattern,
             dtype_config=self._dtype_config(decision),
             rule="" if decision.rule is None else str(decision.rule),
             asked=_asked(decision),
-            observers=self._observers.of(node, self._reference_module(node)),
+            observers=self._observers.of(decision.node, self._reference_module(node)),
             kernel=self._kernel_of.get(decision.node, ""),
             fused=self._fused(decision.node),
-            multiply_adds=self._source.multiply_adds.get(decision.node, 0),
-            reasons=tuple(map(_reason_row, decision.reasons)),
+            multiply_adds=self._costs.multiply_adds.get(decision.node, 0),
+            reasons=tuple(map(_reason_row, reasons)),
+            uncounted=self._costs.uncounted.get(decision.node, ()),
+            float_multiply_adds=self._source.in_float.get(decision.node, 0),
         )
 
-    def _reference_module(self, node: fx.Node) -> nn.Module | None:
+    def _outcome(self, decision: Decision) -> tuple[str, Sequence[Reason]]:
+        """What became of a node, with the reasons if it computes in float.
+
+        1. A node whose value held no tensor when the graph was run is no operator.
+        2. A quantized pattern of a lowered model runs on a kernel, or the lowering says why not; one
+           that multiplies needs a kernel in any case.
+        3. A quantized custom module that does all its multiplying in float is not lowered.
+        """
+        if decision.outcome is Outcome.FLOAT and decision.node in self._costs.bookkeeping:
+            return Outcome.NOT_TENSOR.value, ()
+        match = None if decision.match is None else self._source.plan.matches[decision.match]
+        planned = decision.quantized and match is not None and match.kind is MatchKind.PATTERN
+        cost = self._costs.multiply_adds.get(decision.node, 0)
+        if decision.quantized and 0 < cost <= self._source.in_float.get(decision.node, 0):
+            return "unlowered", (_float_inside(decision),)
+        if not planned or not self._source.is_lowered or decision.node in self._kernel_of:
+            return decision.outcome.value, decision.reasons
+        left = self._left.get(decision.node, [])
+        if not left and cost:
+            left = [Reason(decision.node, "no-kernel", "an integer kernel", "none was recorded")]
+        return ("unlowered", left) if left else (decision.outcome.value, ())
+
+    def _reference_module(self, node: fx.Node | None) -> nn.Module | None:
         """The module that the operator became in the reference model."""
-        if self._source.reference is None or node.op != "call_module":
+        if self._source.reference is None or node is None or node.op != "call_module":
             return None
         try:
             return self._source.reference.get_submodule(str(node.target))
@@ -209,6 +264,16 @@ class _Builder:
         if floats and config.weight_dtype not in (None, torch.float32):
             return f"{text}, weight only"
         return text + (", dynamic" if config.is_dynamic else "")
+
+
+def _float_inside(decision: Decision) -> Reason:
+    return Reason(
+        decision.node,
+        "no-kernel",
+        f"{decision.operator} on integers",
+        "a custom module whose operators are kernels: this one computes in float, on values that are "
+        "rounded as they would be",
+    )
 
 
 def _notes_inside(inner: Mapping[str, Report]) -> Iterator[str]:

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.paths import collapsed, listed
 
-__all__ = ["Refusal", "dtype_letters", "kernel_counts", "refusals", "rules_differ"]
+__all__ = ["Refusal", "by_cost", "dtype_letters", "kernel_counts", "refusals", "rules_differ"]
+
+_RULES = 2  # rules named beside one reason
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Refusal:
     names: tuple[str, ...]
     nodes: tuple[str, ...]
     reasons: tuple[ReasonRow, ...]
+    multiply_adds: int = 0
+    uncounted: bool = False
 
     @property
     def nearest(self) -> tuple[ReasonRow, ...]:
@@ -27,9 +32,16 @@ class Refusal:
         first = self.reasons[0].place if self.reasons else ""
         return tuple(reason for reason in self.reasons if reason.place == first)
 
+    @property
+    def label(self) -> str:
+        """The names, those of one form as one, and how many operators there are."""
+        return listed(self.names, len(self.nodes))
+
 
 def refusals(rows: Iterable[Row]) -> list[Refusal]:
     """Rows that stay float, those with the same operator and reasons together, in order.
+
+    Rules that say ``None`` for one operator each are one reason.
 
     >>> why = ReasonRow("no-entry", "Softplus", "x86 has none")
     >>> [group] = refusals([Row(n, "Softplus", n, "float", reasons=(why,)) for n in "ab"])
@@ -38,18 +50,53 @@ def refusals(rows: Iterable[Row]) -> list[Refusal]:
     """
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        plain = tuple(replace(reason, fix="", node="") for reason in row.reasons)
-        groups.setdefault((row.operator, row.rule, plain), []).append(row)
-    return [
-        Refusal(
-            operator=same[0].operator,
-            rule=same[0].rule,
-            names=tuple(dict.fromkeys(row.name for row in same)),
-            nodes=tuple(row.node for row in same),
-            reasons=same[0].reasons,
+        plain = tuple(replace(_general(reason), fix="", node="") for reason in row.reasons)
+        groups.setdefault((row.operator, _rule_key(row), plain), []).append(row)
+    return [_refusal(same) for same in groups.values()]
+
+
+def by_cost(groups: Iterable[Refusal]) -> list[Refusal]:
+    """Those that multiply or that nobody has counted, the most expensive first.
+
+    >>> cheap, dear, free = (Refusal("op", "", (), (), (), count) for count in (1, 2, 0))
+    >>> by_cost([cheap, dear, free]) == [dear, cheap]
+    True
+    """
+    costly = [group for group in groups if group.multiply_adds or group.uncounted]
+    return sorted(costly, key=lambda group: (not group.uncounted, -group.multiply_adds))
+
+
+def _refusal(same: list[Row]) -> Refusal:
+    first = same[0]
+    rule = ", ".join(collapsed(row.rule for row in same)[:_RULES])
+    reasons = first.reasons
+    if len(same) > 1:
+        reasons = tuple(
+            replace(reason, asked=f"{rule} is None: skip") if _is_skip(reason) else reason
+            for reason in reasons
         )
-        for same in groups.values()
-    ]
+    return Refusal(
+        operator=first.operator,
+        rule=rule,
+        names=tuple(dict.fromkeys(row.name for row in same)),
+        nodes=tuple(row.node for row in same),
+        reasons=reasons,
+        multiply_adds=sum(row.multiply_adds for row in same),
+        uncounted=any(row.uncounted for row in same),
+    )
+
+
+def _is_skip(reason: ReasonRow) -> bool:
+    return reason.rule == "qconfig-none" and reason.asked.endswith("is None: skip")
+
+
+def _general(reason: ReasonRow) -> ReasonRow:
+    return replace(reason, asked="") if _is_skip(reason) else reason
+
+
+def _rule_key(row: Row) -> str:
+    skips = bool(row.reasons) and all(map(_is_skip, row.reasons))
+    return row.rule.partition(" ")[0] if skips else row.rule
 
 
 def dtype_letters(report: Report) -> dict[str, str]:
@@ -70,10 +117,12 @@ def _letter(index: int) -> str:
 def rules_differ(report: Report) -> bool:
     """Whether anything was asked of modules by name, beyond rules for all or for types.
 
+    Those for one operator of a module (its n-th addition) are what a backend leaves in float by default.
+
     >>> rules_differ(Report("x86", rows=(Row("a", "add", "", "quantized", rule="global"),)))
     False
     """
-    return any(row.rule.startswith("module_name") for row in report.rows)
+    return any(row.rule.startswith(("module_name ", "module_name_regex ")) for row in report.rows)
 
 
 def kernel_counts(report: Report) -> dict[str, int]:

@@ -10,19 +10,20 @@ from typing import Any
 
 import jinja2
 
-from backquant.report.grouping import kernel_counts, refusals, rules_differ
+from backquant.report.grouping import Refusal, by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
+from backquant.report.share import advice, computed_once, percent, share_words, without_cost
 from backquant.report.text import human_bytes, summary
 
 __all__ = ["render_html", "save_html"]
 
 _LABEL_LENGTH = 24
+_SHOWN = 6  # reasons by cost
 _STATES = {
     "quantized": "quantized",
     "integers": "float, run on integers",
     "float": "float",
-    "not_tensor": "no tensor",
 }
 
 
@@ -39,7 +40,7 @@ def render_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    rows = report.rows
+    rows = report.operators
     drawing = lay_out([row.node for row in rows], {row.node: row.inputs for row in rows})
     most = max((row.multiply_adds for row in rows), default=0)
     return environment.get_template("page.html.j2").render(
@@ -51,7 +52,13 @@ def render_html(report: Report) -> str:
         state_names=_STATES,
         rules_differ=rules_differ(report),
         kernels=kernel_counts(report),
-        refusals=refusals(report.float_rows),
+        refusals=_sorted(refusals(report.float_rows)),
+        costly=_costly(report),
+        free=without_cost(refusals(report.float_rows)),
+        rows=rows,
+        unlowered=[
+            r for r in report.unlowered if r.node not in {f.node for f in report.float_rows}
+        ],
         groups=_groups(report),
         drawing=drawing,
         boxes=[_box(row, drawing) for row in rows],
@@ -97,9 +104,10 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
         stay = f"{len(report.on_integers)} more on integers, {stay}"
     count = f"{len(report.quantized)} of {len(report.operators)}"
     cards = [("operators quantized", count, stay)]
-    if any(row.multiply_adds for row in report.operators):
-        total = sum(row.multiply_adds for row in report.operators)
-        cards.append(("of the multiply-adds", f"{report.coverage:.1%}", f"{total:,} in all"))
+    share, words = share_words(report)
+    if words:
+        total = f"{report.multiply_adds:,} in all" if report.multiply_adds else ""
+        cards.insert(0, (words, share, total))
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
         sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
@@ -108,10 +116,32 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
     return cards
 
 
+def _sorted(groups: list[Refusal]) -> list[Refusal]:
+    costly = by_cost(groups)
+    return [*costly, *(group for group in groups if group not in costly)]
+
+
+def _costly(report: Report) -> list[dict[str, Any]]:
+    """What stays float and multiplies, the most expensive first, with the share in percent."""
+    total = report.multiply_adds or 1
+    return [
+        {
+            "label": group.label,
+            "operator": group.operator,
+            "node": group.nodes[0],
+            "rule": group.reasons[0].rule if group.reasons else "",
+            "share": "?" if group.uncounted else percent(group.multiply_adds / total),
+            "width": round(100 * group.multiply_adds / total, 1),
+            "advice": advice(group),
+        }
+        for group in by_cost(refusals(report.float_rows))[:_SHOWN]
+    ]
+
+
 def _groups(report: Report) -> list[tuple[str, list[str]]]:
     """What did nothing: titles with their lines, where there are any."""
     groups = [
-        ("Notes", list(report.notes)),
+        ("Notes", [*report.notes, *computed_once(report)]),
         ("Rules of the QConfigMapping that no operator used", list(report.unused_rules)),
         ("Entries of the backend that this model does not reach", list(report.unreached_entries)),
     ]
@@ -120,7 +150,8 @@ def _groups(report: Report) -> list[tuple[str, list[str]]]:
 
 def _first(report: Report) -> str | None:
     """The operator to show first: one that stays float, else the one with most multiply-adds."""
-    rows = report.float_rows or sorted(report.rows, key=lambda row: -row.multiply_adds)
+    costly = sorted(report.float_rows, key=lambda row: -row.multiply_adds)
+    rows = costly or sorted(report.operators, key=lambda row: -row.multiply_adds)
     return rows[0].node if rows else None
 
 
@@ -159,6 +190,8 @@ def _kin(row: Row) -> list[str]:
 def _details(row: Row) -> list[tuple[str, str]]:
     """(label, text) of what a click on an operator shows; empty ones are left out."""
     cost = f"{row.multiply_adds:,}" if row.multiply_adds else ""
+    if row.uncounted:
+        cost = f"{cost} not counted: {', '.join(row.uncounted)}".lstrip()
     pairs = [
         ("operator", row.operator),
         ("outcome", _STATES[row.state]),

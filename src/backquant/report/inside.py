@@ -67,4 +67,5 @@ def rows_inside(row: Row, report: Report, inputs: Collection[str]) -> list[Row]:
         for inner in report.rows
     ]
     known = sum(inner.multiply_adds for inner in inside)
-    return [replace(row, multiply_adds=max(0, row.multiply_adds - known)), *inside]
+    rest = max(0, row.multiply_adds - known)
+    return [replace(row, multiply_adds=rest, uncounted=()), *inside]

@@ -6,10 +6,14 @@ Invariants
    those of the operators in it.
 2. A row that stays float has at least one reason.
 3. Totals are sums over the rows; nothing is counted that has no row.
+4. Before lowering, a share is that of the plan; after it, of the kernels that were recorded: what the
+   plan quantizes and no kernel runs is ``unlowered``, and computes in float.
+5. What is not counted is not done: a share in which an operator's count is missing is not a number.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -92,7 +96,7 @@ class Row:
     node: str
     operator: str
     module_path: str
-    outcome: str  # "quantized", "float" or "not_tensor"
+    outcome: str  # "quantized", "unlowered", "float" or "not_tensor"
     inputs: tuple[str, ...] = ()  # nodes whose values it reads, for drawing
     entry: str = ""  # the pattern of the backend's entry that matched
     dtype_config: str = ""
@@ -103,15 +107,31 @@ class Row:
     fused: tuple[str, ...] = ()  # modules and nodes of the original graph that became this one
     multiply_adds: int = 0
     reasons: tuple[ReasonRow, ...] = ()
+    uncounted: tuple[str, ...] = ()  # operators in it whose multiply-adds are not known
+    float_multiply_adds: int = 0  # of a quantized custom module: those that it does in float
 
     @property
     def quantized(self) -> bool:
+        """Whether the plan quantizes it and, once lowered, nothing says that it computes in float."""
         return self.outcome == "quantized"
 
     @property
     def state(self) -> str:
-        """``outcome``, or ``integers``: float in the plan, yet an integer kernel computes it."""
+        """``outcome`` with two differences: ``integers`` is what is float in the plan, yet an integer
+        kernel computes it; ``unlowered`` is ``float``.
+
+        >>> Row("fc", "Linear", "fc", "unlowered").state
+        'float'
+        """
+        if self.outcome == "unlowered":
+            return "float"
         return "integers" if self.outcome == "float" and self.kernel else self.outcome
+
+    @property
+    def done(self) -> int:
+        """Those of its multiply-adds that are quantized."""
+        on_integers = self.state in ("quantized", "integers")
+        return self.multiply_adds - self.float_multiply_adds if on_integers else 0
 
     @property
     def name(self) -> str:
@@ -139,6 +159,9 @@ class Report:
     unlowered: tuple[ReasonRow, ...] = ()  # quantized by the plan, yet no integer kernel runs it
     float_bytes: int = 0
     quantized_bytes: int = 0
+    lowered: bool = False  # whether ``kernels`` is what runs; else everything is as planned
+    not_counted: str = ""  # why no multiply-adds are known
+    computed_once: int = 0  # multiply-adds of the model that its graph has no longer: constants
     extras: dict[str, Any] = field(default_factory=dict)  # e.g. accuracy and latency of the demo
 
     @property
@@ -161,23 +184,44 @@ class Report:
         return tuple(row for row in self.rows if row.state == "integers")
 
     @property
+    def multiply_adds(self) -> int:
+        """Of all operators, as far as they are counted."""
+        return sum(row.multiply_adds for row in self.operators)
+
+    @property
+    def uncounted(self) -> tuple[Row, ...]:
+        """Rows whose multiply-adds are not known, or not all of them."""
+        return tuple(row for row in self.operators if row.uncounted)
+
+    @property
     def coverage(self) -> float:
-        """Share of multiply-adds in quantized operators; of operators, where nothing multiplies.
+        """Share of all multiply-adds that are quantized; of operators, where nothing multiplies.
+
+        Before lowering (``lowered`` is false) as planned; after it, of the kernels that run. Not a
+        number where operators are not counted: see ``uncounted``, ``not_counted`` and ``at_most``.
 
         >>> rows = (Row("a", "Conv2d", "a", "quantized", multiply_adds=30),
         ...         Row("b", "Linear", "b", "float", multiply_adds=10))
         >>> Report("x86", rows=rows).coverage
         0.75
+        >>> custom = Row("c", "deform_conv2d", "", "float", uncounted=("deform_conv2d",))
+        >>> Report("x86", rows=(*rows, custom)).coverage
+        nan
         """
-        total = sum(row.multiply_adds for row in self.operators)
+        return math.nan if self.not_counted or self.uncounted else self.at_most
+
+    @property
+    def at_most(self) -> float:
+        """The share of what is counted."""
+        total = self.multiply_adds
         if total:
-            return sum(row.multiply_adds for row in self.quantized) / total
+            return sum(row.done for row in self.operators) / total
         return len(self.quantized) / len(self.operators) if self.operators else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; ``from_dict`` reads it back to an equal report."""
         data = asdict(self)
-        data["coverage"] = self.coverage
+        data["coverage"] = None if math.isnan(self.coverage) else self.coverage
         return data
 
     @classmethod
@@ -221,7 +265,7 @@ def _row(data: dict[str, Any]) -> Row:
     fields = dict(data)
     fields["reasons"] = tuple(ReasonRow(**reason) for reason in fields.get("reasons", ()))
     fields["observers"] = tuple(_observer(observer) for observer in fields.get("observers", ()))
-    for key in ("inputs", "fused"):
+    for key in ("inputs", "fused", "uncounted"):
         fields[key] = tuple(fields.get(key, ()))
     return Row(**fields)
 

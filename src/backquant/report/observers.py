@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from backquant.convert import Measured
 from backquant.prepare import SiteTable
@@ -37,14 +37,13 @@ class Observers:
             for reader in site.readers:
                 self._inputs.setdefault(reader, []).append(replace(row, role=role))
 
-    def of(self, node: fx.Node, converted: nn.Module | None) -> tuple[ObserverRow, ...]:
-        """Inputs, then the weights of ``converted`` (its reference module), then the output.
+    def of(self, node: str, converted: nn.Module | None) -> tuple[ObserverRow, ...]:
+        """Of the operator of this name: inputs, the weights of ``converted`` (its reference module), output.
 
-        >>> graph = fx.symbolic_trace(nn.ReLU()).graph
-        >>> Observers(None, {}).of(next(iter(graph.nodes)), None)
+        >>> Observers(None, {}).of("relu", None)
         ()
         """
-        inputs, outputs = self._inputs.get(node.name, []), self._outputs.get(node.name, [])
+        inputs, outputs = self._inputs.get(node, []), self._outputs.get(node, [])
         return (*inputs, *_weights(converted), *outputs)
 
     def _value(self, name: str) -> str:

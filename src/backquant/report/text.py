@@ -1,4 +1,8 @@
-"""The report as text for a terminal: summary, table of operators, reasons, what did nothing."""
+"""The report as text for a terminal.
+
+First what matters: the share on integers, what stays float by cost, what to do about the largest. Then the
+table of operators, kernels, what did nothing, and all reasons.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,19 @@ from rich.text import Text
 
 from backquant.report.grouping import (
     Refusal,
+    by_cost,
     dtype_letters,
     kernel_counts,
     refusals,
     rules_differ,
 )
 from backquant.report.model import ReasonRow, Report, Row
+from backquant.report.share import computed_once, float_by_cost, share_text
 
 __all__ = ["human_bytes", "render", "render_text", "renderable", "summary"]
 
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
-_NAMES = 4  # operators named in front of one reason
+_FEW_REFUSALS = 4  # paragraphs about what has no entry and no cost, before they are one
 _FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``
 
 
@@ -53,26 +59,29 @@ def renderable(report: Report) -> Group:
     """The same for a rich console."""
     letters = dtype_letters(report)
     parts: list[RenderableType] = [Text(summary(report), style="bold")]
-    parts += [Text(f"{letter}  {text}") for text, letter in letters.items()]
-    if report.rows:
+    first = list(float_by_cost(report))
+    parts += _lines(["", *first] if first else [])
+    if report.operators:
+        dtypes = [f"{letter}  {text}" for text, letter in letters.items()]
+        parts += _lines(["", *dtypes] if dtypes else [])
         parts += [Text(""), operators_table(report, letters)]
     parts += _lines(_notes(report))
-    parts += [_refusal(refusal) for refusal in refusals(report.float_rows)]
-    parts += [_left(reason) for reason in report.unlowered]
+    parts += _paragraphs(report)
+    shown = {row.node for row in report.float_rows}
+    parts += [_left(reason) for reason in report.unlowered if reason.node not in shown]
     return Group(*parts)
 
 
 def summary(report: Report) -> str:
-    """One line: how much is quantized, and on what it runs."""
+    """One line: the share that is quantized, how many operators, and on what they run."""
     where = f"on {report.engine}" if report.engine else "as a reference model"
     model = f"{report.model} for " if report.model else ""
-    parts = [f"{len(report.quantized)} of {len(report.operators)} operators quantized"]
+    parts = [share_text(report)] if share_text(report) else []
+    parts.append(f"{len(report.quantized)} of {len(report.operators)} operators quantized")
     if report.on_integers:
         parts.append(f"{len(report.on_integers)} more run on integers")
     if report.float_rows:
         parts.append(f"{len(report.float_rows)} stay float")
-    if sum(row.multiply_adds for row in report.operators):
-        parts.append(f"{report.coverage:.1%} of the multiply-adds")
     if report.float_bytes and report.quantized_bytes:
         ratio = report.float_bytes / report.quantized_bytes
         sizes = f"{human_bytes(report.float_bytes)} → {human_bytes(report.quantized_bytes)}"
@@ -91,7 +100,7 @@ def human_bytes(count: int) -> str:
 
 def operators_table(report: Report, letters: dict[str, str]) -> Table:
     """One row per operator: dtypes by letter, measured output, rule, kernel."""
-    rows = report.rows
+    rows = report.operators
     columns = {
         "node": [row.node for row in rows],
         "operator": [_operator(row) for row in rows],
@@ -99,7 +108,7 @@ def operators_table(report: Report, letters: dict[str, str]) -> Table:
         "rule": [row.rule for row in rows],
         "output qparams": ["" if row.output is None else row.output.short for row in rows],
         "kernel": [row.kernel for row in rows],
-        "mult-adds": [f"{row.multiply_adds:,}" if row.multiply_adds else "" for row in rows],
+        "mult-adds": list(map(_cost, rows)),
     }
     if not rules_differ(report):
         del columns["rule"]
@@ -119,6 +128,11 @@ def _operator(row: Row) -> str:
         return f"{row.operator} in {row.entry}" if row.entry else row.operator
     parts.remove(row.operator)
     return " with ".join([row.operator, *([", ".join(parts)] if parts else [])])
+
+
+def _cost(row: Row) -> str:
+    counted = f"{row.multiply_adds:,}" if row.multiply_adds else ""
+    return f"{counted} + ?".removeprefix(" + ") if row.uncounted else counted
 
 
 def _as(row: Row, letters: dict[str, str]) -> str:
@@ -143,11 +157,11 @@ def _notes(report: Report) -> Iterator[str]:
             f"{n} × {kernel}" for kernel, n in kernel_counts(report).items()
         )
     few = report.unreached_entries if len(report.unreached_entries) <= _FEW else ()
-    if report.unused_rules or report.notes or few:
+    if report.unused_rules or report.notes or few or report.computed_once:
         yield ""
     yield from (f"unused: {rule}" for rule in report.unused_rules)
     yield from (f'entry "{entry}": no operator reaches it' for entry in few)
-    yield from (f"note: {note}" for note in report.notes)
+    yield from (f"note: {note}" for note in (*report.notes, *computed_once(report)))
 
 
 def _reason_lines(reason: ReasonRow) -> list[str]:
@@ -160,13 +174,33 @@ def _reason_lines(reason: ReasonRow) -> list[str]:
     return lines
 
 
+def _paragraphs(report: Report) -> Iterator[Text]:
+    """One for each reason, those with most multiply-adds first; operators that multiply nothing and that
+    no entry is for are one."""
+    groups = refusals(report.float_rows)
+    costly = by_cost(groups)
+    plain = [group for group in groups if _is_plain(group)]
+    plain = plain if len(plain) >= _FEW_REFUSALS else []
+    rest = [group for group in groups if group not in plain and group not in costly]
+    yield from map(_refusal, [*costly, *rest])
+    if plain:
+        count = sum(len(group.nodes) for group in plain)
+        lines = [f"\n{count} operators without multiply-adds  stay float", "  rule      no-entry"]
+        lines.append(f"  admitted  {report.backend} has no entry for any of:")
+        lines += [f"            {group.operator}  {group.label}" for group in plain]
+        yield Text("\n".join(lines))
+
+
+def _is_plain(group: Refusal) -> bool:
+    rules = {reason.rule for reason in group.reasons}
+    free = not group.multiply_adds and not group.uncounted
+    return free and rules == {"no-entry"} and not any(reason.fix for reason in group.reasons)
+
+
 def _refusal(refusal: Refusal) -> Text:
-    names = ", ".join(refusal.names[:_NAMES])
-    if len(refusal.names) > _NAMES:
-        names += f" and {len(refusal.names) - _NAMES} more"
-    verb = "stays" if len(refusal.names) == 1 else "stay"
+    verb = "stays" if len(refusal.nodes) == 1 else "stay"
     rule = f"   QConfigMapping: {refusal.rule}" if refusal.rule else ""
-    lines = [f"\n{names}  {refusal.operator}  {verb} float"]
+    lines = [f"\n{refusal.label}  {refusal.operator}  {verb} float"]
     for reason in refusal.nearest:
         lines += [f"  rule      {reason.rule}{rule}", *_reason_lines(reason)]
     return Text("\n".join(lines))

@@ -62,10 +62,13 @@ def test_rows_of_nested_modules() -> None:
         assert [row.node for row in report.rows][:6] == ROWS
         outcomes = {row.node: row.outcome for row in report.rows}
         assert outcomes["outer.block.act"] == "float"
-        assert outcomes["outer.last"] == outcomes["lstm"] == "quantized"
+        assert outcomes["outer.last"] == "quantized"
         costs = {row.node: row.multiply_adds for row in report.rows}
         assert costs["outer.block.one"] == 10 * 4 * 8
         assert costs["outer"] == costs["outer.block"] == 0
+    lstm = [next(row for row in report.rows if row.node == "lstm") for report in (before, after)]
+    assert [row.outcome for row in lstm] == ["quantized", "unlowered"]  # it computes in float
+    assert lstm[1].done == 0 and after.coverage < before.coverage == 1.0
     kernels = {row.node: row.kernel for row in after.rows}
     assert all("linear" in kernels[n] for n in ("stem", "outer.block.one", "outer.last"))
     assert not any(row.observers[0].scale is None for row in after.rows if row.node == "outer.last")
@@ -77,7 +80,9 @@ def test_rows_of_nested_modules() -> None:
 def test_requirements_reach_inside() -> None:
     model, x = Model(), torch.randn(5, 2, 4)
     options: Any = {"calibration": [x], "prepare_custom_config": custom()}
-    bq.quantize(model, require=["outer.block.one", "lstm"], **options)
+    bq.quantize(model, require=["outer.block.one", "outer.last"], **options)
+    with pytest.raises(CoverageError, match=r"lstm \(LSTM\).*computes in float"):
+        bq.quantize(model, require=["lstm"], **options)
     with pytest.raises(CoverageError, match=r"outer\.block\.act"):
         bq.quantize(model, require=["outer.block.act"], **options)
     with pytest.raises(UsageError, match="no operator"):

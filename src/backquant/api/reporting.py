@@ -1,0 +1,164 @@
+"""The report of a model at any step: from what a prepared or reference model knows about itself.
+
+``with_reporting`` runs the float graph once on the example inputs when the model is prepared, and notes what
+that shows beside the plan. From then on every flow has a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.api.inside import costs_inside
+from backquant.convert import ReferenceModel, reference_state
+from backquant.graph.costs import GraphCosts, graph_costs, total_of
+from backquant.graph.example_spec import ExampleSpec
+from backquant.lower import QuantizedModel
+from backquant.match import MatchKind
+from backquant.prepare import PreparedModule, Reporting, prepared_state, unobserved, with_state
+from backquant.report.build import ReportSource, build_report, bytes_of
+from backquant.report.model import Report
+
+__all__ = ["report_of", "report_source", "reported", "with_reporting"]
+
+
+def with_reporting(
+    prepared: PreparedModule, model: nn.Module, example_inputs: Any, costs: GraphCosts | None = None
+) -> PreparedModule:
+    """``prepared``, which has a ``report`` from here on.
+
+    ``model``: what it was made from, in evaluation mode. ``costs``: those of the float graph, if they are
+    known; else it is run. Where it does not run on these inputs, multiply-adds are unknown.
+    """
+    if costs is None:
+        costs = _tried(prepared, example_inputs)
+    if not costs.not_counted:
+        costs = replace(costs, total=_total(model, example_inputs))
+        _note_inside(prepared, costs_inside(prepared, example_inputs))
+    spec = ExampleSpec.of(example_inputs)
+    _note(prepared, Reporting(type(model).__name__, costs, bytes_of(model), spec, report_of))
+    return prepared
+
+
+def _tried(prepared: PreparedModule, example_inputs: Any) -> GraphCosts:
+    try:
+        return graph_costs(unobserved(prepared).eval(), example_inputs)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return GraphCosts(not_counted=f"the model does not run on its example inputs: {reason}")
+
+
+def _total(model: nn.Module, example_inputs: Any) -> int:
+    try:
+        return total_of(model, example_inputs)
+    except Exception:  # its graph ran: what the graph shows is what is known
+        return 0
+
+
+def _note(prepared: PreparedModule, reporting: Reporting) -> None:
+    with_state(prepared, replace(prepared_state(prepared), reporting=reporting))
+
+
+def _note_inside(prepared: PreparedModule, costs: dict[str, Any]) -> None:
+    for node, module in _parts(prepared):
+        if node in costs:
+            own, inner = costs[node]
+            _note(module, Reporting(type(module).__name__, own, report_of=report_of))
+            _note_inside(module, inner)
+
+
+def _parts(module: fx.GraphModule) -> Iterator[tuple[str, Any]]:
+    """The standalone modules of a prepared or reference model, by the node that calls them."""
+    for node in module.graph.nodes:
+        part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(part, (PreparedModule, ReferenceModel)):
+            yield node.name, part
+
+
+def report_source(module: fx.GraphModule) -> ReportSource:
+    """What a prepared or a reference model knows about itself.
+
+    >>> from backquant.api.flow import prepare_fx
+    >>> from backquant.qconfig import QConfigMapping
+    >>> import torch
+    >>> prepared = prepare_fx(nn.ReLU().eval(), QConfigMapping(), torch.zeros(1))
+    >>> report_source(prepared).model
+    'ReLU'
+    """
+    inner = {node: report_source(part) for node, part in _parts(module)}
+    if isinstance(module, ReferenceModel):
+        after = reference_state(module)
+        return ReportSource(
+            plan=after.plan,
+            backend_config=after.backend_config,
+            module=module,
+            model=after.reporting.model,
+            scopes=after.scopes,
+            provenance=after.provenance,
+            costs=after.reporting.costs,
+            float_bytes=after.reporting.float_bytes,
+            sites=after.sites,
+            qparams=after.qparams,
+            reference=module,
+            inner=inner,
+        )
+    state = prepared_state(module)
+    return ReportSource(
+        plan=state.plan,
+        backend_config=state.backend_config,
+        module=module,
+        model=state.reporting.model,
+        scopes=state.scopes,
+        provenance=state.provenance,
+        costs=state.reporting.costs,
+        sites=state.sites,
+        inner=inner,
+    )
+
+
+def report_of(module: nn.Module) -> Report:
+    """The report of a prepared model, as planned, or of a reference model, as calibrated.
+
+    >>> from backquant.api.flow import prepare_fx
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> import torch
+    >>> mapping = get_default_qconfig_mapping("x86")
+    >>> prepared = prepare_fx(nn.Sequential(nn.Linear(2, 2)).eval(), mapping, torch.zeros(1, 2))
+    >>> report_of(prepared).multiply_adds
+    4
+    """
+    assert isinstance(module, fx.GraphModule)
+    return build_report(report_source(module))
+
+
+def reported(source: ReportSource, quantized: QuantizedModel, unseen: Any = ()) -> Report:
+    """The report of a lowered model. ``source`` is that of its reference model.
+
+    What custom modules do in float shows when the lowered model runs on example inputs: what is left of
+    their multiply-adds they do on kernels.
+    """
+    return build_report(source.lowered(quantized, unseen, _in_float(source, quantized)))
+
+
+def _in_float(source: ReportSource, quantized: QuantizedModel) -> dict[str, int]:
+    plan = source.plan
+    custom = {
+        match.anchor for match in plan.matches if match.kind is MatchKind.CUSTOM_MODULE
+    } & source.costs.multiply_adds.keys()
+    if not custom:
+        return {}
+    whole = {name: source.costs.multiply_adds[name] for name in custom}
+    if quantized.example is None or quantized.engine is None:
+        return whole
+    args, kwargs = quantized.example.arguments()
+    try:
+        found = graph_costs(quantized.graph_module, kwargs if kwargs and not args else args)
+    except Exception:  # then nothing is known of them
+        return whole
+    return {
+        name: count if name in found.uncounted else min(count, found.multiply_adds.get(name, 0))
+        for name, count in whole.items()
+    }
