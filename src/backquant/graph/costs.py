@@ -241,7 +241,7 @@ def total_of(model: nn.Module, example_inputs: Any) -> int:
     3600
     """
     args, kwargs = as_arguments(example_inputs)
-    trial = own_buffers(model)
-    with torch.random.fork_rng(devices=()), torch.no_grad(), MultiplyAdds() as counter:
+    trial, counter = own_buffers(model), MultiplyAdds()
+    with torch.random.fork_rng(devices=()), torch.no_grad(), counter:
         trial(*fresh(args), **fresh(kwargs))
     return counter.count

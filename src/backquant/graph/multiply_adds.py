@@ -70,13 +70,13 @@ def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> int:
         for dim in dims:
             shape.insert(dim, 1)
         sizes.append(shape)
-    return math.prod(max(each) for each in zip(*sizes, strict=True))
+    return int(math.prod(max(each) for each in zip(*sizes, strict=True)))
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """The two products of scaled dot-product attention."""
     *batch, length, width = q.shape
-    return math.prod(batch) * int(length) * int(k.shape[-2]) * int(width + v.shape[-1])
+    return int(math.prod(batch)) * int(length) * int(k.shape[-2]) * int(width + v.shape[-1])
 
 
 def _recurrent(x: Any, from_input: Any, from_hidden: Any, *_: Any, **__: Any) -> int:
@@ -104,7 +104,7 @@ def _multihead(query: Any, key: Any, value: Any, width: int, *_: Any, **__: Any)
 def _encoder_layer(x: Any, width: int, *args: Any, **_: Any) -> int:
     """``_transformer_encoder_layer_fwd``: attention, and the two linear layers behind it."""
     weights = [a for a in args if isinstance(a, torch.Tensor) and a.dim() == 2]
-    _, _, first, second = weights[:4]
+    first, second = weights[2:4]  # behind those of the projections
     linears = sum(_lengths(x)) * int(first.numel() + second.numel())
     return _multihead(x, x, x, width) + linears
 
