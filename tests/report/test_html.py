@@ -159,3 +159,15 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in tmp_path.iterdir()] == [
         "report.html"
     ] and target.read_text() == "before"
+
+
+def test_edges_lead_through_what_is_no_operator() -> None:
+    """An attention layer gives a tuple; what reads its first item reads the layer."""
+    rows = (
+        Row("attention", "MultiheadAttention", "attention", "float"),
+        Row("getitem", "operator.getitem", "", "not_tensor", ("attention",)),
+        Row("fc", "Linear", "fc", "quantized", ("getitem",)),
+    )
+    page = render_html(Report("x86", rows=rows))
+    assert 'data-from="attention" data-to="fc"' in page
+    assert 'data-node="getitem"' not in page

@@ -33,7 +33,7 @@ from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
 from backquant.errors import ExportError, InputError, UsageError
 from backquant.graph import as_arguments
-from backquant.graph.costs import multiply_adds
+from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import QuantizedModel
@@ -229,10 +229,10 @@ def _example(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[st
     return args, kwargs
 
 
-def _costs(module: fx.GraphModule, inputs: Any) -> dict[str, int]:
-    """Multiply-adds by node. Raises ``InputError`` for inputs on which the model fails."""
+def _costs(module: fx.GraphModule, inputs: Any) -> GraphCosts:
+    """Multiply-adds by node, and what is not counted. Raises ``InputError`` for inputs on which the model fails."""
     try:
-        return multiply_adds(module, inputs)
+        return graph_costs(module, inputs)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         args, kwargs = as_arguments(inputs)
@@ -257,7 +257,8 @@ def _job(
     _check_names(dynamic_shapes, names)
     args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
-    costs = _costs(module, kwargs if kwargs and not args else args)
+    shown = _costs(module, kwargs if kwargs and not args else args)
+    costs = shown.multiply_adds
     return ExportJob(
         module=module,
         args=args,
@@ -268,4 +269,5 @@ def _job(
         multiply_adds=costs,
         expected=expected_operators(reference.plan, config, costs),
         options=options,
+        uncounted=tuple(shown.uncounted),
     )

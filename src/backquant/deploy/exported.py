@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ class Exported:
     ``kernels``: what the target runs, as read back from it. ``left_in_float``: the operators that were
     quantized and that the target computes in float, each with the reason. ``expected`` counts the
     operators that were quantized, ``integer`` those of them on integer kernels; ``integer_share`` is
-    the share of all multiply-adds of the model (on the example inputs) that integer kernels do.
+    the share of all multiply-adds of the model (on the example inputs) that integer kernels do, not a
+    number where those of some operators (``uncounted``) are not known.
     ``undelegated``: for targets with delegates (ExecuTorch), every operator that runs outside of them, by
     node, with the reason.
 
@@ -77,11 +79,15 @@ multiply-adds
     integer: int = 0
     integer_share: float = 0.0
     files: tuple[Path, ...] = field(default_factory=tuple)
+    uncounted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        share = f"{self.integer_share:.1%}"
+        if math.isnan(self.integer_share):
+            share = f"an unknown share ({', '.join(self.uncounted)}: not counted)"
         return (
             f"{self.path}: {self.target} for {self.runtime}; {self.integer} of {self.expected} "
-            f"quantized operators on integer kernels, {self.integer_share:.1%} of the multiply-adds"
+            f"quantized operators on integer kernels, {share} of the multiply-adds"
         )
 
     @property
@@ -99,7 +105,8 @@ multiply-adds
             "runtime": self.runtime,
             "expected": self.expected,
             "integer": self.integer,
-            "integer_share": self.integer_share,
+            "integer_share": None if math.isnan(self.integer_share) else self.integer_share,
+            "uncounted": list(self.uncounted),
             "kernels": [{**vars(use), "nodes": list(use.nodes)} for use in self.kernels],
             "left_in_float": [vars(reason) for reason in self.left_in_float],
             "undelegated": [vars(reason) for reason in self.undelegated],

@@ -41,7 +41,7 @@ class ExportJob:
     ``module``: the reference graph, with integer weights that ``quantized_decomposed`` nodes
     dequantize, after the rules ``config.qdq``. ``args`` and ``kwargs`` are example inputs for it.
     ``dynamic_shapes`` is that of ``torch.export``. ``multiply_adds`` holds those of each node of
-    ``module`` that has any, on the example inputs.
+    ``module`` that has any, on the example inputs; ``uncounted`` the nodes of which they are not known.
     """
 
     module: GraphModule
@@ -53,6 +53,7 @@ class ExportJob:
     multiply_adds: Mapping[str, int]
     expected: tuple[ExpectedOperator, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
 
     @property
     def qdq(self) -> QDQRules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -98,8 +99,7 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
             on_integers.append(operator)
         else:
             left.append(_reason(operator, written, reasons))
-    total = sum(job.multiply_adds.values())
-    done = sum(operator.multiply_adds for operator in on_integers)
+    done = sum(_done(operator, job.multiply_adds, integer_nodes) for operator in on_integers)
     return Exported(
         path=path,
         target=target.name,
@@ -109,8 +109,28 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         undelegated=written.undelegated,
         expected=len(job.expected),
         integer=len(on_integers),
-        integer_share=done / total if total else float(not left),
+        integer_share=_share(done, job, not left),
+        uncounted=job.uncounted,
     )
+
+
+def _done(
+    operator: ExpectedOperator, multiply_adds: Mapping[str, int], integer_nodes: set[str]
+) -> int:
+    """Multiply-adds that integer kernels do for an operator: of several nodes that multiply, those that a
+    kernel names; a kernel that names any part of an operator computes the only one."""
+    costs = {node: multiply_adds[node] for node in operator.nodes if node in multiply_adds}
+    if len(costs) == 1:
+        return sum(costs.values())
+    return sum(count for node, count in costs.items() if node in integer_nodes)
+
+
+def _share(done: int, job: ExportJob, complete: bool) -> float:
+    """Of all multiply-adds; where nothing multiplies, all or nothing."""
+    total = sum(job.multiply_adds.values())
+    if job.uncounted:
+        return math.nan
+    return done / total if total else float(complete)
 
 
 def _reason(operator: ExpectedOperator, written: Written, known: Mapping[str, Reason]) -> Reason:
@@ -131,10 +151,12 @@ def _reason(operator: ExpectedOperator, written: Written, known: Mapping[str, Re
 def _check(exported: Exported, job: ExportJob, require: Required) -> None:
     weighted = {operator.node for operator in job.expected if operator.multiply_adds}
     if isinstance(require, float):
-        if exported.integer_share >= require:
+        if require == 0 or exported.integer_share >= require:
             return
+        unknown = math.isnan(exported.integer_share)
+        share = "an unknown share" if unknown else f"{exported.integer_share:.1%}"
         what = (
-            f"{exported.integer_share:.1%} of the multiply-adds run on integer kernels of "
+            f"{share} of the multiply-adds run on integer kernels of "
             f"{exported.runtime}, and {require:.1%} is required"
         )
         missing: Sequence[Reason] = exported.left_in_float
@@ -145,10 +167,16 @@ def _check(exported: Exported, job: ExportJob, require: Required) -> None:
         what = f"{exported.runtime} computes {_count(missing)} in float that are quantized"
     raise CoverageError(
         what,
-        where=_listed(missing) or "the rest of the model is not quantized: see its report",
+        where=_listed(missing) or _rest(job),
         fix="leave them out when quantizing (QConfigMapping().set_module_name(name, None)),\n"
         "or accept what runs on integers: require=0.0",
     )
+
+
+def _rest(job: ExportJob) -> str:
+    if job.uncounted:
+        return f"multiply-adds are not known of: {', '.join(job.uncounted)}"
+    return "the rest of the model is not quantized: see its report"
 
 
 def _matters(reason: Reason, job: ExportJob, require: Required, weighted: set[str]) -> bool:

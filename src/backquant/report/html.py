@@ -41,7 +41,7 @@ def render_html(report: Report) -> str:
         lstrip_blocks=True,
     )
     rows = report.operators
-    drawing = lay_out([row.node for row in rows], {row.node: row.inputs for row in rows})
+    drawing = lay_out([row.node for row in rows], _drawn_inputs(report))
     most = max((row.multiply_adds for row in rows), default=0)
     return environment.get_template("page.html.j2").render(
         report=report,
@@ -114,6 +114,21 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
         cards.append(("smaller", f"{ratio:.1f}×", sizes))
     cards += [(c["title"], c["value"], c.get("remark", "")) for c in report.extras.get("cards", ())]
     return cards
+
+
+def _drawn_inputs(report: Report) -> dict[str, list[str]]:
+    """What each operator reads; through what is no operator: items of tuples, sizes."""
+    known: dict[str, list[str]] = {}
+    for row in report.rows:
+        sources = (known.get(name, [name]) for name in row.inputs)
+        found = list(dict.fromkeys(name for names in sources for name in names))
+        known[row.node] = found if row.outcome == "not_tensor" else [row.node]
+    return {
+        row.node: list(
+            dict.fromkeys(name for source in row.inputs for name in known.get(source, [source]))
+        )
+        for row in report.operators
+    }
 
 
 def _sorted(groups: list[Refusal]) -> list[Refusal]:
