@@ -192,5 +192,6 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     pooling.adaptive_avg_pool3d: _adaptive(F.adaptive_avg_pool3d),
     pooling.mean: _average(lambda x, dim, keepdim: x.mean(tuple(dim), keepdim)),
     resize.resize_bilinear: _resize,
+    resize.resize_nearest: resize.resize_nearest,
     shuffle.shuffle: _shuffle,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels.boundary import quantize
+from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import (
@@ -91,6 +92,9 @@ class OnednnConv(PackedKernel):
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
+        self._rewritten: dict[tuple[int, ...], OnednnConv] = {}
+        self._shape = Geometry(tuple(tensors.weight.shape[2:]), c.stride, c.padding, c.dilation)
+        self._least = least_sizes(self._shape)
         short = is_point or has_short_sums(tensors.weight, c.groups)
         summed = short and (any(c.padding) or bool(self._prepared_name))
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
@@ -143,9 +147,10 @@ class OnednnConv(PackedKernel):
     def _drop(self) -> None:
         super()._drop()
         self._prepared = {}
+        self._rewritten = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_prepared": {}}
+        return {**super().__getstate__(), "_prepared": {}, "_rewritten": {}}
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
@@ -163,7 +168,19 @@ class OnednnConv(PackedKernel):
         return weight, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``."""
+        """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``; also without a batch."""
+        dims = len(self._least)
+        if x.dim() == dims + 1:
+            return self.forward(x.unsqueeze(0)).squeeze(0)
+        size = x.shape[2:]
+        if not x.numel():
+            shape = (x.shape[0], self.weight.shape[0], *output_size(size, self._shape))
+            return torch.empty(shape, dtype=self.config.out_dtype)
+        if any(n < least for n, least in zip(size, self._least, strict=True)):
+            other = rewrite(tuple(size), self._shape)
+            if other is not None:
+                made = self._rewrite(other.stride, other.dilation)
+                return made.forward(other.applied(x, self.config.x_zero_point))
         padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)
@@ -186,6 +203,18 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out if self._clamp is None else out.clamp_(*self._clamp)
+
+    def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConv:
+        """The convolution without padding, for a geometry that oneDNN computes wrongly."""
+        found = self._rewritten.get((*stride, *dilation))
+        if found is None:
+            none = (0,) * len(stride)
+            config = replace(self.config, stride=stride, dilation=dilation, padding=none)
+            tensors = WeightTensors(
+                self.weight, self.weight_scale, self.weight_zero_point, self.bias
+            )
+            found = self._rewritten[(*stride, *dilation)] = OnednnConv(config, tensors)
+        return found
 
     def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         c = self.config
@@ -217,9 +246,6 @@ class OnednnConv(PackedKernel):
 
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         """A 1×1 convolution as a linear layer over the channels, whose layout suits every size."""
-        if not x.numel():  # the operator would give a matrix
-            shape = (x.shape[0], self.weight.shape[0], *x.shape[2:])
-            return torch.empty(shape, dtype=self.config.out_dtype)
         weight, bias = self.packed_for(())
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x.movedim(1, -1).contiguous(),

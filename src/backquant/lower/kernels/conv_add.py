@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from backquant.lower.kernels.boundary import quantize
+from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import as_quantized
 from backquant.lower.kernels.zero_point import (
@@ -63,6 +64,9 @@ class OnednnConvAdd(PackedKernel):
     def __init__(self, config: ConvAddConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
+        self._rewritten: dict[tuple[int, ...], OnednnConvAdd] = {}
+        self._window = Geometry(tuple(tensors.weight.shape[2:]), c.stride, c.padding, c.dilation)
+        self._least = least_sizes(self._window)
         summed = any(c.padding) and has_short_sums(tensors.weight, c.groups)
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
@@ -90,10 +94,25 @@ class OnednnConvAdd(PackedKernel):
 
     def _shape(self, x: torch.Tensor) -> list[int]:
         """The shape of the convolution of ``x``."""
-        c, kernel = self.config, self.weight.shape[2:]
-        sizes = zip(x.shape[2:], c.stride, c.padding, c.dilation, kernel, strict=True)
-        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, s, p, d, k in sizes]
-        return [x.shape[0], self.weight.shape[0], *spatial]
+        return [x.shape[0], self.weight.shape[0], *output_size(x.shape[2:], self._window)]
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._rewritten = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_rewritten": {}}
+
+    def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConvAdd:
+        """The convolution without padding, for a geometry that oneDNN computes wrongly."""
+        found = self._rewritten.get((*stride, *dilation))
+        if found is None:
+            config = replace(self.config, stride=stride, dilation=dilation, padding=(0, 0))
+            tensors = WeightTensors(
+                self.weight, self.weight_scale, self.weight_zero_point, self.bias
+            )
+            found = self._rewritten[(*stride, *dilation)] = OnednnConvAdd(config, tensors)
+        return found
 
     def _accumulator(self, other: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """A tensor of the result's shape, channels last, that the kernel may write."""
@@ -106,6 +125,16 @@ class OnednnConvAdd(PackedKernel):
 
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
+        if x.dim() == 3:
+            # what has a batch is added to one image, and keeps it
+            found = self.forward(x.unsqueeze(0), other)
+            return found if other.dim() > 3 else found.squeeze(0)
+        size = x.shape[2:]
+        if x.numel() and any(n < least for n, least in zip(size, self._least, strict=True)):
+            another = rewrite(tuple(size), self._window)
+            if another is not None:
+                made = self._rewrite(another.stride, another.dilation)
+                return made.forward(another.applied(x, self.config.x_zero_point), other)
         shape = self._shape(x)
         spreads = list(other.shape) != shape and self._spreads(other, shape)
         padding = self._padding

@@ -7,6 +7,8 @@ Shapes broadcast; both inputs and the result have one dtype, uint8 or int8. The 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from backquant.lower.kernels.boundary import quantize
@@ -38,6 +40,8 @@ def add(
     tensor([4, 6], dtype=torch.uint8)
     """
     qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
+    if x.shape != y.shape:
+        return _broadcast(_add, torch.add, (qx, qy), (out_scale, out_zero_point))
     return integer_view(_add(qx, qy, out_scale, out_zero_point))
 
 
@@ -59,6 +63,8 @@ def add_relu(
     tensor([3, 5], dtype=torch.uint8)
     """
     qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
+    if x.shape != y.shape:
+        return _broadcast(_add_relu, _sum_relu, (qx, qy), (out_scale, out_zero_point))
     return integer_view(_add_relu(qx, qy, out_scale, out_zero_point))
 
 
@@ -106,6 +112,27 @@ def mul_relu(
     if x.shape != y.shape:
         return quantize(_product(qx, qy).relu_(), out_scale, out_zero_point, *_full(x.dtype))
     return integer_view(_mul_relu(qx, qy, out_scale, out_zero_point))
+
+
+def _broadcast(
+    kernel: Callable[..., torch.Tensor],
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    pair: tuple[torch.Tensor, torch.Tensor],
+    out: tuple[float, int],
+) -> torch.Tensor:
+    """``quantized::add`` gives its result the shape of its first argument, and resizes it with a warning:
+    the larger one goes first; where neither has the shape of the sum, floats are added."""
+    x, y = pair
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    if shape in (x.shape, y.shape):
+        return integer_view(kernel(x, y, *out) if x.shape == shape else kernel(y, x, *out))
+    value = compute(x.dequantize(), y.dequantize())
+    dtype = torch.uint8 if x.dtype == torch.quint8 else torch.int8
+    return quantize(value, out[0], out[1], *_full(dtype))
+
+
+def _sum_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu_(x + y)
 
 
 def _product(qx: torch.Tensor, qy: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,8 @@ class OnednnLinear(PackedKernel):
         if not x.numel():  # the operator would give a matrix
             shape = (*x.shape[:-1], self.weight.shape[0])
             return torch.empty(shape, dtype=self.config.out_dtype)
+        if x.dim() == 1:
+            return self.forward(x.unsqueeze(0)).squeeze(0)
         known = bool(self._prepared_name) and is_plain(x)
         prepared = self._prepared_for(x.shape) if known else None
         if prepared is not None:

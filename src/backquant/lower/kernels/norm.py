@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.configured import KernelModule, decode_config
-from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.views import as_quantized_image, integer_view
 
 __all__ = ["BatchNorm", "BatchNormConfig", "Norm", "NormConfig"]
 
@@ -72,7 +72,7 @@ class BatchNorm(KernelModule):
         c = self.config
         kernel = getattr(torch.ops.quantized, self.name.removeprefix("quantized."))
         q = kernel(
-            as_quantized(x, c.x_scale, c.x_zero_point),
+            as_quantized_image(x, c.x_scale, c.x_zero_point),
             self.weight,
             self.bias,
             self.mean,
@@ -136,7 +136,7 @@ class Norm(KernelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """8-bit integers to 8-bit integers of the same shape."""
         c = self.config
-        q = as_quantized(x, c.x_scale, c.x_zero_point)
+        q = as_quantized_image(x, c.x_scale, c.x_zero_point)
         rest = (self.weight, self.bias, c.eps, c.out_scale, c.out_zero_point)
         if c.kind == "layer":
             return integer_view(torch.ops.quantized.layer_norm(q, list(c.size), *rest))

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels.pooling_apart import is_pooled_apart, max_pool_apart
-from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.views import as_quantized_image, integer_view
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -45,7 +45,7 @@ def max_pool1d(
     >>> max_pool1d(torch.tensor([[[1, 5, 2, 3]]], dtype=torch.uint8), [2], [2], [0], [1], False)
     tensor([[[5, 3]]], dtype=torch.uint8)
     """
-    q = as_quantized(x, 1.0, 0)
+    q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool1d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -66,7 +66,7 @@ def max_pool2d(
     """
     if list(dilation) == [1, 1] and not ceil_mode and is_pooled_apart(x, kernel_size, padding):
         return max_pool_apart(x, kernel_size, stride, padding)
-    q = as_quantized(x, 1.0, 0)
+    q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -85,7 +85,11 @@ def max_pool3d(
     >>> max_pool3d(x, [1, 2, 2], [1, 2, 2], [0, 0, 0], [1, 1, 1], False).item()
     5
     """
-    q = as_quantized(x, 1.0, 0)
+    if x.dim() == 4:  # without a batch
+        return max_pool3d(
+            x.unsqueeze(0), kernel_size, stride, padding, dilation, ceil_mode
+        ).squeeze(0)
+    q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool3d(q, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -106,7 +110,7 @@ def avg_pool1d(
     >>> avg_pool1d(x, 1.0, 0, [2], [2], [0], False, True)
     tensor([[[3, 3]]], dtype=torch.uint8)
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x, scale, zero_point)
     pooled = F.avg_pool1d(
         q, tuple(kernel_size), tuple(stride), tuple(padding), ceil_mode, count_include_pad
     )
@@ -131,7 +135,7 @@ def avg_pool2d(
     >>> avg_pool2d(x, 1.0, 0, [2, 2], [2, 2], [0, 0], False, True, None).item()
     3
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x, scale, zero_point)
     pooled = F.avg_pool2d(
         q,
         tuple(kernel_size),
@@ -162,7 +166,7 @@ def avg_pool3d(
     >>> avg_pool3d(x, 1.0, 0, [1, 2, 2], [1, 2, 2], [0, 0, 0], False, True, None).item()
     3
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x if x.dim() == 5 else x.unsqueeze(0), scale, zero_point)
     pooled = F.avg_pool3d(
         q,
         tuple(kernel_size),
@@ -172,7 +176,8 @@ def avg_pool3d(
         count_include_pad,
         divisor_override,
     )
-    return integer_view(pooled)
+    found = integer_view(pooled)
+    return found if x.dim() == 5 else found.squeeze(0)
 
 
 def adaptive_avg_pool1d(
@@ -184,7 +189,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(x, 1.0, 0, [1]).item()
     3
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool1d(q, list(output_size)))
 
 
@@ -197,7 +202,7 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(x, 1.0, 0, [1, 1]).item()
     3
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool2d(q, list(output_size)))  # type: ignore[arg-type]
 
 
@@ -210,7 +215,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(x, 1.0, 0, [1, 1, 1]).item()
     3
     """
-    q = as_quantized(x, scale, zero_point)
+    q = as_quantized_image(x, scale, zero_point)
     return integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
 
 
@@ -224,5 +229,5 @@ def mean(
     """
     # dimensions of size 1 may have any stride, and torch gives the result the memory format they suggest,
     # which one of fewer dimensions cannot have
-    pooled = integer_view(torch.mean(as_quantized(x, scale, zero_point), list(dim), True))
+    pooled = integer_view(torch.mean(as_quantized_image(x, scale, zero_point), list(dim), True))
     return pooled if keepdim else pooled.squeeze(tuple(dim))

@@ -85,8 +85,10 @@ class QuantizedWeighted(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 integers to uint8 integers, by the rules of the operator."""
-        packed = self.packed_for(())
         c = self.config
+        if x.dim() == (len(c.stride) + 1 if c.stride else 1):  # without a batch
+            return self.forward(x.unsqueeze(0)).squeeze(0)
+        packed = self.packed_for(())
         q = as_quantized(x, c.x_scale, c.x_zero_point)
         kernel = getattr(torch.ops.quantized, c.operator)
         return integer_view(kernel(q, packed, c.out_scale, c.out_zero_point))

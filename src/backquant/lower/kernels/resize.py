@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.views import as_quantized_image, integer_view
 
-__all__ = ["resize_bilinear"]
+__all__ = ["resize_bilinear", "resize_nearest"]
 
 
 # size: the arguments of torch.nn.functional.interpolate after the qparams of the input
@@ -29,7 +29,7 @@ def resize_bilinear(
     tensor([[[[0, 2, 4]]]], dtype=torch.uint8)
     """
     resized = F.interpolate(
-        as_quantized(x, scale, zero_point),
+        as_quantized_image(x, scale, zero_point),
         size,
         scale_factor,
         "bilinear",
@@ -37,3 +37,22 @@ def resize_bilinear(
         recompute_scale_factor,
     )
     return integer_view(resized)
+
+
+# size: the arguments of torch.nn.functional.interpolate
+def resize_nearest(
+    x: torch.Tensor,
+    size: int | Sequence[int] | None,
+    scale_factor: float | Sequence[float] | None,
+    mode: str,
+    recompute_scale_factor: bool | None,
+) -> torch.Tensor:
+    """``x`` of int8 in another size. Bytes are selected as uint8, which torch's kernel knows.
+
+    >>> resize_nearest(torch.tensor([[[-1, 4]]], dtype=torch.int8), 4, None, "nearest", None)
+    tensor([[[-1, -1,  4,  4]]], dtype=torch.int8)
+    """
+    found = F.interpolate(
+        x.view(torch.uint8), size, scale_factor, mode, None, recompute_scale_factor
+    )
+    return found.view(x.dtype)

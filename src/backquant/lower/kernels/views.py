@@ -8,15 +8,18 @@ users of a lowered model do not see it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 
-__all__ = ["as_quantized", "integer_view", "quantized_view"]
+__all__ = ["as_quantized", "as_quantized_image", "integer_view", "laid_out", "quantized_view"]
 
 _TOKEN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
 _STORAGE = {token: storage for storage, token in _TOKEN.items()}
 
 _set = torch.ops.aten.set_.source_Tensor_storage_offset
+
+_CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 # Below this many elements a copy takes less time than making a view.
 _COPY_BELOW = 1 << 17
@@ -24,14 +27,55 @@ _COPY_BELOW = 1 << 17
 
 def as_quantized(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """``x`` (uint8 or int8) as a quantized tensor that is only read: a copy of a small tensor, a
-    view of a large one. The memory format is kept.
+    view of a large one. Its strides are those of ``laid_out``.
 
     >>> as_quantized(torch.tensor([10, 12], dtype=torch.uint8), 0.5, 10).dequantize()
     tensor([0., 1.])
     """
     if x.numel() < _COPY_BELOW:
         return torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
-    return quantized_view(x, scale, zero_point)
+    return quantized_view(laid_out(x), scale, zero_point)
+
+
+def as_quantized_image(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """``as_quantized`` for kernels that read ``[batch, channels, ...]`` by its memory format.
+
+    >>> pixel = torch.zeros(1, 8, 1, 1, dtype=torch.uint8)
+    >>> as_quantized(pixel, 0.5, 0).stride(), as_quantized_image(pixel, 0.5, 0).stride()
+    ((8, 1, 1, 1), (8, 1, 8, 8))
+    """
+    return as_quantized(laid_out(x), scale, zero_point)
+
+
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with the strides of a new tensor, contiguous or channels last: a view, or a copy where there
+    are holes between the elements. What could be either is channels last.
+
+    Dimensions of size 1 may have any stride, so that a tensor may be channels last by one of torch's tests
+    and contiguous by another; its quantized kernels ask both, and mix up the values.
+
+    >>> pixels = torch.zeros(1, 6, 8, dtype=torch.uint8).transpose(1, 2).reshape(1, 8, 2, 3)
+    >>> pixels.stride(), laid_out(pixels).stride()
+    ((8, 1, 24, 8), (48, 1, 24, 8))
+    """
+    order = _CHANNELS_LAST.get(x.dim())
+    if order is None:
+        return _restrided(x.contiguous(), range(x.dim()))
+    memory_format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if x.is_contiguous(memory_format=memory_format):
+        return _restrided(x, order)
+    if x.stride(1) == 1 and not x.is_contiguous():
+        return _restrided(x.contiguous(memory_format=memory_format), order)
+    return _restrided(x.contiguous(), range(x.dim()))
+
+
+def _restrided(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """``x``, which lies without holes with its dimensions in this order, with the strides of that."""
+    strides, step = [0] * x.dim(), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= x.shape[dim]
+    return x if x.stride() == tuple(strides) else x.as_strided(x.shape, strides)
 
 
 def quantized_view(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.lower.kernels.resize import resize_bilinear
+from backquant.lower.kernels.resize import resize_bilinear, resize_nearest
 from backquant.lower.qdq import QParams, quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
@@ -63,6 +64,10 @@ def _interpolate(site: Site) -> Emit | Reason:
         kwargs = {name: found[name] for name in _NAMES[1:4]}
         kwargs["recompute_scale_factor"] = found["recompute_scale_factor"]
         name = "aten.interpolate(nearest)"
+        if x.qparams.dtype == torch.int8:
+            order = ("size", "scale_factor", "mode", "recompute_scale_factor")
+            numbers = tuple(found[key] for key in order)
+            return Emit(resize_nearest, (x.node, *numbers), name, x.qparams, in_range=True)
         return Emit(F.interpolate, (x.node,), name, x.qparams, kwargs, in_range=True)
     if found["mode"] != "bilinear":
         return site.refuse("mode", found["mode"], "nearest, nearest-exact, bilinear")

@@ -1,0 +1,88 @@
+"""Defects of torch's own kernels that ours go around: a test that fails here says that torch mended one."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.kernels.pooling import adaptive_avg_pool2d, avg_pool1d
+from backquant.lower.kernels.resize import resize_bilinear
+from backquant.lower.kernels.views import laid_out, quantized_view
+
+
+def _tokens(channels: int, size: tuple[int, int]) -> torch.Tensor:
+    """An image made of tokens, as in Segformer."""
+    rows = torch.randint(0, 256, (1, size[0] * size[1], channels), dtype=torch.uint8)
+    return rows.transpose(1, 2).reshape(1, channels, *size)
+
+
+def _far(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return (found.float() - expected.float()).abs().max().item()
+
+
+def test_interpolate_of_tokens_at_the_same_size() -> None:
+    x = _tokens(256, (24, 24))
+    torchs = F.interpolate(quantized_view(x, 0.1, 3), (24, 24), mode="bilinear").int_repr()
+    assert _far(torchs, x) > 100
+    assert torch.equal(resize_bilinear(x, 0.1, 3, (24, 24), None, None, None), x)
+
+
+def test_interpolate_of_one_pixel() -> None:
+    x = torch.arange(65, dtype=torch.uint8).reshape(1, 65, 1, 1)
+    torchs = F.interpolate(quantized_view(x, 0.1, 3), (2, 2), mode="bilinear").int_repr()
+    assert _far(torchs, x.expand(1, 65, 2, 2)) > 10
+    ours = resize_bilinear(x, 0.1, 3, (2, 2), None, None, None)
+    assert torch.equal(ours, x.expand(1, 65, 2, 2))
+    assert torch.equal(adaptive_avg_pool2d(x, 0.1, 3, (2, 2)), x.expand(1, 65, 2, 2))
+
+
+def test_pooling_of_transposed_sequences() -> None:
+    x = torch.randint(0, 256, (1, 35, 4000), dtype=torch.uint8).transpose(1, 2)
+    expected = F.avg_pool1d(x.contiguous().float(), 3, 3)
+    torchs = F.avg_pool1d(quantized_view(x, 1.0, 0), 3, 3).int_repr()
+    assert _far(torchs, expected) > 100
+    assert _far(avg_pool1d(x, 1.0, 0, [3], [3], [0], False, True), expected) <= 0.51
+
+
+def test_a_layout_is_what_a_new_tensor_has() -> None:
+    x = _tokens(8, (2, 3))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert (
+        laid_out(x).stride()
+        == torch.empty_like(torch.empty(1, 8, 2, 3), memory_format=torch.channels_last).stride()
+    )
+    for view in (x, x[:, ::2], x.transpose(2, 3), x[:, :1].expand(1, 8, 2, 3)):
+        assert torch.equal(laid_out(view), view)
+
+
+def test_convolutions_to_a_width_of_one() -> None:
+    """On AMX oneDNN gives wrong rows; ours are right on any CPU."""
+    weight = torch.randint(-50, 51, (32, 16, 3, 3), dtype=torch.int8)
+    tensors = WeightTensors(weight, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    x = torch.randint(0, 100, (2, 16, 12, 4), dtype=torch.uint8)
+    expected = F.conv2d(x.double() - 63, weight.double(), stride=2)
+    config = ConvConfig((2, 2), (0, 0), (1, 1), 1, 1.0, 63, 1.0, 0, torch.float32)
+    found = OnednnConv(config, tensors)(x)
+    assert torch.equal(found.double(), expected)
+
+
+def test_windows_in_the_padding() -> None:
+    """oneDNN gives undefined values where a window lies in the padding as a whole."""
+    weight = torch.randint(-50, 51, (16, 16, 5, 2), dtype=torch.int8)
+    tensors = WeightTensors(weight, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    x = torch.randint(0, 100, (1, 16, 8, 1), dtype=torch.uint8)
+    expected = F.conv2d(x.double() - 63, weight.double(), padding=1, dilation=2)
+    config = ConvConfig((1, 1), (1, 1), (2, 2), 1, 1.0, 63, 1.0, 0, torch.float32)
+    assert torch.equal(OnednnConv(config, tensors)(x).double(), expected)
+
+
+def test_3d_convolutions_whose_stride_skips_elements() -> None:
+    """On AMX oneDNN writes beyond its buffers."""
+    weight = torch.randint(-50, 51, (16, 32, 1, 1, 3), dtype=torch.int8)
+    tensors = WeightTensors(weight, torch.ones(1), torch.zeros(1, dtype=torch.int64), None)
+    x = torch.randint(0, 100, (2, 32, 14, 6, 9), dtype=torch.uint8)
+    expected = F.conv3d(x.double() - 63, weight.double(), stride=(3, 3, 2))
+    config = ConvConfig((3, 3, 2), (0,) * 3, (1,) * 3, 1, 1.0, 63, 1.0, 0, torch.float32)
+    assert torch.equal(OnednnConv(config, tensors)(x).double(), expected)
