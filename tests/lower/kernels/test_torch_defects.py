@@ -39,7 +39,8 @@ def test_interpolate_of_one_pixel() -> None:
 
 
 def test_pooling_of_transposed_sequences() -> None:
-    x = torch.randint(0, 256, (1, 35, 4000), dtype=torch.uint8).transpose(1, 2)
+    # as a reshape of a transposed view leaves it: the stride of the batch is that of no new tensor
+    x = torch.randint(0, 256, (16 * 35,), dtype=torch.uint8).as_strided((1, 16, 35), (16, 1, 16))
     expected = F.avg_pool1d(x.contiguous().float(), 3, 3)
     torchs = F.avg_pool1d(quantized_view(x, 1.0, 0), 3, 3).int_repr()
     assert _far(torchs, expected) > 100
