@@ -230,7 +230,7 @@ def _example(quantized: nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[st
 
 
 def _costs(module: fx.GraphModule, inputs: Any) -> GraphCosts:
-    """Multiply-adds by node, and what is not counted. Raises ``InputError`` for inputs on which the model fails."""
+    """What ``module`` costs. Raises ``InputError`` for inputs on which the model fails."""
     try:
         return graph_costs(module, inputs)
     except Exception as error:

@@ -143,7 +143,7 @@ def _better(
     if not kept or asked.capturing is None:
         return made
     example = asked.capturing.example_inputs
-    costs = costs_of(made.module, example)
+    costs = costs_of(made.module, example).multiply_adds
     if not worth_an_export(costs, kept):
         return made
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
@@ -152,7 +152,7 @@ def _better(
         return _noted(made, f"{largest} stays float as a whole: it cannot be exported ({found})")
     other = asked.plan(found)
     before = on_integers(made.plan, costs)
-    after = on_integers(other.plan, costs_of(other.module, example))
+    after = on_integers(other.plan, costs_of(other.module, example).multiply_adds)
     if after <= before:
         return made
     note = f"captured by torch.export; a symbolic trace keeps {largest} whole, in float"
