@@ -51,8 +51,8 @@ def fx_spellings() -> Iterator[Any]:
         torch.special.erf,
     )
     yield from (torch.linalg.norm, torch._C._nn.gelu, torch.quantize_per_tensor, torch.dequantize)
-    yield from (torch.ops.aten.relu.default, torch.ops.aten.add, torch.ops.quantized.add)
-    yield from (torch.ops.onednn.qlinear_pointwise.default, quantize, torch._assert, torch.split)
+    yield from (torch.ops.aten.relu.default, torch.ops.aten.add, torch.ops.aten.linalg_inv.default)
+    yield from (quantize, torch._assert, torch.split)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,30 @@ def test_a_function_of_tensors_is_found_again(function: Callable[..., Any]) -> N
     assert find_function(function_path(function)) is function
 
 
-def test_every_public_function_of_torch_nn_functional_is_storable() -> None:
+# Their results point where random samples, targets or callbacks say, unchecked; or they are for GPUs alone.
+LEFT_OUT = {
+    "assert_int_or_pair",
+    "ctc_loss",
+    "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d_with_indices",
+    "linear_cross_entropy",
+    "scaled_grouped_mm",
+    "scaled_mm",
+    "triplet_margin_with_distance_loss",
+}
+
+
+def test_every_other_public_function_of_torch_nn_functional_is_storable() -> None:
     own = [
         f for f in vars(F).values() if callable(f) and getattr(f, "__module__", "") == F.__name__
     ]
     public = [f for f in own if not f.__name__.startswith("_") and not isinstance(f, type)]
     assert len(public) > 80
     for function in public:
+        if function.__name__ in LEFT_OUT:
+            with pytest.raises(ArtifactError):
+                function_path(function)
+            continue
         assert find_function(function_path(function)) is function
 
 
@@ -109,6 +126,30 @@ REFUSED = [
     "torch.ops.aten.from_file",
     "torch.ops.aten.from_file.default",
     "torch.ops.aten.save",
+    "torch.as_strided",
+    "torch.empty",
+    "torch.empty_like",
+    "torch.resize_as_",
+    "torch.native_batch_norm",
+    "torch.lstm",
+    "torch.mkldnn_rnn_layer",
+    "torch.fbgemm_linear_fp16_weight",
+    "torch.sparse_csr_tensor",
+    "torch.ops.aten.as_strided.default",
+    "torch.ops.aten._reshape_alias.default",
+    "torch.ops.aten.set_.source_Tensor_storage_offset",
+    "torch.ops.aten.resize_.default",
+    "torch.ops.aten._unsafe_index.Tensor",
+    "torch.ops.aten.empty.memory_format",
+    "torch.ops.aten.add.out",
+    "torch.ops.aten.native_batch_norm.default",
+    "torch.ops.quantized.linear.default",
+    "torch.ops.onednn.qlinear_pointwise.default",
+    "torch.ops.prims.as_strided.default",
+    "backquant.lower.kernels.views.integer_view",
+    "backquant.lower.kernels.views.quantized_view",
+    "backquant.lower.kernels.repacked.pack_linear",
+    "math.factorial",
     "torch.ops.aten",
     "torch.ops.aten.relu.default.__call__",
     "torch.ops.c10d.send",

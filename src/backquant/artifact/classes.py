@@ -17,7 +17,15 @@ from backquant.errors import ArtifactError
 
 __all__ = ["MODULE_PACKAGES", "class_path", "find_class", "find_module_class", "storable_path"]
 
-MODULE_PACKAGES = ("torch.nn.modules", "backquant.nn", "backquant.lower.kernels")
+_TORCH = (
+    "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear "
+    "loss module normalization padding pixelshuffle pooling rnn sparse transformer upsampling"
+)
+MODULE_PACKAGES = (
+    *(f"torch.nn.modules.{name}" for name in _TORCH.split()),
+    "backquant.nn",
+    "backquant.lower.kernels",
+)
 
 
 def class_path(cls: type) -> str:

@@ -33,6 +33,7 @@ _CAUSES = (
     AttributeError,
     BackquantError,
     LookupError,
+    MemoryError,
     RecursionError,
     RuntimeError,
     SyntaxError,

@@ -3,17 +3,16 @@
 A file names functions, and loading it must not run anything else. These are admitted, each found by
 looking it up, never by importing what a file asks for:
 
-1. ``torch.ops.<namespace>.<operator>``, as packet or overload, of the namespaces in ``OP_NAMESPACES``.
-2. ``torch.nn.functional``'s own functions, and those of torch, ``torch.linalg``, ``torch.fft`` and
-   ``torch.special`` that are PyTorch's operators, or dispatch through ``__torch_function__`` (torch's
-   documentation, "Extending PyTorch"): that protocol is how calls get into a traced graph. So
-   ``torch.load``, ``torch.hub``, ``torch.jit``, ``torch.compile`` and ``torch.os`` are none of them.
+1. Functions of torch, ``torch.nn.functional``, ``torch.linalg``, ``torch.fft`` and ``torch.special``, and
+   ``torch.ops.aten`` operators, whose names are in the table of ``backquant.artifact.operators``.
+2. ``torch.ops.quantized_decomposed``: what reference models are made of.
 3. The operators of ``operator`` that ``torch.fx`` records, functions of ``math``, a few builtins.
-4. Functions defined in ``backquant.lower.kernels``.
+4. The functions of ``backquant.lower.kernels`` that lowering writes into graphs (``kernels.FUNCTIONS``), and
+   the few of other rooms that capture and conversion write.
 5. With ``allow=("package",)``: functions and classes *defined* in that package (what it merely imports
-   is not), and ``torch.ops.package``.
+   is not), and ``torch.ops.package``. With ``allow=("torch.linalg.svd",)``: that function of torch.
 
-Names in ``_DENIED`` touch files or foreign memory and are refused in every case but 5.
+Names in ``_DENIED`` touch files or foreign memory and are refused in every case.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ import torch
 import torch.nn.functional
 from torch.overrides import get_overridable_functions
 
+from backquant.artifact import kernels
+from backquant.artifact.operators import is_admitted
 from backquant.errors import ArtifactError
 from backquant.graph import register_float8, register_quantized_decomposed
 
@@ -40,10 +41,21 @@ __all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stra
 
 # of our own namespace
 _OWN_OPS = ("quantize_float8", "dequantize_float8")
-OP_NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed", "onednn")
+OP_NAMESPACES = ("aten", "quantized_decomposed")
 
 _DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
-_KERNELS = re.compile(r"(backquant\.lower\.kernels\.[a-z_0-9]+)\.([a-z]\w*)")
+_MATH = (
+    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod "
+    "gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf pow prod "
+    "radians remainder sin sinh sqrt tan tanh trunc"
+)
+# Functions of backquant, beside kernels, that capture and conversion write into graphs.
+_OWN = frozenset(
+    {
+        "backquant.convert.custom_modules.dequantize_all",
+        "backquant.graph.objects.part",
+    }
+)
 _words = re.compile(r"\w+").findall
 _OPERATORS = _words(
     "abs add and_ concat contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod "
@@ -76,6 +88,7 @@ _OVERRIDABLE = (
 
 
 _PACKING = ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence", "pad_sequence")
+_ALSO = frozenset(f"torch.nn.utils.rnn.{name}" for name in _PACKING)
 
 
 @cache
@@ -86,11 +99,18 @@ def _functions() -> dict[str, Callable[..., Any]]:
     table |= {
         f"math.{name}": value
         for name, value in vars(math).items()
-        if isinstance(value, BuiltinFunctionType)
+        if isinstance(value, BuiltinFunctionType) and name in _words(_MATH)
     }
-    for path, function in _torch_functions():
-        table.setdefault(path, function)
+    for path, function in _all_torch_functions().items():
+        if is_admitted(path.rpartition(".")[2]) or path in _ALSO:
+            table[path] = function
     return table
+
+
+@cache
+def _all_torch_functions() -> dict[str, Callable[..., Any]]:
+    """Every function of torch that takes tensors, those that only ``allow`` admits among them."""
+    return dict(_torch_functions())
 
 
 def _torch_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -120,7 +140,7 @@ def _is_native(value: Any, name: str) -> bool:
 def _paths() -> dict[Callable[..., Any], str]:
     """The first path of every function, by the function."""
     paths: dict[Callable[..., Any], str] = {}
-    for path, function in _functions().items():
+    for path, function in (*_functions().items(), *_all_torch_functions().items()):
         paths.setdefault(function, path)
     return paths
 
@@ -140,7 +160,9 @@ def function_path(function: Callable[..., Any], allow: Sequence[str] = ()) -> st
         find_function(path, allow)
         return path
     if isinstance(function, FunctionType | BuiltinFunctionType | type) and function in _paths():
-        return _paths()[function]
+        path = _paths()[function]
+        find_function(path, allow)
+        return path
     home = getattr(function, "__module__", None) or "?"
     path = f"{home}.{getattr(function, '__qualname__', type(function).__name__)}"
     try:
@@ -175,13 +197,16 @@ def find_function(path: str, allow: Sequence[str] = ()) -> Any:
       fix    do not load this file: no graph of tensor operators calls it
     """
     known = _functions().get(path)
+    if known is None and path in allow:
+        known = _all_torch_functions().get(path)
     if known is not None:
         return known
     if path.startswith("torch.ops."):
         return _find_op(path, allow)
-    kernel = _KERNELS.fullmatch(path)
-    if kernel is not None:
-        return _find_kernel(path, *kernel.groups())
+    if path in kernels.FUNCTIONS or path in _OWN:
+        return find_defined(path, "function")
+    if path.startswith(f"{kernels.PACKAGE}."):
+        raise _no_kernel(path)
     if is_within(path, allow):
         return find_defined(path, "function")
     raise stranger(path, "function")
@@ -189,15 +214,18 @@ def find_function(path: str, allow: Sequence[str] = ()) -> Any:
 
 def _find_op(path: str, allow: Sequence[str]) -> Any:
     parts = path.split(".")[2:]
-    namespaces = (*OP_NAMESPACES, *allow)
+    namespaces = (*OP_NAMESPACES, *(name for name in allow if name != "aten"))
     own = parts[:1] == ["backquant"] and "".join(parts[1:2]) in _OWN_OPS
     known = own or parts[0] in namespaces
+    if parts[0] == "aten" and len(parts) > 1:
+        known = is_admitted(*parts[1:3]) or path in allow
     if len(parts) not in (2, 3) or not known or parts[1] in _DENIED:
+        asked = path if parts[0] in ("aten", "quantized", "onednn") else parts[0]
         raise ArtifactError(
             f"{path!r} is no operator that an artifact may name",
             where=path,
-            fix=f"operators of {', '.join(OP_NAMESPACES)}; of other packages with "
-            f'allow=("{parts[0] if parts else ""}",)',
+            fix=f'with allow=("{asked}",) to save and to load, if you trust the file: an operator may read '
+            "and write memory that is not its arguments'",
         )
     if parts[0] == "quantized_decomposed":
         register_quantized_decomposed()
@@ -215,18 +243,12 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
     return target
 
 
-def _find_kernel(path: str, module_name: str, name: str) -> Any:
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError:
-        found = None
-    if not isinstance(found, FunctionType) or found.__module__ != module_name:
-        raise ArtifactError(
-            f"this version of backquant has no kernel {path}",
-            where=path,
-            fix="load the file with the version of backquant that its header names",
-        )
-    return found
+def _no_kernel(path: str) -> ArtifactError:
+    return ArtifactError(
+        f"this version of backquant has no kernel {path}",
+        where=path,
+        fix="load the file with the version of backquant that its header names",
+    )
 
 
 def is_within(path: str, packages: Sequence[str]) -> bool:
@@ -272,6 +294,13 @@ def find_defined(path: str, kind: str) -> Any:
 def stranger(path: str, kind: str) -> ArtifactError:
     """The error for a path outside of what an artifact may name."""
     package = path.split(".", maxsplit=1)[0]
+    if path in _all_torch_functions():
+        return ArtifactError(
+            f"{path!r} is no {kind} that an artifact may name",
+            where=path,
+            fix=f'pass allow=("{path}",) to save and to load, if you trust the file: not all of torch\'s '
+            "functions check what they read and write",
+        )
     if package in ("torch", "backquant", *sys.stdlib_module_names):
         fix = "do not load this file: no graph of tensor operators calls it"
     else:

@@ -7,6 +7,7 @@ run when it is written.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 
 from backquant.artifact import names
+from backquant.artifact.calls import check_call, check_method_call
 from backquant.artifact.functions import find_function, function_path
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
+from backquant.graph import part
 
 __all__ = ["check_targets", "decode_graph", "encode_graph"]
 
@@ -72,8 +75,20 @@ def _encode_target(node: Node, encoder: Encoder, where: str) -> str:
         path = function_path(node.target, encoder.allow)
     except ArtifactError as error:
         raise ArtifactError(error.what, where=where, fix=error.fix) from error
+    if path == "builtins.getattr" and _reads_an_object(node):
+        return "backquant.graph.objects.part"
     _check_getattr(path, node.args, where)
     return path
+
+
+def _reads_an_object(node: Node) -> bool:
+    """Whether an attribute of an object among the arguments is read: ``part`` reads data, and no more."""
+    owner, name = node.args
+    while isinstance(owner, Node) and owner.target in (getattr, operator.getitem, part):
+        owner = owner.args[0]
+    is_argument = isinstance(owner, Node) and owner.op == "placeholder"
+    is_data = isinstance(name, str) and name.isidentifier() and not names.is_attribute(name)
+    return is_argument and is_data
 
 
 def _check_getattr(path: str, args: Any, where: str) -> None:
@@ -110,9 +125,12 @@ def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
     }
     if op == "call_function":
         _check_getattr(target, args, where)
-        target = find_function(target, decoder.allow)
+        path, target = target, find_function(target, decoder.allow)
+        check_call(path, target, args, kwargs, where)
     elif op in _CHECKS:
         _CHECKS[op](target, where)
+        if op == "call_method":
+            check_method_call(target, args, kwargs, where)
     else:
         raise ArtifactError(f"{op!r} is no kind of node", where=where)
     return graph.create_node(op, target, args, kwargs, name=row["name"])

@@ -17,10 +17,14 @@ from torch import nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.artifact.classes import class_path, find_module_class, storable_path
+from backquant.artifact.functions import is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
+from backquant.artifact.kernels import check_config, check_tensors
 from backquant.artifact.names import check_keyword, check_path
+from backquant.artifact.parts import check_attribute_names, check_module
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
+from backquant.lower.kernels.configured import decode_config
 
 __all__ = ["ModuleDecoder", "ModuleEncoder"]
 
@@ -127,18 +131,32 @@ class ModuleDecoder:
     def decode(self, entry: dict[str, Any], path: str = "") -> nn.Module:
         """The module that ``entry`` describes; raises ``ArtifactError`` for what is not admitted."""
         if "same_as" in entry:
-            return self._read[entry["same_as"]]
-        module = self._from_config(entry) if "config" in entry else self._from_parts(entry, path)
+            return self._same(entry["same_as"], path)
+        is_kernel = "config" in entry
+        module = self._from_config(entry, path) if is_kernel else self._from_parts(entry, path)
         self._read[path] = module
         return module
 
-    def _from_config(self, entry: dict[str, Any]) -> nn.Module:
+    def _same(self, known: str, path: str) -> nn.Module:
+        if not isinstance(known, str) or known not in self._read:
+            raise ArtifactError(f"there is no module {known!r} before this one", where=path)
+        return self._read[known]
+
+    def _from_config(self, entry: dict[str, Any], path: str) -> nn.Module:
         cls = find_module_class(entry["class"], self._decoder.allow)
         if not issubclass(cls, _Storable):
             raise ArtifactError(f"{class_path(cls)} is not built from a configuration")
         tables = (entry.get("parameters", {}), entry.get("buffers", {}))
         tensors = {name: self._decoder.decode(value) for t in tables for name, value in t.items()}
-        module = cls.from_artifact(self._decoder.decode(entry["config"]), tensors)
+        config = self._decoder.decode(entry["config"])
+        config_class = getattr(cls, "config_class", None)
+        if config_class is not None:
+            decoded = decode_config(config_class, config)
+            check_config(cls, decoded, path)
+            check_tensors(cls, decoded, tensors, path)
+        elif not is_within(entry["class"], self._decoder.allow):
+            raise ArtifactError(f"{entry['class']} is no kernel that a file may build", where=path)
+        module = cls.from_artifact(config, tensors)
         assert isinstance(module, nn.Module)
         return module.train(entry["training"])
 
@@ -147,14 +165,15 @@ class ModuleDecoder:
         cls = nn.Module if is_graph else find_module_class(entry["class"], self._decoder.allow)
         module = cls.__new__(cls)
         nn.Module.__init__(module)
+        check_attribute_names(cls, entry, _INTERNAL, path)
         for name, value in entry.get("attributes", {}).items():
-            if name in _INTERNAL or name.startswith("__"):
-                raise ArtifactError(f"{name!r} is no attribute of a module", where=path)
             module.__dict__[name] = self._decoder.decode(value)
         self._fill(module, entry)
         for name, child in entry.get("children", {}).items():
+            check_path(name, path)
             module._modules[name] = self.decode(child, f"{path}.{name}".lstrip("."))
         module._modules.update(dict.fromkeys(entry.get("absent", ())))
+        check_module(module, path)
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
         if is_graph:
@@ -167,10 +186,14 @@ class ModuleDecoder:
         for name, value in entry.get("parameters", {}).items():
             tensor = self._decoder.decode(value)
             if tensor is not None:
+                _check_tensor(name, tensor)
                 tensor = self._decoder.tensors.parameter(tensor, name not in frozen)
             module._parameters[name] = tensor
         for name, value in entry.get("buffers", {}).items():
-            module._buffers[name] = self._decoder.decode(value)
+            buffer = self._decoder.decode(value)
+            if buffer is not None:
+                _check_tensor(name, buffer)
+            module._buffers[name] = buffer
         module._non_persistent_buffers_set = set(entry.get("non_persistent", ()))
 
     def _graph_module(self, root: nn.Module, entry: dict[str, Any], path: str) -> nn.Module:
@@ -188,3 +211,8 @@ class ModuleDecoder:
         if kept:
             module.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = kept
         return module
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ArtifactError(f"{name} is no tensor", where=name)

@@ -1,7 +1,6 @@
 """Names that a graph may hold. ``torch.fx`` writes them into source code, so they are checked.
 
-1. Methods are those of tensors (public, and the operators' own) and reading methods of dicts, except
-   the ones that call back, give away memory, or leave torch.
+1. Methods are those of the table in ``backquant.artifact.operators``.
 2. Attributes, read with ``getattr``, are data of tensors and fields of torch's named tuples.
 3. Paths of modules and tensors hold no quotes, backslashes or control characters.
 4. Arguments and keywords are identifiers.
@@ -15,27 +14,19 @@ from functools import cache
 
 import torch
 
+from backquant.artifact.operators import is_method
 from backquant.errors import ArtifactError
 
-__all__ = ["check_argument", "check_attribute", "check_keyword", "check_method", "check_path"]
+__all__ = [
+    "check_argument",
+    "check_attribute",
+    "check_keyword",
+    "check_method",
+    "check_path",
+    "is_attribute",
+]
 
 _words = re.compile(r"\w+").findall
-_DENIED_METHODS = frozenset(
-    _words(
-        "apply_ backward map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook "
-        "reinforce retain_grad set_ share_memory_ storage storage_type untyped_storage "
-        "data_ptr const_data_ptr mutable_data_ptr"
-    )
-)
-_BINARY = _words("add and floordiv lshift matmul mod mul or pow rshift sub truediv xor")
-_OPERATOR_METHODS = frozenset(
-    [f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")]
-    + [
-        f"__{name}__"
-        for name in _words("abs contains eq ge getitem gt invert le len lt ne neg pos")
-    ]
-)
-_DICT_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
 _DATA = frozenset(
     _words(
         "H T data device dtype imag index is_complex is_cpu is_cuda is_floating_point is_meta is_mkldnn "
@@ -44,13 +35,6 @@ _DATA = frozenset(
     )
 )
 _PATH = re.compile(r"[^\x00-\x1f\x7f\"'\\{}]+")
-
-
-@cache
-def _tensor_methods() -> frozenset[str]:
-    public = {name for name in dir(torch.Tensor) if not name.startswith("_")}
-    methods = {name for name in public if callable(getattr(torch.Tensor, name, None))}
-    return frozenset(methods - _DENIED_METHODS) | _OPERATOR_METHODS | _DICT_METHODS
 
 
 @cache
@@ -72,7 +56,7 @@ def check_method(name: str, where: str) -> str:
     >>> check_method("view", "node view")
     'view'
     """
-    if name not in _tensor_methods():
+    if not is_method(name):
         raise ArtifactError(
             f".{name}() is no method that an artifact may call",
             where=where,
@@ -81,19 +65,28 @@ def check_method(name: str, where: str) -> str:
     return name
 
 
+def is_attribute(name: object) -> bool:
+    """Whether a graph may read this attribute of anything.
+
+    >>> is_attribute("shape"), is_attribute("__class__")
+    (True, False)
+    """
+    return isinstance(name, str) and name in _attributes()
+
+
 def check_attribute(name: object, where: str) -> str:
     """``name`` if a graph may read this attribute; raises ``ArtifactError`` if not.
 
     >>> check_attribute("shape", "node getattr_1")
     'shape'
     """
-    if not isinstance(name, str) or name not in _attributes():
+    if not is_attribute(name):
         raise ArtifactError(
             f"{name!r} is no attribute that an artifact may read",
             where=where,
             fix="pass tensors, tuples and dicts; read fields by index or key",
         )
-    return name
+    return str(name)
 
 
 def check_path(path: str, where: str) -> str:

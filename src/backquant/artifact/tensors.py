@@ -100,6 +100,8 @@ class TensorReader:
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], strides: Mapping[str, list[int]]
     ) -> None:
+        for key, tensor in tensors.items():
+            _check_booleans(key, tensor)
         self._tensors = {
             key: _restride(tensor, strides[key]) if key in strides else tensor
             for key, tensor in tensors.items()
@@ -107,7 +109,9 @@ class TensorReader:
         self._parameters: dict[tuple[int, bool], nn.Parameter] = {}
 
     def get(self, key: str) -> torch.Tensor:
-        """The tensor under ``key``."""
+        """The tensor under ``key``. Raises ``ArtifactError`` if there is none."""
+        if not isinstance(key, str) or key not in self._tensors:
+            raise ArtifactError(f"there is no tensor {key!r}", where=repr(key)[:80])
         return self._tensors[key]
 
     def parameter(self, tensor: torch.Tensor, requires_grad: bool) -> nn.Parameter:
@@ -121,8 +125,15 @@ class TensorReader:
         return self._parameters[key]
 
 
+def _check_booleans(key: str, tensor: torch.Tensor) -> None:
+    """A byte of a boolean is 0 or 1: with others counting and selecting do not agree on how many there are."""
+    if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+        raise ArtifactError("a tensor of booleans holds other bytes than 0 and 1", where=key)
+
+
 def _restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    if len(strides) != tensor.dim() or not _is_dense(tensor.shape, strides):
+    numbers = isinstance(strides, list) and all(type(step) is int for step in strides)
+    if not numbers or len(strides) != tensor.dim() or not _is_dense(tensor.shape, strides):
         raise ArtifactError(
             f"the strides {strides} do not fit a tensor of shape {list(tensor.shape)}",
             fix="save the model again: backquant.save(quantized, path)",

@@ -11,6 +11,7 @@ Invariant: a value comes back equal and of the same type, or is refused by name.
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -21,12 +22,21 @@ from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from backquant.artifact.classes import class_path, find_class, storable_path
-from backquant.artifact.functions import find_function, function_path
+from backquant.artifact.functions import find_function, function_path, is_within
 from backquant.artifact.tensors import TensorReader
 from backquant.errors import ArtifactError
 
 __all__ = ["Decoder", "Encoder", "torch_constant"]
 
+# Functions that may be values: the activations that modules of ``torch.nn`` keep as attributes.
+VALUES = frozenset(
+    f"{home}.{name}"
+    for home in ("torch", "torch.nn.functional", "torch._C._nn")
+    for name in (
+        "celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax logsigmoid mish relu relu6 "
+        "rrelu selu sigmoid silu softmax softplus softsign tanh tanhshrink"
+    ).split()
+)
 _QSCHEMES = {
     str(scheme): scheme
     for scheme in (
@@ -42,6 +52,8 @@ _CONSTANTS: dict[type, str] = {
     torch.layout: "layout",
     torch.memory_format: "memory_format",
 }
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d{1,3})?")
+_DEEPEST = 64
 _SEQUENCES: dict[type, str] = {tuple: "tuple", torch.Size: "size"}
 _DICTS: dict[type, str] = {dict: "dict", immutable_dict: "dict", OrderedDict: "ordered_dict"}
 
@@ -111,11 +123,22 @@ class Encoder:
             path = storable_path(type(value), where, self.allow)
             return {"namedtuple": [path, *self._each(value, where)]}
         if callable(value) and value is not getattr and not isinstance(value, Enum):
-            return {"function": function_path(value, self.allow)}
+            return {"function": self._function(value, where)}
         raise ArtifactError(
             f"a value of type {class_path(type(value))} cannot be stored",
             where=where,
             fix="use plain numbers, strings, tuples, lists, dicts, tensors and torch constants",
+        )
+
+
+    def _function(self, value: Callable[..., Any], where: str) -> str:
+        path = function_path(value, self.allow)
+        if path in VALUES or is_within(path, self.allow) or path in self.allow:
+            return path
+        raise ArtifactError(
+            f"the function {path} is a value here, and cannot be stored as one",
+            where=where,
+            fix="call it in forward(), or use an activation of torch.nn.functional",
         )
 
 
@@ -136,18 +159,22 @@ class Decoder:
         """A decoder of the same tensors for a graph whose nodes are ``nodes``."""
         return Decoder(self.tensors, nodes, self.allow)
 
-    def decode(self, value: Any) -> Any:
+    def decode(self, value: Any, depth: int = 0) -> Any:
         """Inverse of ``Encoder.encode``. Raises ``ArtifactError`` for what is not admitted.
 
         >>> Decoder(TensorReader({}, {})).decode([1, {"tuple": [2.5, None]}, {"slice": [1, None, None]}])
         [1, (2.5, None), slice(1, None, None)]
         """
+        if isinstance(value, (list, dict)) and depth == 0:
+            _check_depth(value)
         if isinstance(value, list):
-            return [self.decode(item) for item in value]
+            return [self.decode(item, 1) for item in value]
         if not isinstance(value, dict):
             return value
+        if len(value) != 1:
+            raise ArtifactError("a value has one kind", where=repr(value)[:80])
         ((tag, content),) = value.items()
-        handler = getattr(self, f"_read_{tag}", None)
+        handler = getattr(self, f"_read_{tag}", None) if tag.isidentifier() else None
         if handler is None:
             raise ArtifactError(
                 f"the kind of value {tag!r} is unknown",
@@ -157,35 +184,37 @@ class Decoder:
         return handler(content)
 
     def _read_node(self, name: str) -> Node:
+        if not isinstance(name, str) or name not in self._nodes:
+            raise ArtifactError(f"there is no node {name!r} before this one", where=repr(name)[:80])
         return self._nodes[name]
 
     def _read_tensor(self, key: str) -> torch.Tensor:
         return self.tensors.get(key)
 
     def _read_tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(self.decode(items))
+        return tuple(self.decode(items, 1))
 
     def _read_size(self, items: list[Any]) -> torch.Size:
-        return torch.Size(self.decode(items))
+        return torch.Size(self.decode(items, 1))
 
     def _read_namedtuple(self, items: list[Any]) -> Any:
         path, *fields = items
         cls = find_class(path, self.allow)
         if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
             raise ArtifactError(f"{path} is no named tuple", where=path)
-        return cls(*self.decode(fields))
+        return cls(*self.decode(fields, 1))
 
     def _read_dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:
-        return {self.decode(k): self.decode(v) for k, v in pairs}
+        return {self.decode(k, 1): self.decode(v, 1) for k, v in pairs}
 
     def _read_ordered_dict(self, pairs: list[list[Any]]) -> OrderedDict[Any, Any]:
         return OrderedDict(self._read_dict(pairs))
 
     def _read_set(self, items: list[Any]) -> set[Any]:
-        return set(self.decode(items))
+        return set(self.decode(items, 1))
 
     def _read_slice(self, parts: list[Any]) -> slice:
-        return slice(*self.decode(parts))
+        return slice(*self.decode(parts, 1))
 
     def _read_range(self, parts: list[int]) -> range:
         return range(*parts)
@@ -194,9 +223,11 @@ class Decoder:
         return float(text)
 
     def _read_complex(self, parts: list[Any]) -> complex:
-        return complex(*self.decode(parts))
+        return complex(*self.decode(parts, 1))
 
     def _read_device(self, text: str) -> torch.device:
+        if not isinstance(text, str) or not _DEVICE.fullmatch(text):
+            raise ArtifactError(f"{text!r} is no device of an artifact", where=repr(text)[:80])
         return torch.device(text)
 
     def _read_qscheme(self, text: str) -> torch.qscheme:
@@ -209,7 +240,9 @@ class Decoder:
         return torch_constant(name, torch.dtype)
 
     def _read_layout(self, name: str) -> Any:
-        return torch_constant(name, torch.layout)
+        if name != "strided":  # what checks the indices of sparse tensors is not called everywhere
+            raise ArtifactError(f"tensors of layout {name!r} are none of an artifact", where=name)
+        return torch.strided
 
     def _read_memory_format(self, name: str) -> Any:
         return torch_constant(name, torch.memory_format)
@@ -218,9 +251,21 @@ class Decoder:
         return find_class(path, self.allow)
 
     def _read_function(self, path: str) -> Any:
-        if path == "builtins.getattr":  # only nodes read attributes, and there it is checked
-            raise ArtifactError("getattr is no value that an artifact may hold", where=path)
+        # Calls are checked where they stand in a graph; a value is called with who knows what.
+        if path not in VALUES and not is_within(path, self.allow) and path not in self.allow:
+            raise ArtifactError(f"the function {path} is no value of an artifact", where=path)
         return find_function(path, self.allow)
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested so deep that reading it would exhaust the stack."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ArtifactError(f"a value is nested more than {_DEEPEST} deep", where="the document")
+        inner = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [item for items in inner for item in items if isinstance(item, (list, dict))]
 
 
 def torch_constant(name: str, kind: type) -> Any:

@@ -30,6 +30,7 @@ from backquant.graph.modes import (
     capture_for_training,
     settle_mode_values,
 )
+from backquant.graph.objects import part
 from backquant.graph.passes import GraphPass, run_passes
 from backquant.graph.provenance import Provenance
 from backquant.graph.queries import (
@@ -71,6 +72,7 @@ __all__ = [
     "operator_key",
     "own_buffers",
     "own_tensors",
+    "part",
     "preserve",
     "rebuilt",
     "register_float8",

@@ -21,7 +21,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["Shell", "fresh", "known_to_export", "object_classes", "tensors_of"]
+from backquant.errors import InputError
+
+__all__ = ["Shell", "fresh", "known_to_export", "object_classes", "part", "tensors_of"]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _NO_RECORDS = (
@@ -126,6 +128,24 @@ def object_classes(value: Any) -> set[type]:
             found.add(type(leaf))
             remaining += pytree.tree_leaves(Shell.of(leaf)[0])
     return found
+
+
+def part(value: Any, name: str) -> Any:
+    """The attribute ``name`` that ``value`` itself holds: no method, no property, nothing of its class.
+
+    A graph that is read from a file takes objects among its arguments apart with it. Raises ``InputError``.
+
+    >>> part(types.SimpleNamespace(keys=1), "keys")
+    1
+    """
+    held = _attributes(value) if _is_object(value) else {}
+    if name not in held:
+        raise InputError(
+            f"an argument of class {type(value).__name__} has no data called {name!r}",
+            where=name,
+            fix="pass an object of the class that the example inputs had, with as many tensors",
+        )
+    return held[name]
 
 
 def fresh(value: Any) -> Any:

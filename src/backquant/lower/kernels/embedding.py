@@ -131,9 +131,11 @@ class QuantizedEmbeddingBag(_Table):
     ) -> torch.Tensor:
         """Bags of integer indices to ``(bags, columns)``, as the float module.
 
-        Raises ``InputError`` for weights of samples where the mean is asked for.
+        Raises ``InputError`` for weights of samples where the mean is asked for, and ``RuntimeError`` for
+        offsets that lead out of the indices.
         """
         last = self.config.include_last_offset
+        _check_offsets(indices, offsets)
         if per_sample_weights is not None and self.config.mode != "sum":
             raise InputError(
                 "weights of samples are for sums, and this bag takes the mean",
@@ -155,6 +157,17 @@ class QuantizedEmbeddingBag(_Table):
         if self.config.mode == "sum":
             return out
         return out / _lengths(indices, offsets, last).clamp(min=1).unsqueeze(1)
+
+
+def _check_offsets(indices: torch.Tensor, offsets: torch.Tensor | None) -> None:
+    """The operator reads where they point to. No number is read here, so that a call can be recorded."""
+    if offsets is None or not offsets.numel():
+        return
+    after = torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
+    torch._assert_async(
+        ((offsets >= 0) & (offsets <= after)).all(),
+        "the offsets of an embedding bag must rise from 0 up to the number of indices",
+    )
 
 
 def _lengths(indices: torch.Tensor, offsets: torch.Tensor | None, last: bool) -> torch.Tensor:

@@ -1,0 +1,130 @@
+"""Calls of operators that are safe for some arguments only; see ``backquant.artifact.operators``.
+
+A node of a graph that comes from a file is checked when it is read:
+
+1. No call writes its result into an argument (``out=``), calls back (``key=``), or brings a generator.
+2. The windows of convolutions and pooling are literals between 0 and 65,536: larger ones wrap around in
+   the operators' arithmetic.
+3. ``repeat_interleave`` repeats by a literal: with a tensor of repeats the operator writes where they add up
+   to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
+4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536.
+5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).
+6. What our kernels are told: ``backquant.artifact.kernels``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Node
+
+from backquant.artifact import kernels
+from backquant.errors import ArtifactError
+
+__all__ = ["check_call", "check_method_call"]
+
+_NEVER = frozenset({"out", "key", "generator"})
+_LARGEST = 1 << 16
+_CONVOLUTION = re.compile(r"conv\d|conv_t|conv_tbc|convolution$")
+_WINDOWED = re.compile(r"pool\d?d?|unpool|^unfold$|^fold$|im2col|col2im")
+_UPSAMPLE = re.compile(r"^_?upsample_\w+\d")
+# How many arguments of a windowed operator are tensors, or sizes that the operator checks.
+_SIZED = {"fold": 2, "col2im": 2, "unfold": 1, "im2col": 1}
+
+
+def check_call(path: str, target: Callable[..., Any], args: Any, kwargs: Any, where: str) -> None:
+    """A ``call_function`` of what ``path`` names. Raises ``ArtifactError`` for arguments that are not safe.
+
+    >>> import torch
+    >>> check_call("torch.repeat_interleave", torch.repeat_interleave, (None, 3), {}, "node r")
+    >>> check_call("torch.add", torch.add, (1, 2), {"out": 3}, "node add")
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: add may not be called with out=
+      where  node add
+    """
+    parts = path.split(".")
+    name = parts[3] if path.startswith("torch.ops.") and len(parts) > 3 else parts[-1]
+    if path in kernels.FUNCTIONS:
+        kernels.check_arguments(target, args, kwargs, where)
+        return
+    if parts[0] == "builtins" and name in ("min", "max"):
+        _refuse_keywords(name, kwargs, where)
+    if parts[0] == "torch":
+        _check(name, args, kwargs, where, is_method=False)
+
+
+def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
+    """The same for a ``call_method``; the first argument is what it is called on.
+
+    >>> check_method_call("view", (None, 3), {}, "node view")
+    """
+    _check(name, args, kwargs, where, is_method=True)
+
+
+def _refuse_keywords(name: str, kwargs: Any, where: str) -> None:
+    refused = sorted(_NEVER & set(kwargs))
+    if refused:
+        raise ArtifactError(f"{name} may not be called with {refused[0]}=", where=where)
+
+
+def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) -> None:
+    _refuse_keywords(name, kwargs, where)
+    wrong = ""
+    if _CONVOLUTION.search(name):
+        wrong = _windows(args[3:], kwargs, {"input", "weight", "bias"})
+    elif _WINDOWED.search(name) and not (name == "unfold" and is_method):
+        known = _SIZED.get(name, 2 if "unpool" in name or "adaptive" in name else 1)
+        wrong = _windows(args[known:], kwargs, {"input", "indices", "output_size", "self"})
+    elif name == "repeat_interleave":
+        wrong = _literals([*args[1:2], kwargs.get("repeats", 0)], 0, "repeats")
+        wrong = wrong or ("" if len(args) > 1 or "repeats" in kwargs else "a tensor of repeats")
+    elif name in ("tril_indices", "triu_indices"):
+        wrong = _literals([*args, *(kwargs.get(key, 0) for key in ("row", "col"))], 0, "sizes")
+    elif _UPSAMPLE.search(name):
+        wrong = _scales(args[1:], kwargs)
+    elif name in ("div", "divide", "div_", "divide_"):
+        wrong = _division(args, kwargs)
+    if wrong:
+        raise ArtifactError(
+            f"{name} may not be called with {wrong[:120]}",
+            where=where,
+            fix="numbers that are written in the model, and of the size that layers have",
+        )
+
+
+def _windows(args: Any, kwargs: Any, tensors: set[str]) -> str:
+    named = {key: value for key, value in kwargs.items() if key not in tensors}
+    return _literals([*args, *named.values()], 0, "a window")
+
+
+def _literals(values: Any, low: int, what: str) -> str:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            if wrong := _literals(value, low, what):
+                return wrong
+        elif isinstance(value, Node):
+            return f"{what} that is computed ({value})"
+        elif type(value) is int and not low <= value <= _LARGEST:
+            return f"{value}"
+    return ""
+
+
+def _scales(args: Any, kwargs: Any) -> str:
+    scales = [kwargs[key] for key in kwargs if "scale" in key]
+    for value in (*args, *scales):
+        found = value if isinstance(value, (list, tuple)) else [value]
+        wrong = [v for v in found if type(v) is float and not 1 / _LARGEST <= v <= _LARGEST]
+        if wrong:
+            return f"the scale {wrong[0]}"
+    computed = [v for v in (*args[2:], *scales) if isinstance(v, Node)]
+    return "a scale that is computed" if computed else ""
+
+
+def _division(args: Any, kwargs: Any) -> str:
+    mode = kwargs.get("rounding_mode", args[2] if len(args) > 2 else None)
+    if mode in (None, "floor"):
+        return ""
+    other = kwargs.get("other", args[1] if len(args) > 1 else None)
+    return "" if type(other) in (int, float) and other > 0 else f"truncation and {other!r}"

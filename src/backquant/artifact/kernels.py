@@ -1,0 +1,349 @@
+"""What a file may say to our kernels: their functions' arguments, their modules' numbers and tensors.
+
+Kernels get memory and numbers that lowering chose, and engines below them check little of it. So
+everything that comes from a file is checked before a kernel is built or a graph that calls one:
+
+1. Functions: those of ``FUNCTIONS``, and every argument that is no tensor is a literal.
+2. Numbers, of functions and of modules alike, by their names: scales are finite and above 0, zero points
+   fit their integers, windows and strides are positive and small, dtypes and names are known ones.
+3. Modules: weights, scales, zero points and biases have the dtypes and the shapes that belong together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from backquant.errors import ArtifactError
+
+__all__ = ["FUNCTIONS", "PACKAGE", "check_arguments", "check_config", "check_tensors"]
+
+PACKAGE = "backquant.lower.kernels"
+_POOLING = [
+    f"{kind}_pool{n}d" for kind in ("adaptive_avg", "avg", "max") for n in (1, 2, 3)
+]
+FUNCTIONS = frozenset(
+    f"{PACKAGE}.{path}"
+    for path in [
+        "activation.clamp",
+        *(f"boundary.{name}" for name in ("dequantize", "quantize", "requantize", "saturate")),
+        *(f"elementwise.{name}" for name in ("add", "add_relu", "mul", "mul_relu")),
+        "join.cat",
+        "matrix.matmul",
+        "matrix.softmax",
+        *(f"pooling.{name}" for name in (*_POOLING, "mean")),
+        "resize.resize_bilinear",
+        "shuffle.shuffle",
+    ]
+)
+_LARGEST_WINDOW = 1 << 16
+_LARGEST_SIZE = 1 << 31
+_INTEGERS = (torch.uint8, torch.int8, torch.int32)
+_DTYPES = (*_INTEGERS, torch.float32, torch.float16, torch.bfloat16)
+_WORDS = {
+    "post_op": frozenset(
+        "none relu hardtanh hardswish swish gelu leaky_relu tanh sum sigmoid".split()
+    ),
+    "post_algorithm": frozenset(("", "none", "tanh")),
+    "engine": frozenset(("fbgemm", "x86", "qnnpack", "onednn")),
+    "kind": frozenset(("layer", "group", "instance", "lstm", "gru", "rnn_tanh", "rnn_relu")),
+    "mode": frozenset(("sum", "mean")),
+}
+_OPERATORS = frozenset(
+    f"{name}{relu}"
+    for name in (
+        "linear",
+        *(f"conv{n}d" for n in (1, 2, 3)),
+        *(f"conv_transpose{n}d" for n in (1, 2, 3)),
+    )
+    for relu in ("", "_relu")
+)
+_POST_NUMBERS = {"hardtanh": 2, "leaky_relu": 1}
+
+
+def check_arguments(function: Callable[..., Any], args: Any, kwargs: Any, where: str) -> None:
+    """Arguments of a call in a graph of one of ``FUNCTIONS``. Raises ``ArtifactError``.
+
+    >>> from backquant.lower.kernels.activation import clamp
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> check_arguments(clamp, (x, 0, 127), {}, "node clamp")
+    """
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArtifactError(f"{function.__name__}: {error}", where=where) from None
+    for name, value in bound.arguments.items():
+        if _is_tensor_argument(function, name):
+            nodes = value if isinstance(value, (list, tuple)) else [value]
+            good = bool(nodes) and all(isinstance(node, Node) for node in nodes)
+        else:
+            good = _is_good(name, value)
+        if not good:
+            raise _bad(f"{name}={value!r}", function.__name__, where)
+
+
+def _is_tensor_argument(function: Callable[..., Any], name: str) -> bool:
+    return name in ("x", "y", "parts")
+
+
+def check_config(cls: type, config: Any, where: str) -> None:
+    """The decoded configuration of a kernel module. Raises ``ArtifactError``.
+
+    >>> from backquant.lower.kernels.norm import Norm, NormConfig
+    >>> check_config(Norm, NormConfig("group", (0,), 1e-5, 1.0, 0, 1.0, 0), "norm")
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: Norm cannot be built with size=(0,)
+      where  norm
+    """
+    for name, value in vars(config).items():
+        good = value in _OPERATORS if _is_operator(config, name) else _is_good(name, value)
+        if not good:
+            raise _bad(f"{name}={value!r}", cls.__name__, where)
+    post_op = getattr(config, "post_op", "none")
+    numbers = getattr(config, "post_numbers", ())
+    if len(numbers) != _POST_NUMBERS.get(post_op, 0) and not (post_op == "relu" and not numbers):
+        raise _bad(f"post_numbers={numbers!r}", cls.__name__, where)
+
+
+def _is_operator(config: Any, name: str) -> bool:
+    return name == "operator" and hasattr(config, "engine")
+
+
+def _bad(what: str, name: str, where: str) -> ArtifactError:
+    return ArtifactError(f"{name} cannot be built with {what[:120]}", where=where)
+
+
+# size: one rule a line
+def _is_good(name: str, value: Any) -> bool:  # noqa: C901, PLR0911, PLR0912
+    """Whether ``value`` can be the number or word called ``name``."""
+    if isinstance(value, (list, tuple)) and name in ("scales", "zero_points", "fits"):
+        return all(_is_good(name[:-1], item) for item in value)
+    if name in _WORDS:
+        return value in _WORDS[name]
+    if name.endswith("scale"):
+        return _is_number(value) and 0 < value < math.inf
+    if name.endswith("zero_point") or name in ("quant_min", "quant_max", "low", "high"):
+        return _is_whole(value) and abs(value) < _LARGEST_SIZE
+    if name.endswith("dtype"):
+        return value in (_INTEGERS if name == "dtype" else _DTYPES)
+    if name in ("kernel_size", "stride", "dilation"):
+        return _all(value, 1, _LARGEST_WINDOW)
+    if name in ("padding", "output_padding"):
+        return _all(value, 0, _LARGEST_WINDOW)
+    if name in ("groups", "hidden_size", "num_layers", "columns"):
+        return _is_whole(value) and 1 <= value <= _LARGEST_SIZE
+    if name == "dims":
+        return value in (1, 2, 3)
+    if name == "bits":
+        return value in (4, 8)
+    if name in ("size", "output_size", "first", "last"):
+        return _is_size(name, value)
+    if name == "eps":
+        return _is_number(value) and 0 <= value < math.inf
+    if name in ("scale_factor", "post_numbers", "divisor_override"):
+        return _are_numbers(value, name)
+    if name in ("dim", "axis"):
+        return _all(value, -64, 64)
+    if name == "operator":
+        return isinstance(value, str)
+    return value is None or isinstance(value, bool)
+
+
+def _are_numbers(value: Any, name: str) -> bool:
+    found = value if isinstance(value, (list, tuple)) else [value]
+    if name == "post_numbers":
+        return all(_is_number(item) and not math.isnan(item) for item in found)
+    return value is None or all(_is_number(v) and 2**-16 <= v <= 2**16 for v in found)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _all(value: Any, low: int, high: int) -> bool:
+    found = value if isinstance(value, (list, tuple)) else [value]
+    return len(found) <= 16 and all(
+        item is None or (_is_whole(item) and low <= item <= high) for item in found
+    )
+
+
+def _is_size(name: str, value: Any) -> bool:
+    """Sizes may be computed from those of the input: the operators check them."""
+    found = value if isinstance(value, (list, tuple)) else [value]
+    numbers = [item for item in found if not isinstance(item, Node)]
+    return _all(numbers, -1 if name in ("first", "last") else 1, _LARGEST_SIZE)
+
+
+def check_tensors(
+    cls: type, config: Any, tensors: Mapping[str, torch.Tensor | None], where: str
+) -> None:
+    """Dtypes and shapes of a kernel module's tensors. Raises ``ArtifactError``.
+
+    >>> from backquant.lower.kernels.lookup import Lookup, LookupConfig
+    >>> check_tensors(Lookup, LookupConfig("x"), {"table": torch.zeros(3)}, "act")
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: the tensors of Lookup do not fit: table is float32[3]
+      where  act
+    """
+    for base in cls.__mro__:
+        checker = _CHECKERS.get(base.__name__)
+        if checker is not None and base.__module__.startswith(PACKAGE):
+            wrong = checker(config, tensors)
+            if wrong:
+                raise ArtifactError(
+                    f"the tensors of {cls.__name__} do not fit: {wrong}", where=where
+                )
+            return
+    raise ArtifactError(f"{cls.__name__} is no kernel that a file may build", where=where)
+
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+def _told(name: str, tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return f"{name} is missing"
+    return f"{name} is {str(tensor.dtype)[6:]}{list(tensor.shape)}"
+
+
+def _is(tensor: torch.Tensor | None, dtypes: Sequence[torch.dtype], dims: Sequence[int]) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype in dtypes
+        and tensor.dim() in dims
+        and tensor.numel() > 0
+    )
+
+
+def _weighted(config: Any, tensors: Tensors) -> str:
+    """``weight``, ``weight_scale``, ``weight_zero_point``, ``bias`` of one convolution or linear layer."""
+    weight = tensors.get("weight")
+    spatial = len(getattr(config, "stride", ()))
+    dtypes = (getattr(config, "weight_dtype", torch.int8),)
+    if dtypes[0] not in (torch.int8, torch.float16) or not _is(weight, dtypes, (2 + spatial,)):
+        return _told("weight", weight)
+    assert weight is not None
+    operator = getattr(config, "operator", "")
+    groups = getattr(config, "groups", 1)
+    is_transposed = operator.startswith("conv_transpose")
+    out = weight.shape[1] * groups if is_transposed else weight.shape[0]
+    lists = [getattr(config, name, ()) for name in ("padding", "dilation")]
+    if operator and spatial != int(next((c for c in operator if c.isdigit()), 0)):
+        return f"{operator} with {spatial} strides"
+    if spatial > 3 or any(len(numbers) != spatial for numbers in lists):
+        return f"{lists} for {spatial} dimensions"
+    if is_transposed and len(config.output_padding) != spatial:
+        return f"{config.output_padding} for {spatial} dimensions"
+    if weight.shape[0] % groups:
+        return f"{groups} groups of {weight.shape[0]} channels"
+    return _qparams("weight", "bias", out, tensors)
+
+
+def _qparams(weight: str, bias: str, out: int, tensors: Tensors) -> str:
+    """One scale and zero point, or one for each of ``out`` rows; a bias of ``out``, or none."""
+    scale, zero_point = (tensors.get(f"{weight}_{name}") for name in ("scale", "zero_point"))
+    if not _is(scale, (torch.float32, torch.float64), (0, 1)) or scale.numel() not in (1, out):  # type: ignore[union-attr]
+        return _told(f"{weight}_scale", scale)
+    assert scale is not None
+    if not (torch.isfinite(scale).all() and (scale >= 0).all()):
+        return f"{weight}_scale is not finite and positive"
+    kinds = (torch.int64, torch.int32, torch.float32)
+    if not _is(zero_point, kinds, (0, 1)) or zero_point.numel() != scale.numel():  # type: ignore[union-attr]
+        return _told(f"{weight}_zero_point", zero_point)
+    assert zero_point is not None
+    if not (zero_point.double().abs() <= 255).all():
+        return f"{weight}_zero_point is not within a byte"
+    found = tensors.get(bias)
+    good = _is(found, (torch.float32,), (1,)) and found.numel() == out  # type: ignore[union-attr]
+    return "" if found is None or good else _told(bias, found)
+
+
+def _recurrent(config: Any, tensors: Tensors) -> str:
+    """The weights of an LSTM, a GRU, or a cell: gates × hidden rows each."""
+    from backquant.lower.kernels.recurrent import recurrent_suffixes
+
+    gates = {"lstm": 4, "gru": 3}.get(config.kind, 1)
+    rows, layers = gates * config.hidden_size, getattr(config, "num_layers", 0)
+    if layers > 1024:
+        return f"{layers} layers"
+    both = getattr(config, "bidirectional", False)
+    suffixes = list(recurrent_suffixes(layers, both)) if layers else [""]
+    inner = config.hidden_size * (2 if both else 1)
+    for number, suffix in enumerate(suffixes):
+        for side in ("ih", "hh"):
+            name = f"weight_{side}{suffix}"
+            weight = tensors.get(name)
+            if config.weight_dtype not in (torch.int8, torch.float16) or not _is(
+                weight, (config.weight_dtype,), (2,)
+            ):
+                return _told(name, weight)
+            assert weight is not None
+            first = number < (2 if both else 1)
+            columns = config.hidden_size if side == "hh" else (weight.shape[1] if first else inner)
+            if tuple(weight.shape) != (rows, columns):
+                return _told(name, weight)
+            wrong = _qparams(name, f"bias_{side}{suffix}", rows, tensors)
+            if wrong:
+                return wrong
+    return ""
+
+
+def _lookup(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
+    table = tensors.get("table")
+    good = _is(table, (torch.uint8, torch.int8), (1,)) and table.numel() == 256  # type: ignore[union-attr]
+    return "" if good else _told("table", table)
+
+
+def _table(config: Any, tensors: Tensors) -> str:
+    table = tensors.get("table")
+    bytes_ = config.columns + 8 if config.bits == 8 else (config.columns + 1) // 2 + 4
+    good = _is(table, (torch.uint8,), (2,)) and table.shape[1] == bytes_  # type: ignore[union-attr]
+    return "" if good else _told("table", table)
+
+
+def _batch_norm(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
+    names = ("weight", "bias", "mean", "var")
+    first = tensors.get("weight")
+    for name in names:
+        tensor = tensors.get(name)
+        if not _is(tensor, (torch.float32,), (1,)) or tensor.shape != first.shape:  # type: ignore[union-attr]
+            return _told(name, tensor)
+    return ""
+
+
+def _norm(config: Any, tensors: Tensors) -> str:
+    wanted = len(config.size) if config.kind == "layer" else 1
+    if config.kind == "group" and len(config.size) != 1:
+        return f"groups {config.size}"
+    for name in ("weight", "bias"):
+        tensor = tensors.get(name)
+        if tensor is not None and not _is(tensor, (torch.float32,), (wanted,)):
+            return _told(name, tensor)
+        if tensor is not None and config.kind == "layer" and tuple(tensor.shape) != config.size:
+            return _told(name, tensor)
+    pair = [tensors.get(name) for name in ("weight", "bias")]
+    if None not in pair and pair[0].shape != pair[1].shape:  # type: ignore[union-attr]
+        return _told("bias", pair[1])
+    return ""
+
+
+_CHECKERS: dict[str, Callable[[Any, Tensors], str]] = {
+    "PackedKernel": _weighted,
+    "DynamicLinear": _weighted,
+    "QuantizedRecurrent": _recurrent,
+    "QuantizedCell": _recurrent,
+    "Lookup": _lookup,
+    "_Table": _table,
+    "BatchNorm": _batch_norm,
+    "Norm": _norm,
+}
