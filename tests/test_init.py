@@ -46,7 +46,7 @@ default_fixed_qparams_range_neg1to1_fake_quant
 """)
 FLOW = words("""
 fuse_fx prepare_fx prepare_qat_fx convert_fx convert_to_reference_fx quantize explain save load
-as_quantizer
+as_generator as_quantizer decoder_inputs
 """)
 ERRORS = words("""
 ArtifactError BackquantError CalibrationError CaptureError ConfigError CoverageError EngineError

@@ -27,7 +27,7 @@ from backquant.graph import (
     shallow_copy,
     without_collector,
 )
-from backquant.graph.export import interface_of
+from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, QParams, QuantizedModel, engine_info, lower
 from backquant.match import MatchKind
 
@@ -57,11 +57,17 @@ def quantized_model(
     made.output_qparams = {
         i: QParams(*q.literals) for i, q in state.outputs.items() if q is not None
     }
-    made.interface = interface_of(reference)
+    made.interface = _interface(reference)
     own_shared_tensors(made, source)
     if lowered.graph_module is not reference:
         released(reference)
     return made
+
+
+def _interface(reference: fx.GraphModule) -> Interface | None:
+    """That of an exported model; of a traced one what its output is made of, if it holds classes."""
+    found, output = interface_of(reference), output_of(reference)
+    return Interface((), output) if found is None and output is not None else found
 
 
 def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:

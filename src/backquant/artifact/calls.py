@@ -52,7 +52,8 @@ def check_call(path: str, target: Callable[..., Any], args: Any, kwargs: Any, wh
     if parts[0] == "builtins" and name in ("min", "max"):
         _refuse_keywords(name, kwargs, where)
     if parts[0] == "torch":
-        _check(name, args, kwargs, where, is_method=False)
+        is_view = path.startswith("torch.ops.aten.unfold.")  # that of tensors, not of images
+        _check(name, args, kwargs, where, is_method=is_view)
 
 
 def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
@@ -90,7 +91,8 @@ def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) ->
         raise ArtifactError(
             f"{name} may not be called with {wrong[:120]}",
             where=where,
-            fix="numbers that are written in the model, and of the size that layers have",
+            fix="numbers that are written in the model, and of the size that layers have; or, if you trust "
+            "the file, allow= with the name of the operator, as the node has it, to save and to load",
         )
 
 

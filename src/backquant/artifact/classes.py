@@ -18,8 +18,9 @@ from backquant.errors import ArtifactError
 __all__ = ["MODULE_PACKAGES", "class_path", "find_class", "find_module_class", "storable_path"]
 
 _TORCH = (
-    "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear "
-    "loss module normalization padding pixelshuffle pooling rnn sparse transformer upsampling"
+    "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold "
+    "instancenorm linear loss module normalization padding pixelshuffle pooling rnn sparse transformer "
+    "upsampling"
 )
 MODULE_PACKAGES = (
     *(f"torch.nn.modules.{name}" for name in _TORCH.split()),

@@ -45,9 +45,9 @@ OP_NAMESPACES = ("aten", "quantized_decomposed")
 
 _DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
 _MATH = (
-    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod "
-    "gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf pow prod "
-    "radians remainder sin sinh sqrt tan tanh trunc"
+    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor "
+    "fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf "
+    "pow prod radians remainder sin sinh sqrt tan tanh trunc"
 )
 # Functions of backquant, beside kernels, that capture and conversion write into graphs.
 _OWN = frozenset(

@@ -24,9 +24,7 @@ from backquant.errors import ArtifactError
 __all__ = ["FUNCTIONS", "PACKAGE", "check_arguments", "check_config", "check_tensors"]
 
 PACKAGE = "backquant.lower.kernels"
-_POOLING = [
-    f"{kind}_pool{n}d" for kind in ("adaptive_avg", "avg", "max") for n in (1, 2, 3)
-]
+_POOLING = [f"{kind}_pool{n}d" for kind in ("adaptive_avg", "avg", "max") for n in (1, 2, 3)]
 FUNCTIONS = frozenset(
     f"{PACKAGE}.{path}"
     for path in [
@@ -47,7 +45,18 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int32)
 _DTYPES = (*_INTEGERS, torch.float32, torch.float16, torch.bfloat16)
 _WORDS = {
     "post_op": frozenset(
-        "none relu hardtanh hardswish swish gelu leaky_relu tanh sum sigmoid".split()
+        [
+            "none",
+            "relu",
+            "hardtanh",
+            "hardswish",
+            "swish",
+            "gelu",
+            "leaky_relu",
+            "tanh",
+            "sum",
+            "sigmoid",
+        ]
     ),
     "post_algorithm": frozenset(("", "none", "tanh")),
     "engine": frozenset(("fbgemm", "x86", "qnnpack", "onednn")),
@@ -79,17 +88,13 @@ def check_arguments(function: Callable[..., Any], args: Any, kwargs: Any, where:
     except TypeError as error:
         raise ArtifactError(f"{function.__name__}: {error}", where=where) from None
     for name, value in bound.arguments.items():
-        if _is_tensor_argument(function, name):
+        if name in ("x", "y", "parts"):
             nodes = value if isinstance(value, (list, tuple)) else [value]
             good = bool(nodes) and all(isinstance(node, Node) for node in nodes)
         else:
             good = _is_good(name, value)
         if not good:
             raise _bad(f"{name}={value!r}", function.__name__, where)
-
-
-def _is_tensor_argument(function: Callable[..., Any], name: str) -> bool:
-    return name in ("x", "y", "parts")
 
 
 def check_config(cls: type, config: Any, where: str) -> None:
@@ -120,7 +125,7 @@ def _bad(what: str, name: str, where: str) -> ArtifactError:
 
 
 # size: one rule a line
-def _is_good(name: str, value: Any) -> bool:  # noqa: C901, PLR0911, PLR0912
+def _is_good(name: str, value: Any) -> bool:
     """Whether ``value`` can be the number or word called ``name``."""
     if isinstance(value, (list, tuple)) and name in ("scales", "zero_points", "fits"):
         return all(_is_good(name[:-1], item) for item in value)

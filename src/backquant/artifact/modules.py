@@ -19,6 +19,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.artifact.classes import class_path, find_module_class, storable_path
 from backquant.artifact.functions import is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
+from backquant.artifact.inline import inlined
 from backquant.artifact.kernels import check_config, check_tensors
 from backquant.artifact.names import check_keyword, check_path
 from backquant.artifact.parts import check_attribute_names, check_module
@@ -70,7 +71,8 @@ class ModuleEncoder:
         where = path or "the model"
         entry: dict[str, Any] = {"training": module.training}
         if isinstance(module, torch.fx.GraphModule):
-            entry["graph"] = encode_graph(module.graph, self._encoder, path)
+            graph = inlined(module.graph, self._encoder.allow)
+            entry["graph"] = encode_graph(graph, self._encoder, path)
             preserved = module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
             entry["preserved"] = self._values(module, preserved, path)
         else:

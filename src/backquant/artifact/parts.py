@@ -78,7 +78,9 @@ def _mismatch(module: nn.Module, shapes: Mapping[str, list[int]]) -> str:
             return f"{name} is {found}"
         tensor = module._parameters.get(name, module._buffers.get(name))
         dtypes.add(None if tensor is None else tensor.dtype)
-    ours = not type(module).__module__.startswith("torch.")  # reference modules dequantize their weights
+    ours = not type(module).__module__.startswith(
+        "torch."
+    )  # reference modules dequantize their weights
     return "" if ours or len(dtypes) < 2 else f"their dtypes are {sorted(map(str, dtypes))}"
 
 
@@ -103,7 +105,9 @@ def _recurrent(module: nn.RNNBase) -> str:
         return f"proj_size={projected!r}"
     if module.num_layers > 1024 or not str(module.__dict__.get("mode")).startswith(mode):
         return f"{module.num_layers} layers of mode {module.__dict__.get('mode')!r}"
-    if any(type(module.__dict__.get(n)) is not bool for n in ("bias", "batch_first", "bidirectional")):
+    if any(
+        type(module.__dict__.get(n)) is not bool for n in ("bias", "batch_first", "bidirectional")
+    ):
         return "bias, batch_first and bidirectional"
     shapes, names = _layers(module, projected)
     if module.__dict__.get("_all_weights") != names:
@@ -164,4 +168,6 @@ def _attention(module: nn.MultiheadAttention) -> str:
     shapes = {"weight": [width, width]}
     if _shape(out, "bias") is not None:
         shapes["bias"] = [width]
-    return _mismatch(out, shapes) if type(out._parameters.get("weight")) is torch.nn.Parameter else ""
+    return (
+        _mismatch(out, shapes) if type(out._parameters.get("weight")) is torch.nn.Parameter else ""
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from backquant.artifact.file import read_document, read_file, readable, write_file
 from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
+from backquant.artifact.records import decode_records, encode_records
 from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
@@ -72,12 +73,20 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "example": None if model.example is None else model.example.to_dict(),
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
-        "interface": None if model.interface is None else model.interface.to_dict(),
+        "interface": _interface(model, encoder),
         "report": None if model.report is None else model.report.to_dict(),
         "model": ModuleEncoder(encoder).encode(model.graph_module),
         "strides": writer.strides,
     }
     write_file(path, document, writer.tensors)
+
+
+def _interface(model: QuantizedModel, encoder: Encoder) -> dict[str, Any] | None:
+    if model.interface is None:
+        return None
+    data = model.interface.to_dict()
+    encode_records(model.interface.output, data["output"], encoder)
+    return data
 
 
 def _spec(config: BackendConfig) -> dict[str, str]:
@@ -133,7 +142,10 @@ def _model(
     example = document.get("example")
     model.example = None if example is None else ExampleSpec(**example)
     interface = document.get("interface")
-    model.interface = None if interface is None else Interface.from_dict(interface)
+    if interface is not None:
+        read = Interface.from_dict(interface)
+        output = decode_records(read.output, interface["output"], decoder)
+        model.interface = replace(read, output=output)
     model.report = None if document["report"] is None else Report.from_dict(document["report"])
     return model
 

@@ -126,7 +126,7 @@ class TensorReader:
 
 
 def _check_booleans(key: str, tensor: torch.Tensor) -> None:
-    """A byte of a boolean is 0 or 1: with others counting and selecting do not agree on how many there are."""
+    """A byte of a boolean is 0 or 1: with others, counting and selecting disagree on how many there are."""
     if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
         raise ArtifactError("a tensor of booleans holds other bytes than 0 and 1", where=key)
 

@@ -28,14 +28,15 @@ from backquant.errors import ArtifactError
 
 __all__ = ["Decoder", "Encoder", "torch_constant"]
 
+_words = re.compile(r"\w+").findall
 # Functions that may be values: the activations that modules of ``torch.nn`` keep as attributes.
 VALUES = frozenset(
     f"{home}.{name}"
     for home in ("torch", "torch.nn.functional", "torch._C._nn")
-    for name in (
+    for name in _words(
         "celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax logsigmoid mish relu relu6 "
         "rrelu selu sigmoid silu softmax softplus softsign tanh tanhshrink"
-    ).split()
+    )
 )
 _QSCHEMES = {
     str(scheme): scheme
@@ -129,7 +130,6 @@ class Encoder:
             where=where,
             fix="use plain numbers, strings, tuples, lists, dicts, tensors and torch constants",
         )
-
 
     def _function(self, value: Callable[..., Any], where: str) -> str:
         path = function_path(value, self.allow)
@@ -263,7 +263,9 @@ def _check_depth(value: Any) -> None:
     while level:
         depth += 1
         if depth > _DEEPEST:
-            raise ArtifactError(f"a value is nested more than {_DEEPEST} deep", where="the document")
+            raise ArtifactError(
+                f"a value is nested more than {_DEEPEST} deep", where="the document"
+            )
         inner = (v.values() if isinstance(v, dict) else v for v in level)
         level = [item for items in inner for item in items if isinstance(item, (list, dict))]
 

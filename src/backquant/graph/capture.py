@@ -14,6 +14,7 @@ from backquant.graph.clone import shallow_copy
 from backquant.graph.decompose import Decomposition
 from backquant.graph.in_place import read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
+from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
@@ -77,6 +78,8 @@ def capture(
         raise _explained(error, model, tracer) from error
     read_changed_values(graph, copied)
     module = assemble(DeferredGraphModule, graph, copied)
+    keep_returned(module, tracer.returned)
+    tracer.returned = None
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
     return Captured(module, scopes, whole=dict(decomposition.whole))

@@ -16,6 +16,8 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
+from backquant.graph.returned import dataclasses_as_dicts
+
 __all__ = ["ModuleTracer", "is_leaf"]
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
@@ -67,6 +69,7 @@ class ModuleTracer(fx.Tracer):
     ``forms``: by path, what is traced in the place of a module's ``forward``; such a module is no leaf. What
     is computed there and read nowhere is dropped.
 
+    After a trace ``returned`` is what the model returned, with proxies for tensors.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -80,6 +83,8 @@ class ModuleTracer(fx.Tracer):
         self._autowrap_search.append(rnn)  # for calls as nn.utils.rnn.pack_padded_sequence
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
+        self.returned: Any = None
+        self._nested = 0
         self._names = frozenset(non_traceable_names)
         self._classes = frozenset(non_traceable_classes)
         self._forms = {} if forms is None else forms
@@ -102,6 +107,7 @@ class ModuleTracer(fx.Tracer):
                 node.target in _PACKING
             ):  # else generated code would wrap them for good, by a dotted name
                 node.meta.pop("is_wrapped", None)
+        dataclasses_as_dicts(graph)
         # What it patched refers to the tracer in a circle: the modules need not be part of it.
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
@@ -163,7 +169,13 @@ class ModuleTracer(fx.Tracer):
         # The base class searches all parameters for each use of one.
         if isinstance(a, nn.Parameter) and id(a) in self._parameter_names:
             return self.create_node("get_attr", self._parameter_names[id(a)], (), {})
-        return super().create_arg(a)
+        if not self._nested:
+            self.returned = a  # the last one is what the model returns
+        self._nested += 1
+        try:
+            return super().create_arg(a)
+        finally:
+            self._nested -= 1
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if isinstance(attr_val, nn.Parameter) and not self.param_shapes_constant:

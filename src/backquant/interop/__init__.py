@@ -5,5 +5,13 @@ from __future__ import annotations
 from backquant.interop.torch_ao import from_torch_ao, to_torch_ao
 from backquant.interop.torch_ao_calibration import with_torch_ao_calibration
 from backquant.interop.torchao import as_quantizer
+from backquant.interop.transformers import as_generator, decoder_inputs
 
-__all__ = ["as_quantizer", "from_torch_ao", "to_torch_ao", "with_torch_ao_calibration"]
+__all__ = [
+    "as_generator",
+    "as_quantizer",
+    "decoder_inputs",
+    "from_torch_ao",
+    "to_torch_ao",
+    "with_torch_ao_calibration",
+]

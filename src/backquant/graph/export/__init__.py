@@ -6,14 +6,19 @@ from backquant.graph.export.capture import ExportOptions, capture_export
 from backquant.graph.export.exported import ExportedModel, load_exported
 from backquant.graph.export.spelling import Call, Speller
 from backquant.graph.export.structure import (
+    Argument,
     Interface,
     OutputRecord,
     Structure,
     interface_of,
+    maker,
+    output_of,
     set_interface,
+    set_output,
 )
 
 __all__ = [
+    "Argument",
     "Call",
     "ExportOptions",
     "ExportedModel",
@@ -24,5 +29,8 @@ __all__ = [
     "capture_export",
     "interface_of",
     "load_exported",
+    "maker",
+    "output_of",
     "set_interface",
+    "set_output",
 ]

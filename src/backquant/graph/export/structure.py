@@ -18,9 +18,20 @@ from backquant.errors import InputError
 from backquant.graph.example import describe_value
 from backquant.graph.objects import Shell, tensors_of
 
-__all__ = ["Argument", "Interface", "OutputRecord", "Structure", "interface_of", "set_interface"]
+__all__ = [
+    "Argument",
+    "Interface",
+    "OutputRecord",
+    "Structure",
+    "interface_of",
+    "maker",
+    "output_of",
+    "set_interface",
+    "set_output",
+]
 
 _KEY = "backquant_interface"
+_OUTPUT = "backquant_output"
 
 
 class OutputRecord(dict[str, Any]):
@@ -166,6 +177,16 @@ class _Maker:
 
 def _maker(spec: Any) -> _Maker:
     return _Maker(spec.type, spec.context)
+
+
+def maker(cls: type, context: Any) -> Callable[[list[Any]], Any]:
+    """What makes an instance of ``cls`` again, for ``Structure.make``.
+
+    >>> import types
+    >>> maker(types.SimpleNamespace, Shell(types.SimpleNamespace, ("a",)))([1])
+    namespace(a=1)
+    """
+    return _Maker(cls, context)
 
 
 @dataclass(frozen=True)
@@ -368,3 +389,25 @@ def set_interface(module: torch.fx.GraphModule, interface: Interface | None) -> 
     """
     if interface is not None:
         module.meta[_KEY] = interface
+
+
+def output_of(module: Any) -> Structure | None:
+    """The structure of what a traced model returned, where it holds classes.
+
+    >>> output_of(torch.nn.ReLU()) is None
+    True
+    """
+    meta = getattr(module, "meta", None)
+    found = meta.get(_OUTPUT) if isinstance(meta, dict) else None
+    return found if isinstance(found, Structure) else None
+
+
+def set_output(module: torch.fx.GraphModule, output: Structure) -> None:
+    """Keep ``output`` with a graph module that was traced; later steps carry it on.
+
+    >>> gm = torch.fx.symbolic_trace(torch.nn.ReLU())
+    >>> set_output(gm, Structure("value"))
+    >>> output_of(gm)
+    Structure(kind='value', keys=(), parts=(), name='', make=None)
+    """
+    module.meta[_OUTPUT] = output

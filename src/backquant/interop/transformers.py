@@ -1,0 +1,165 @@
+"""Decoders of ``transformers``: example inputs with a cache, and ``generate()`` on a quantized model.
+
+One quantized model serves prefill and decoding: it takes the cache of keys and values that came before,
+which may hold no token yet. ``decoder_inputs`` makes arguments of that kind, ``as_generator`` calls a model
+with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from backquant.errors import UsageError
+from backquant.graph.export import Argument, Interface
+from backquant.graph.objects import tensors_of
+
+__all__ = ["as_generator", "decoder_inputs"]
+
+_CACHE = "past_key_values"
+
+
+def decoder_inputs(model: nn.Module, input_ids: torch.Tensor, *, cached: int) -> dict[str, Any]:
+    """Arguments of a decoder for the tokens behind the first ``cached``, with the cache of those.
+
+    As example inputs ``cached`` is at least 2, and so is what remains: ``torch.export`` takes sizes of 0 and
+    1 as fixed. For calibration 0 is right, too: that is prefill.
+
+    Args:
+        model: a causal language model of ``transformers``.
+        input_ids: ``[batch, tokens]``.
+        cached: how many tokens stand in the cache.
+
+    Returns:
+        ``input_ids``, ``attention_mask``, ``position_ids`` and ``past_key_values`` (a ``DynamicCache``).
+
+    >>> decoder_inputs(nn.Identity(), torch.zeros(1, 4), cached=4)
+    Traceback (most recent call last):
+    backquant.errors.UsageError: 4 of 4 tokens are in the cache, and none remains
+      where  decoder_inputs: cached
+      fix    decoder_inputs(model, input_ids, cached=2)
+    """
+    batch, length = input_ids.shape
+    if not 0 <= cached < length:
+        raise UsageError(
+            f"{cached} of {length} tokens are in the cache, and none remains",
+            where="decoder_inputs: cached",
+            fix=f"decoder_inputs(model, input_ids, cached={length // 2})",
+        )
+    with torch.no_grad():
+        first = input_ids[:, : max(cached, 1)]
+        cache = model(input_ids=first, past_key_values=_cache(), use_cache=True)[_CACHE]
+    return {
+        "input_ids": input_ids[:, cached:],
+        "attention_mask": torch.ones(batch, length, dtype=torch.int64),
+        "position_ids": torch.arange(cached, length).expand(batch, -1),
+        _CACHE: cache if cached else _emptied(cache),
+    }
+
+
+def _cache() -> Any:
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def _emptied(cache: Any) -> Any:
+    """A cache of the same layers that holds no token."""
+    empty = _cache()
+    for index, layer in enumerate(cache.layers):
+        empty.update(layer.keys[:, :, :0], layer.values[:, :, :0], index)
+    return empty
+
+
+def as_generator(quantized: nn.Module, model: nn.Module) -> Any:
+    """A model of the class of ``model`` whose ``forward`` is the quantized model's: it can ``generate()``.
+
+    Args:
+        quantized: from ``quantize`` with ``decoder_inputs`` as example inputs, or from ``load``.
+        model: a causal language model of ``transformers``, for its configuration alone: weights on the
+            ``meta`` device will do, and none are kept.
+
+    Raises:
+        UsageError: the quantized model takes no cache, or ``model`` is of another library.
+    """
+    interface = getattr(quantized, "interface", None)
+    known = isinstance(interface, Interface)
+    taken = [a for a in interface.arguments if a.shapes] if isinstance(interface, Interface) else []
+    if not known or _CACHE not in [argument.name for argument in taken]:
+        raise UsageError(
+            "the quantized model takes no cache of keys and values",
+            where="as_generator",
+            fix="backquant.quantize(model, backquant.decoder_inputs(model, ids, cached=4), ...)",
+        )
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise UsageError(
+            f"{type(model).__name__} has no generate()",
+            where="as_generator",
+            fix="transformers.AutoModelForCausalLM.from_config(config)",
+        )
+    made = copy.copy(model)
+    made.__dict__ |= {"_modules": {}, "_parameters": {}, "_buffers": {}}
+    made.__dict__ |= {"quantized": quantized, "taken": taken}
+    made.__class__ = _generator_class(type(model))
+    return made.eval()
+
+
+def _generator_class(cls: type) -> type:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(cls.forward).bind(self, *args, **kwargs)  # type: ignore[attr-defined]
+        named = dict(given.arguments)
+        named |= named.pop("kwargs", {})
+        return self.quantized(**_arguments(self.taken, named))
+
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    members = {
+        "forward": forward,
+        "device": property(lambda self: torch.device("cpu")),  # noqa: ARG005
+        "dtype": property(lambda self: torch.float32),  # noqa: ARG005
+        "__doc__": f"{cls.__name__} whose forward is a quantized model's.",
+    }
+    return type(cls.__name__, (cls,), members)
+
+
+def _arguments(taken: list[Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the quantized model takes: from ``generate``, or made as the float model makes it."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, torch.Tensor):
+        raise UsageError(
+            "generate() from token ids", where="as_generator", fix="generate(input_ids=ids)"
+        )
+    cache = given.get(_CACHE)
+    shapes = {argument.name: argument.shapes for argument in taken}
+    if cache is None or not tensors_of(cache):
+        cache = _empty_cache(shapes[_CACHE], len(ids))
+    past = int(tensors_of(cache)[0].shape[-2])
+    length = past + ids.shape[1]
+    mask = given.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(len(ids), length, dtype=torch.int64)
+    positions = given.get("position_ids")
+    if positions is None:
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+    made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, _CACHE: cache}
+    missing = [name for name in shapes if name not in made]
+    if missing:
+        raise UsageError(
+            f"generate() gives no {missing[0]!r}, which the quantized model takes",
+            where="as_generator",
+            fix="example inputs from backquant.decoder_inputs(model, ids, cached=4)",
+        )
+    return {name: made[name] for name in shapes}
+
+
+def _empty_cache(shapes: tuple[tuple[int | str | None, ...], ...], batch: int) -> Any:
+    """A cache of as many layers as the quantized model has, with no token in it."""
+    cache = _cache()
+    sizes = [tuple(n if isinstance(n, int) else 0 for n in shape[1:]) for shape in shapes]
+    for index, (keys, values) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
+        cache.update(torch.zeros(batch, *keys), torch.zeros(batch, *values), index)
+    return cache

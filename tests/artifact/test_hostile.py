@@ -1,0 +1,174 @@
+"""Known holes: what a crafted file could read, write or stop before its calls were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.artifact.file import read_file, write_file
+from backquant.errors import ArtifactError
+from backquant.lower import QuantizedModel
+
+Document = dict[str, Any]
+NODE = {"node": "x"}
+ATEN, OURS = "torch.ops.aten", "backquant.lower.kernels"
+BYTES = [0, 0, 255, {"dtype": "uint8"}]
+FUNCTIONS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    "memory is read": ("torch.ops.aten._reshape_alias.default", [NODE, [1 << 20], [1]], {}),
+    "memory is read by a view": ("torch.as_strided", [NODE, [1 << 20], [1]], {}),
+    "memory is written": (f"{ATEN}.set_.source_Tensor_storage_offset", [NODE, NODE, 64, [8], [1]], {}),
+    "memory that nobody wrote": ("torch.empty", [[1 << 20]], {}),
+    "a view of integers": ("backquant.lower.kernels.views.integer_view", [NODE], {}),
+    "unchecked indices": ("torch.ops.aten._unsafe_index.Tensor", [NODE, [NODE]], {}),
+    "unchecked statistics": ("torch.native_batch_norm", [NODE, None, None, NODE, NODE, False, 0.1, 0.1], {}),
+    "repeats that overflow": ("torch.repeat_interleave", [NODE, NODE], {}),
+    "repeats by themselves": ("torch.ops.aten.repeat_interleave.Tensor", [NODE], {}),
+    "indices that overflow": ("torch.tril_indices", [1 << 33, 1 << 31], {}),
+    "a window that overflows": ("torch.nn.functional.max_pool2d", [NODE, 3, 1, 0, 1 << 62], {}),
+    "a window that is computed": ("torch.nn.functional.unfold", [NODE, 3, NODE], {}),
+    "a padding that never ends": ("torch.nn.functional.fold", [NODE, [8, 8], 3, 1, 1 << 31], {}),
+    "a scale of nothing": (f"{ATEN}.upsample_bilinear2d.default", [NODE, [8, 8], False, 1e-300, 1e-300], {}),
+    "a trap of the processor": ("torch.div", [NODE, -1], {"rounding_mode": "trunc"}),
+    "results into an argument": ("torch.add", [NODE, NODE], {"out": NODE}),
+    "a callback": ("builtins.max", [NODE], {"key": NODE}),
+    "pooling of a kernel": (f"{OURS}.pooling.max_pool2d", [NODE, [3], [1], [0], [1 << 62], False], {}),
+    "a scale of a kernel": (f"{OURS}.boundary.quantize", [NODE, 0.0, *BYTES], {}),
+    "a number that is computed": (f"{OURS}.boundary.quantize", [NODE, NODE, *BYTES], {}),
+    "sparse indices": ("torch.zeros", [[4]], {"layout": {"layout": "sparse_csr"}}),
+    "a number without an end": ("math.factorial", [1 << 30], {}),
+}  # fmt: skip
+
+
+def with_call(model: QuantizedModel, path: Path, call: dict[str, Any]) -> Path:
+    """A file whose graph makes ``call`` of the first argument before anything else."""
+    backquant.save(model, path)
+    document, tensors = read_file(path)
+    rows = document["model"]["graph"]
+    rows[0] = {**rows[0], "name": "x", "target": "x"}
+    rest = [row for row in rows if row["op"] == "output"]
+    rest[0]["args"] = [{"node": "made"}]
+    document["model"]["graph"] = [rows[0], {**call, "name": "made"}, *rest]
+    write_file(path, document, tensors)
+    return path
+
+
+@pytest.mark.parametrize("hole", FUNCTIONS)
+def test_a_call_is_refused(hole: str, quantized: QuantizedModel, tmp_path: Path) -> None:
+    target, args, kwargs = FUNCTIONS[hole]
+    call = {"op": "call_function", "target": target, "args": args, "kwargs": kwargs}
+    with pytest.raises(ArtifactError):
+        backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+
+
+def test_a_call_that_is_fine_is_not(quantized: QuantizedModel, tmp_path: Path) -> None:
+    call = {"op": "call_function", "target": "torch.repeat_interleave", "args": [NODE, 2]}
+    loaded = backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+    assert loaded(torch.ones(2)).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["as_strided", "set_", "resize_", "data_ptr", "storage", "new_empty", "t_", "squeeze_"],
+)
+def test_a_method_is_refused(method: str, quantized: QuantizedModel, tmp_path: Path) -> None:
+    call = {"op": "call_method", "target": method, "args": [NODE]}
+    with pytest.raises(ArtifactError, match=f"{method}"):
+        backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+
+
+def fc(document: Document) -> Document:
+    found: Document = document["model"]["children"]["fc"]
+    return found
+
+
+def config(document: Document, name: str, value: Any) -> None:
+    pairs = fc(document)["config"]["dict"]
+    pairs[:] = [[key, value if key == name else old] for key, old in pairs]
+
+
+KERNELS: dict[str, Callable[[Document], Any]] = {
+    "scales of other rows": lambda d: fc(d)["buffers"].update(weight_scale={"tensor": "long"}),
+    "a short bias": lambda d: fc(d)["buffers"].update(bias={"tensor": "short"}),
+    "a weight of other numbers": lambda d: fc(d)["buffers"].update(weight={"tensor": "long"}),
+    "a weight of other dimensions": lambda d: fc(d)["buffers"].update(weight={"tensor": "cube"}),
+    "zero points of other rows": lambda d: fc(d)["buffers"].update(
+        weight_zero_point={"tensor": "long"}
+    ),
+    "a scale of nothing": lambda d: config(d, "x_scale", 0.0),
+    "a scale that is none": lambda d: config(d, "x_scale", {"float": "nan"}),
+    "a large zero point": lambda d: config(d, "x_zero_point", 1 << 40),
+    "another operator behind": lambda d: config(d, "post_op", "system"),
+    "numbers of another operator": lambda d: config(d, "post_numbers", [1.0, 2.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("damage", KERNELS)
+def test_a_kernel_is_refused(damage: str, quantized: QuantizedModel, tmp_path: Path) -> None:
+    backquant.save(quantized, tmp_path / "m.bq")
+    document, tensors = read_file(tmp_path / "m.bq")
+    KERNELS[damage](document)
+    more = {"long": torch.ones(7), "short": torch.ones(1), "cube": torch.ones(2, 2, 2).char()}
+    write_file(tmp_path / "m.bq", document, {**tensors, **more})
+    with pytest.raises(ArtifactError):
+        backquant.load(tmp_path / "m.bq")
+
+
+def changed_lstm(**attributes: Any) -> nn.LSTM:
+    lstm = nn.LSTM(4, 8).eval()
+    lstm.__dict__.update(attributes)
+    return lstm
+
+
+def test_weights_of_recurrent_layers_fit(
+    wrapped: Callable[[nn.Module], QuantizedModel], round_trip: Callable[..., QuantizedModel]
+) -> None:
+    """torch reads past the end of weights that are too small."""
+    small = nn.LSTM(4, 8).eval()
+    small._parameters["weight_ih_l0"] = nn.Parameter(torch.rand(32, 1))
+    for module in (small, changed_lstm(hidden_size=9), changed_lstm(num_layers=2)):
+        with pytest.raises(ArtifactError, match="do not fit"):
+            round_trip(wrapped(nn.Sequential(module)))
+
+
+def test_heads_of_attention_are_some(
+    wrapped: Callable[[nn.Module], QuantizedModel], round_trip: Callable[..., QuantizedModel]
+) -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, batch_first=True).eval()
+    layer.self_attn.num_heads = 0
+    with pytest.raises(ArtifactError, match="num_heads"):
+        round_trip(wrapped(nn.Sequential(layer)))
+
+
+def test_no_attribute_hides_a_method(quantized: QuantizedModel, tmp_path: Path) -> None:
+    backquant.save(quantized, tmp_path / "m.bq")
+    document, tensors = read_file(tmp_path / "m.bq")
+    hidden = {"class": "torch.nn.modules.activation.ReLU", "training": False}
+    hidden["attributes"] = {"forward": {"function": "torch.nn.functional.relu"}}  # type: ignore[assignment]
+    document["model"]["children"]["fc"] = hidden
+    write_file(tmp_path / "m.bq", document, tensors)
+    with pytest.raises(ArtifactError, match="forward"):
+        backquant.load(tmp_path / "m.bq")
+
+
+def test_booleans_are_0_or_1(quantized: QuantizedModel, tmp_path: Path) -> None:
+    backquant.save(quantized, tmp_path / "m.bq")
+    document, tensors = read_file(tmp_path / "m.bq")
+    odd = torch.full((8,), 255, dtype=torch.uint8).view(torch.bool)
+    write_file(tmp_path / "m.bq", document, {**tensors, "odd": odd})
+    with pytest.raises(ArtifactError, match="booleans"):
+        backquant.load(tmp_path / "m.bq")
+
+
+def test_values_are_nested_only_so_deep(quantized: QuantizedModel, tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    call = {"op": "call_function", "target": "operator.add", "args": [NODE, deep]}
+    with pytest.raises(ArtifactError, match="deep"):
+        backquant.load(with_call(quantized, tmp_path / "m.bq", call))

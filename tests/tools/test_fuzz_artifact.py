@@ -1,0 +1,26 @@
+"""A few mutants of each kind; ``tools/fuzz_artifact.py`` by itself runs thousands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_mutants_are_refused_or_compute() -> None:
+    """In a process of its own: each mutant is a fork, with the memory that is freed overwritten."""
+    done = subprocess.run(
+        [sys.executable, "tools/fuzz_artifact.py", "--count", "120", "--seed", "3"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "MALLOC_PERTURB_": "165"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "120 mutants" in done.stdout
+    for outcome in ("refused", "equal", "other numbers"):
+        assert outcome in done.stdout

@@ -1,0 +1,504 @@
+"""Mutated artifacts of several models through ``backquant.load`` and two calls, each in a process of its own.
+
+    python tools/fuzz_artifact.py --count 2000 --seed 0
+    python tools/fuzz_artifact.py --seconds 25              # what CI runs
+    python tools/fuzz_artifact.py --seed 7 --only 1234      # one mutant again, with what it raised
+
+Bytes of the file are flipped and cut; values of its JSON document are replaced, removed, doubled and swapped;
+names of operators, arguments, shapes, dtypes, strides and numbers of tensors change. A mutant is made from
+``seed`` and its number alone. Memory that is freed is overwritten (``MALLOC_PERTURB_``), guard tensors lie
+around those of the model, memory and time are limited.
+
+Outcomes: equal, other numbers, refused by ``load``, an error of ours or of torch by the call. Anything else
+is a defect, and the exit status 1: a signal, a change of a guard tensor, a raw error out of ``load``, no end
+within ``--limit`` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import random
+import re
+import resource
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from safetensors.torch import save as safetensors_save
+from torch import nn
+
+import backquant
+from backquant import QConfigMapping, default_dynamic_qconfig, float_qparams_weight_only_qconfig
+from backquant.artifact.file import read_file
+from backquant.artifact.functions import _all_torch_functions, _functions
+from backquant.errors import BackquantError
+
+OUTCOMES = ("equal", "other numbers", "refused", "our error", "torch's error")
+DEFECTS = ("raw error of load", "guard changed")
+MEMORY = 3 << 30
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.conv1(x))
+        y = nn.functional.max_pool2d(y + self.conv2(y), 2)
+        y = nn.functional.interpolate(
+            nn.functional.hardswish(self.up(y)), scale_factor=2.0, mode="bilinear"
+        )
+        return self.fc(torch.cat([y, y], 2).mean((2, 3)))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        y, _ = self.lstm(self.table(words))
+        y = self.attention(y)
+        return self.fc(y[:, -1].repeat_interleave(2, 0)).softmax(-1)
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(20, 8, mode="sum")
+        self.norm = nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 4)
+        self.register_buffer("order", torch.tensor([1, 0, 2, 1]))
+
+    def forward(self, words: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.bag(words, offsets))
+        return self.fc(y)[:, self.order].view(-1, 2, 2).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """An artifact that is well, and what it gives."""
+
+    name: str
+    document: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    wanted: torch.Tensor
+
+
+def seeds(folder: Path) -> Iterator[Seed]:
+    """Static and dynamic models of several engines, a reference model, one that was exported."""
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 8, 8)
+    words = torch.randint(0, 20, (2, 5))
+    bags = (torch.randint(0, 20, (6,)), torch.tensor([0, 2, 3]))
+    dynamic = (
+        QConfigMapping()
+        .set_global(default_dynamic_qconfig)
+        .set_object_type(nn.Embedding, float_qparams_weight_only_qconfig)
+        .set_object_type(nn.EmbeddingBag, float_qparams_weight_only_qconfig)
+    )
+    for backend in ("x86", "fbgemm", "qnnpack", "tensorrt"):
+        model = backquant.quantize(Images().eval(), backend=backend, calibration=[image])
+        yield _seed(f"images on {backend}", model, (image,), folder)
+    for capture in ("trace", "export"):
+        if capture == "trace":
+            model = backquant.quantize(
+                Words().eval(), words, backend="fbgemm", qconfig_mapping=dynamic, capture=capture
+            )
+            yield _seed("words", model, (words,), folder)
+            model = backquant.quantize(
+                Bags().eval(), bags, backend="fbgemm", qconfig_mapping=dynamic
+            )
+            yield _seed("bags", model, bags, folder)
+        else:
+            layer = nn.Sequential(
+                nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            )
+            x = torch.randn(2, 5, 8)
+            model = backquant.quantize(
+                layer.eval(), backend="x86", calibration=[x], capture=capture
+            )
+            yield _seed("attention", model, (x,), folder)
+
+
+def _seed(name: str, model: Any, inputs: tuple[torch.Tensor, ...], folder: Path) -> Seed:
+    backquant.save(model, folder / "seed.bq")
+    document, tensors = read_file(folder / "seed.bq")
+    return Seed(name, document, tensors, inputs, model(*inputs))
+
+
+# ---- mutations -----------------------------------------------------------------------------------
+
+NUMBERS = [
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    64,
+    255,
+    256,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    2**64,
+]
+NUMBERS += [1e-300, 1e-8, 0.5, 1e8, 1e300, -1.0]
+ODD = [
+    None,
+    True,
+    "",
+    "x",
+    "cpu",
+    "t0",
+    "../x",
+    "\udcff",
+    [],
+    {},
+    [[]],
+    {"float": "nan"},
+    {"float": "inf"},
+]
+ODD += [
+    {"node": "x"},
+    {"tensor": "t0"},
+    {"dtype": "uint8"},
+    {"dtype": "bool"},
+    {"dtype": "float64"},
+]
+ODD += [{"dtype": "quint8"}, {"layout": "sparse_coo"}, {"device": "meta"}, {"slice": [0, 99, 1]}]
+_words = re.compile(r"\w+").findall
+METHODS = _words("""
+view reshape expand permute as_strided set_ resize_ repeat unfold index_select gather narrow item
+tolist data_ptr storage untyped_storage copy_ fill_ add_ t_ squeeze_ transpose to float long bool type
+new_empty contiguous repeat_interleave nonzero flatten select split chunk roll scatter take sort topk
+""")
+DEEP = "@deep"  # in the text: lists in lists
+Path_ = tuple[Any, ...]
+
+
+def places(value: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """The path of everything in a document."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key)
+            yield from places(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield (*path, index)
+            yield from places(inner, (*path, index))
+
+
+def at(value: Any, path: Path_) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def change_value(document: dict[str, Any], dice: random.Random, paths: list[Path_]) -> None:
+    """One value becomes another, goes, is doubled, or trades places."""
+    path = dice.choice(paths)
+    owner, key = at(document, path[:-1]), path[-1]
+    kind = dice.random()
+    if kind < 0.35:
+        owner[key] = dice.choice(NUMBERS)
+    elif kind < 0.5:
+        owner[key] = copy.deepcopy(dice.choice(ODD))
+    elif kind < 0.75:
+        owner[key] = copy.deepcopy(at(document, dice.choice(paths)))
+    elif kind < 0.85:
+        del owner[key]
+    elif isinstance(owner, list):
+        owner.insert(key, copy.deepcopy(owner[key]))
+    else:
+        owner[key] = DEEP
+
+
+def change_number(document: dict[str, Any], dice: random.Random, paths: list[Path_]) -> None:
+    """A number of a configuration or of an argument changes a little, or much."""
+    numbers = [path for path in paths if type(at(document, path)) in (int, float)]
+    path = dice.choice(numbers)
+    old = at(document, path)
+    new = [old + 1, old - 1, old * 2, -old, old // 2 if old else 3, *NUMBERS]
+    at(document, path[:-1])[path[-1]] = dice.choice(new)
+
+
+def change_call(document: dict[str, Any], dice: random.Random, functions: list[str]) -> None:
+    """A node calls something else, or with other arguments."""
+    rows = document["model"]["graph"]
+    calls = [row for row in rows if row["op"] not in ("placeholder", "output")]
+    row = dice.choice(calls)
+    names = [other["name"] for other in rows]
+    kind = dice.random()
+    if kind < 0.4:
+        row["op"], row["target"] = "call_function", dice.choice(functions)
+    elif kind < 0.55:
+        row["op"], row["target"] = "call_method", dice.choice(METHODS)
+    elif kind < 0.65:
+        row["target"] = dice.choice(calls)["target"]
+    if kind > 0.3:
+        args = row.setdefault("args", [])
+        what = dice.choice(
+            [dice.choice(NUMBERS), {"node": dice.choice(names)}, copy.deepcopy(dice.choice(ODD))]
+        )
+        what = [what] * dice.choice((1, 2)) if dice.random() < 0.3 else what
+        args.insert(dice.randint(0, len(args)), what)
+        if dice.random() < 0.5 and len(args) > 1:
+            del args[dice.randrange(len(args))]
+    if dice.random() < 0.1:
+        name = dice.choice(
+            ["dim", "out", "dtype", "size", "key", "stride", "padding", "groups", "scale_factor"]
+        )
+        row.setdefault("kwargs", {})[name] = copy.deepcopy(dice.choice([*NUMBERS, *ODD]))
+
+
+DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bool,
+]
+
+
+def change_tensor(tensors: dict[str, torch.Tensor], dice: random.Random) -> None:
+    """A tensor has another shape or dtype, other numbers, or is another's."""
+    key = dice.choice(list(tensors))
+    tensor = tensors[key]
+    kind = dice.randrange(8)
+    if kind == 0:
+        tensors[key] = tensor.flatten()
+    elif kind == 1:
+        tensors[key] = tensor.unsqueeze(0)
+    elif kind == 2 and tensor.dim():
+        tensors[key] = tensor.narrow(0, 0, max(tensor.shape[0] // 2, 0)).clone()
+    elif kind == 3 and tensor.dim() > 1:
+        tensors[key] = tensor.transpose(0, 1).contiguous()
+    elif kind == 4:
+        tensors[key] = tensor.to(dice.choice(DTYPES))
+    elif kind == 5:
+        other = tensors[dice.choice(list(tensors))]
+        tensors[key] = other.clone()
+    elif kind == 6:
+        extreme = dice.choice([-1, 0, 1, 127, 10**6, 2**62])
+        tensors[key] = torch.full_like(tensor.double(), extreme).to(tensor.dtype)
+    else:
+        tensors[key] = torch.zeros(
+            [dice.choice((0, 1, 3, 1000)) for _ in range(dice.randint(0, 5))][:3],
+            dtype=tensor.dtype,
+        )
+
+
+def change_strides(
+    document: dict[str, Any], tensors: dict[str, torch.Tensor], dice: random.Random
+) -> None:
+    key = dice.choice(list(tensors))
+    document["strides"][key] = [dice.choice(NUMBERS) for _ in range(tensors[key].dim())]
+
+
+def change_bytes(payload: bytes, dice: random.Random) -> bytes:
+    """Bits are flipped in the header or in the tensors, the length of the header changes, the end is cut."""
+    data = bytearray(payload)
+    header = struct.unpack("<Q", data[:8])[0]
+    kind = dice.randrange(5)
+    if kind == 0:
+        return bytes(data[: dice.randrange(len(data))])
+    if kind == 1:
+        data[:8] = struct.pack(
+            "<Q", dice.choice([0, 1, header - 1, header + 1, 2**31, 2**63, 2**64 - 1])
+        )
+        return bytes(data)
+    low, high = (8, 8 + header) if kind in (2, 3) else (8 + header, len(data))
+    for _ in range(dice.choice((1, 1, 2, 8))):
+        data[dice.randrange(low, max(high, low + 1))] ^= 1 << dice.randrange(8)
+    return bytes(data)
+
+
+def mutant(seed: Seed, dice: random.Random, functions: list[str]) -> bytes:
+    """The bytes of a file that is not what was saved."""
+    document, tensors = copy.deepcopy(seed.document), dict(seed.tensors)
+    kind = dice.random()
+    model_only = [("model", *path) for path in places(document["model"])]
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        try:
+            if kind < 0.15:
+                change_value(document, dice, list(places(document)))
+            elif kind < 0.3:
+                change_value(document, dice, model_only)
+            elif kind < 0.45:
+                change_number(document, dice, model_only)
+            elif kind < 0.7:
+                change_call(document, dice, functions)
+            elif kind < 0.85:
+                change_tensor(tensors, dice)
+            elif kind < 0.88:
+                change_strides(document, tensors, dice)
+        except (
+            KeyError,
+            IndexError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RuntimeError,
+            ValueError,
+        ):
+            continue  # what an earlier change left cannot be changed so
+    levels = dice.choice((1, 40, 3000, 100_000))
+    text = json.dumps(document).replace(f'"{DEEP}"', "[" * levels + "]" * levels)
+    payload: bytes = safetensors_save(
+        {key: tensor.contiguous().clone() for key, tensor in tensors.items()},
+        metadata={"backquant": text},
+    )
+    return change_bytes(payload, dice) if kind >= 0.88 else payload
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def tried(seed: Seed, path: Path, told: bool) -> str:
+    """Load and call; the outcome."""
+    guards = [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
+    try:
+        model = backquant.load(path)
+    except BackquantError as error:
+        if told:
+            print(f"{type(error).__name__}: {error}")
+        return "refused"
+    except Exception:
+        traceback.print_exc()
+        return "raw error of load"
+    guards += [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
+    try:
+        results = [model(*(x.clone() for x in seed.inputs)) for _ in range(3)]
+        outcome = "equal" if all(_equal(one, seed.wanted) for one in results) else "other numbers"
+    except BackquantError as error:
+        outcome = "our error"
+        told and print(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        outcome = "torch's error"
+        told and print(f"{type(error).__name__}: {error}")
+    intact = all(bool((guard == 90).all()) for guard in guards)
+    return outcome if intact else "guard changed"
+
+
+def _equal(one: Any, two: torch.Tensor) -> bool:
+    return isinstance(one, torch.Tensor) and one.shape == two.shape and torch.equal(one, two)
+
+
+def in_a_process(seed: Seed, payload: bytes, folder: Path, limit: int, told: bool) -> str:
+    """The outcome of ``tried``, or the signal that ended it."""
+    path = folder / "mutant.bq"
+    path.write_bytes(payload)
+    child = os.fork()
+    if child == 0:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        if not told:
+            os.dup2(os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        outcome = tried(seed, path, told)
+        sys.stdout.flush()
+        os._exit((*OUTCOMES, *DEFECTS).index(outcome))
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        ended = signal.Signals(os.WTERMSIG(status)).name
+        return "no end" if ended in ("SIGXCPU", "SIGKILL") else f"signal {ended}"
+    return (*OUTCOMES, *DEFECTS)[os.WEXITSTATUS(status)]
+
+
+def run(chosen: argparse.Namespace, say: Callable[[str], None] = print) -> Counter[tuple[str, str]]:
+    """Outcomes by model."""
+    counts: Counter[tuple[str, str]] = Counter()
+    functions = sorted({*_functions(), *_all_torch_functions(), *_known_holes()})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = list(seeds(folder))
+        end = time.monotonic() + chosen.seconds if chosen.seconds else float("inf")
+        numbers = range(chosen.count) if chosen.only is None else [chosen.only]
+        for number in numbers:
+            if time.monotonic() > end:
+                break
+            dice = random.Random(f"{chosen.seed}:{number}")
+            seed = dice.choice(found)
+            payload = mutant(seed, dice, functions)
+            told = chosen.only is not None
+            outcome = in_a_process(seed, payload, folder, chosen.limit, told)
+            counts[seed.name, outcome] += 1
+            if outcome not in OUTCOMES or told:
+                said = (folder / "said.txt").read_text(errors="replace")[-600:] if not told else ""
+                say(f"{number}: {seed.name}: {outcome} {said}")
+                if chosen.keep:
+                    chosen.keep.mkdir(exist_ok=True)
+                    (chosen.keep / f"{chosen.seed}-{number}.bq").write_bytes(payload)
+    return counts
+
+
+def _known_holes() -> list[str]:
+    ops = torch.ops.aten
+    named = _words("""
+        as_strided _reshape_alias set_ resize_ _unsafe_index empty native_batch_norm upsample_bilinear2d
+        index index_put gather slice select scatter add convolution max_pool2d_with_indices embedding view
+    """)
+    return [f"torch.ops.{getattr(ops, name)}" for name in named]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, help="end after so many seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="number of one mutant")
+    parser.add_argument("--limit", type=int, default=10, help="seconds of CPU for each")
+    parser.add_argument("--keep", type=Path, help="folder for the files of defects")
+    chosen = parser.parse_args(arguments)
+    if "MALLOC_PERTURB_" not in os.environ:  # read by the C library when a process begins
+        os.environ["MALLOC_PERTURB_"] = "165"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    torch.set_num_threads(1)
+    counts = run(chosen)
+    for (name, outcome), count in sorted(counts.items()):
+        print(f"{name:20} {outcome:20} {count:6}")
+    totals: Counter[str] = Counter()
+    for (_, outcome), count in counts.items():
+        totals[outcome] += count
+    print(
+        f"{sum(totals.values())} mutants: "
+        + ", ".join(f"{n} {o}" for o, n in sorted(totals.items()))
+    )
+    return 0 if all(outcome in OUTCOMES for outcome in totals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
