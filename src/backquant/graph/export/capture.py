@@ -20,6 +20,7 @@ from backquant.graph.edit import get_module, set_module
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.export.dims import check_dims
 from backquant.graph.export.exported import ExportedModel
+from backquant.graph.export.kept import set_interface
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting
 from backquant.graph.export.program import (
@@ -32,7 +33,6 @@ from backquant.graph.export.program import (
 from backquant.graph.export.scopes import Place
 from backquant.graph.export.signature import Signature, in_order, program_signature, signature_of
 from backquant.graph.export.spelling import Speller
-from backquant.graph.export.structure import set_interface
 from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
 from backquant.graph.objects import known_to_export, object_classes
 
