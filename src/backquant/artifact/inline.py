@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import FunctionType
+from typing import Any
 
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
@@ -55,7 +56,9 @@ def _body(node: fx.Node) -> fx.Graph | None:
     """What the function does with these arguments, one placeholder for each of ``node``'s inputs."""
     body = fx.Graph()
     tracer = GraphAppendingTracer(body)
-    proxies = {n: fx.Proxy(body.placeholder(n.name), tracer) for n in node.all_input_nodes}
+    proxies: dict[fx.Node, Any] = {
+        n: fx.Proxy(body.placeholder(n.name), tracer) for n in node.all_input_nodes
+    }
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), proxies.__getitem__)
     assert callable(node.target)
     try:
