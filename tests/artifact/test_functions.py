@@ -66,7 +66,9 @@ def test_a_function_of_tensors_is_found_again(function: Callable[..., Any]) -> N
 LEFT_OUT = {
     "assert_int_or_pair",
     "ctc_loss",
+    "fractional_max_pool2d",
     "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d",
     "fractional_max_pool3d_with_indices",
     "linear_cross_entropy",
     "scaled_grouped_mm",
