@@ -17,6 +17,7 @@ from torch._inductor.lowering import constant_pad_nd, lowerings, register_loweri
 from torch._inductor.lowering import view as viewed
 from torch._inductor.virtualized import V
 
+from backquant.errors import EngineError
 from backquant.lower.compiled.epilogue import Result, epilogue, has_kernels
 from backquant.lower.compiled.operators import convolution, image, linear, output_size
 from backquant.lower.compiled.packing import (
@@ -27,6 +28,8 @@ from backquant.lower.compiled.packing import (
     pack_depthwise,
 )
 from backquant.lower.compiled.template import KernelCall, constant, kernel_node
+from backquant.lower.kernels.geometry import Geometry
+from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
 
 __all__ = ["register_lowerings"]
@@ -218,6 +221,7 @@ class Convolution:
             both = [n for size in reversed(folded.before) for n in (size, size)]
             x = constant_pad_nd(x, both, self.zero_point)
         geometry = (stride, folded.inside, dilation, groups)
+        self._check_here()
         size = [1, weights.weight.shape[1] * groups, *(_hint(n) for n in x.get_size()[2:])]
         packed = torch.ops.onednn.qconv_prepack(
             weights.weight, weights.scale, self.x_scale, folded.zero_point, *geometry, size
@@ -235,6 +239,20 @@ class Convolution:
             *result.arguments,
         )
         return made if self.other is None else self._added(made)
+
+    def _check_here(self) -> None:
+        """Refuses what oneDNN computes wrongly on this CPU."""
+        stride, padding, dilation, groups = self.geometry
+        weight = tuple(self.weights.weight.shape)
+        geometry = Geometry(weight[2:], tuple(stride), tuple(padding), tuple(dilation))
+        shape = tuple(_hint(n) for n in self.x.get_size())
+        if not is_right_here(shape, weight, geometry, groups):
+            raise EngineError(
+                f"oneDNN computes a convolution of {list(shape)} with {list(weight)}, stride "
+                f"{list(stride)}, wrongly on this CPU",
+                where="QuantizedModel.compile",
+                fix="call the model as it is, which gathers patches there: quantized(x)",
+            )
 
     def _added(self, made: Any) -> Any:
         quantized = torch.ops.quantized_decomposed

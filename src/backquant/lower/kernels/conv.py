@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
+from backquant.lower.kernels.patches import as_point, gathered
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import (
     ConvWeight,
@@ -21,6 +23,7 @@ from backquant.lower.kernels.prepared import (
     prepared_conv,
 )
 from backquant.lower.kernels.repacked import pack_linear
+from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -89,6 +92,7 @@ class OnednnConv(PackedKernel):
         plain = c.stride == ones and not any(c.padding) and c.groups == 1
         self.is_linear = plain and is_point
         self._is_line = len(c.stride) == 1
+        self._is_point = is_point and c.stride == ones
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
@@ -149,6 +153,12 @@ class OnednnConv(PackedKernel):
         self._prepared = {}
         self._rewritten = {}
 
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        yield from super().packed_tensors()
+        for made in tuple(self._rewritten.values()):
+            yield from made.buffers()
+            yield from made.packed_tensors()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_prepared": {}, "_rewritten": {}}
 
@@ -181,6 +191,8 @@ class OnednnConv(PackedKernel):
             if other is not None:
                 made = self._rewrite(other.stride, other.dilation)
                 return made.forward(other.applied(x, self.config.x_zero_point))
+        if not self._is_right(x):
+            return self._by_patches(x)
         padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)
@@ -203,6 +215,23 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out if self._clamp is None else out.clamp_(*self._clamp)
+
+    def _is_right(self, x: torch.Tensor) -> bool:
+        """Whether oneDNN computes this shape rightly here. A 1×1 convolution is a product."""
+        if self._is_point or not is_plain(x):
+            return True
+        return is_right_here(
+            tuple(x.shape), tuple(self.weight.shape), self._shape, self.config.groups
+        )
+
+    def _by_patches(self, x: torch.Tensor) -> torch.Tensor:
+        made = self._rewritten.get(())
+        if made is None:
+            tensors = WeightTensors(
+                self.weight, self.weight_scale, self.weight_zero_point, self.bias
+            )
+            made = self._rewritten[()] = OnednnConv(*as_point(self.config, tensors))
+        return made.forward(gathered(x, self._shape, self.config.x_zero_point))
 
     def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConv:
         """The convolution without padding, for a geometry that oneDNN computes wrongly."""

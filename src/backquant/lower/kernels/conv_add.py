@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.patches import as_point, gathered
+from backquant.lower.kernels.prepared import is_plain
+from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.views import as_quantized
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -100,6 +104,12 @@ class OnednnConvAdd(PackedKernel):
         super()._drop()
         self._rewritten = {}
 
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        yield from super().packed_tensors()
+        for made in tuple(self._rewritten.values()):
+            yield from made.buffers()
+            yield from made.packed_tensors()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rewritten": {}}
 
@@ -113,6 +123,23 @@ class OnednnConvAdd(PackedKernel):
             )
             found = self._rewritten[(*stride, *dilation)] = OnednnConvAdd(config, tensors)
         return found
+
+    def _is_right(self, x: torch.Tensor) -> bool:
+        """As for a convolution alone."""
+        weight, c = self.weight, self.config
+        is_point = tuple(weight.shape[2:]) == (1, 1) and tuple(c.stride) == (1, 1)
+        if is_point or not is_plain(x):
+            return True
+        return is_right_here(tuple(x.shape), tuple(weight.shape), self._window, c.groups)
+
+    def _by_patches(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        made = self._rewritten.get(())
+        if made is None:
+            tensors = WeightTensors(
+                self.weight, self.weight_scale, self.weight_zero_point, self.bias
+            )
+            made = self._rewritten[()] = OnednnConvAdd(*as_point(self.config, tensors))
+        return made.forward(gathered(x, self._window, self.config.x_zero_point), other)
 
     def _accumulator(self, other: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """A tensor of the result's shape, channels last, that the kernel may write."""
@@ -135,6 +162,8 @@ class OnednnConvAdd(PackedKernel):
             if another is not None:
                 made = self._rewrite(another.stride, another.dilation)
                 return made.forward(another.applied(x, self.config.x_zero_point), other)
+        if not self._is_right(x):
+            return self._by_patches(x, other)
         shape = self._shape(x)
         spreads = list(other.shape) != shape and self._spreads(other, shape)
         padding = self._padding

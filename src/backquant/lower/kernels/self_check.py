@@ -1,0 +1,76 @@
+"""oneDNN's integer convolutions, checked against float ones before their first use on AMX.
+
+On CPUs with AMX, oneDNN (torch 2.13) computes some convolutions wrongly, by more than their largest value:
+kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over 8 channels, and others
+whose rule is not known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs
+runs as a product of gathered patches (``backquant.lower.kernels.patches``).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backquant.lower.kernels.geometry import Geometry
+
+__all__ = ["is_right_here"]
+
+_known: dict[Any, bool] = {}  # a few numbers for each shape of a process
+
+_TOLERANCE = 1e-3  # of the largest sum; float32 sums of 8-bit products are exact to 1e-6
+
+
+def is_right_here(
+    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
+) -> bool:
+    """Whether this CPU's oneDNN convolves uint8 inputs of ``shape`` ``[batch, in, ...]`` with int8 weights of
+    shape ``weight`` ``[out, in / groups, ...]`` rightly. True without a trial where the CPU has no AMX.
+
+    >>> geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
+    >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
+    True
+    """
+    return not _has_amx() or _agrees(shape, weight, geometry, groups)
+
+
+@lru_cache(maxsize=1)
+def _has_amx() -> bool:
+    return bool(torch.cpu.get_capabilities().get("amx_int8"))
+
+
+def _agrees(
+    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
+) -> bool:
+    key = (shape, weight, geometry, groups)
+    found = _known.get(key)
+    if found is None:
+        with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
+            found = _known[key] = _tried(*key)
+    return found
+
+
+def _tried(
+    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
+) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    w = torch.randint(-127, 128, weight, dtype=torch.int8, generator=generator)
+    steps = (list(geometry.stride), list(geometry.padding), list(geometry.dilation), groups)
+    scale, zeros = torch.ones(weight[0]), torch.zeros(weight[0], dtype=torch.int64)
+    packed = torch.ops.onednn.qconv_prepack(w, scale, 1.0, 0, *steps, [1, *shape[1:]])
+    result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    found = torch.ops.onednn.qconv_pointwise.default(
+        _channels_last(x), 1.0, 0, packed, scale, zeros, None, *steps, *result
+    )
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[len(geometry.stride) - 1]
+    expected = convolution(x.float(), w.float(), None, *steps)
+    return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
