@@ -35,12 +35,14 @@ def _seed() -> Iterator[None]:
     yield
 
 
-@pytest.fixture(autouse=True)
-def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _untimed() -> Iterator[None]:
     """``quantize`` leaves nothing in float for its speed; tests that want it give it a clock of theirs."""
     from backquant.api import one_call
 
-    monkeypatch.setattr(one_call, "TIMING", replace(one_call.TIMING, least=sys.maxsize))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_call, "TIMING", replace(one_call.TIMING, least=sys.maxsize))
+        yield
 
 
 @pytest.hookimpl(hookwrapper=True)

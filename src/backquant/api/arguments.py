@@ -122,15 +122,15 @@ def resolve_backend(backend: Backend) -> BackendConfig:
     return get_backend_config(backend)
 
 
-def given_backend(config: BackendConfig | dict[str, Any] | None) -> BackendConfig:
-    """The description as it is, from its dict form, or native for None.
+def given_backend(config: Backend | dict[str, Any] | None) -> BackendConfig:
+    """The description as it is, from its dict form, by name or file, or native for None.
 
     >>> given_backend(None).name
     'native'
     """
     if config is None:
         return get_native_backend_config()
-    return BackendConfig.from_dict(config) if isinstance(config, dict) else config
+    return BackendConfig.from_dict(config) if isinstance(config, dict) else resolve_backend(config)
 
 
 def given_mapping(mapping: Any) -> QConfigMapping:

@@ -81,6 +81,7 @@ def captured_with(
     Raises ``CaptureError`` when it can be captured in none of the ways that ``capturing`` allows
     (default: by symbolic trace only).
     """
+    as_pytorch = capturing is None
     capturing = Capturing("trace") if capturing is None else capturing
     if isinstance(model, ExportedModel):
         return _exported(custom, model, capturing)
@@ -88,8 +89,7 @@ def captured_with(
         return _exported(custom, model, capturing)
     try:
         traced = _traced(custom, model, capturing)
-        if capturing.how == "auto":
-            _check_views(traced)
+        traced = _checked_views(traced, as_pytorch)
         if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
             # a trace decides about arguments that are left out as if they were given
             costs_of(traced.module, capturing.example_inputs)
@@ -100,15 +100,24 @@ def captured_with(
         return _exported_instead(custom, model, capturing, error)
 
 
-def _check_views(traced: Captured) -> None:
-    """A changed view is a change of its tensor, which only ``torch.export`` writes as values."""
+def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
+    """``traced``, if none of its tensors is changed through a view.
+
+    Such a change is one of the tensor, which only ``torch.export`` writes as values: with quantize nodes
+    between the two it would be lost. ``as_pytorch``: a note in place of the refusal.
+    """
     name = changed_view(traced.module.graph, traced.module)
-    if name:
-        raise CaptureError(
-            f"{name!r} changes a part of a tensor in place, and the tensor is read later",
-            where=name,
-            fix="write it without the change: torch.cat of the parts, or torch.where",
-        )
+    if not name:
+        return traced
+    what = f"{name!r} changes a part of a tensor in place, and the tensor is read later"
+    if as_pytorch:
+        note = f"{what}: the change may be lost where the tensor is quantized"
+        return replace(traced, notes=(*traced.notes, note))
+    raise CaptureError(
+        what,
+        where=name,
+        fix='capture="export", or write it without the change: torch.cat of the parts, or torch.where',
+    )
 
 
 def is_exported(captured: Captured) -> bool:

@@ -199,6 +199,8 @@ class QuantizedModel(nn.Module):
         if self.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
         run = self.graph_module if self.replays is None else self.replays
+        if self.engine is None:
+            return run(*args, **kwargs)
         with running():
             return run(*args, **kwargs)
 
