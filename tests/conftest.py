@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import benchmarks.stock  # noqa: F401 - transformers imports torchvision, which needs its operators
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

@@ -27,7 +27,7 @@ from against_torch.graphs import RandomModel, batches
 from against_torch.kernels import KernelCheck, check_kernels
 from against_torch.operations import FUNCTIONAL
 from against_torch.oracle import BACKENDS, Backend, pattern_key, torch_matches
-from against_torch.torch_rules import FAILS, TorchPlacement
+from against_torch.torch_rules import FAILS, IN_PLACE, TorchPlacement
 from backquant.api import convert_fx, convert_to_reference_fx, prepare_fx
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
@@ -196,8 +196,12 @@ class _Run:
             return made[-1]
 
         unchecked = mock.patch("backquant.prepare.insert.check_groups", lambda *_: None)
-        with mock.patch("backquant.prepare.placement.Placement", place), unchecked:
-            return self._prepare(), made[-1].causes
+        unread = mock.patch("backquant.graph.capture.read_changed_values", lambda *_: None)
+        placed = mock.patch("backquant.prepare.placement.Placement", place)
+        read = str(capture(self.model).module.graph)
+        with placed, unchecked, unread:
+            changed = {IN_PLACE} if str(capture(self.model).module.graph) != read else set()
+            return self._prepare(), made[-1].causes | changed
 
     def _under_torch_rules(self, theirs: fx.GraphModule) -> PreparedModule:
         """Our prepared model under PyTorch's rules, which is PyTorch's; notes the rules that matter."""

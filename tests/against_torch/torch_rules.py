@@ -27,6 +27,7 @@ __all__ = [
     "FIXED_ENTRY",
     "FIXED_INPUT",
     "SPLIT",
+    "IN_PLACE",
     "UNOBSERVED",
     "TorchPlacement",
 ]
@@ -39,6 +40,8 @@ ADOPTED = "nothing to share: an observer further up is adopted, or none placed"
 FAILS = (
     "prepare fails: a later entry of a cat leads up to a cat without an observer, or to a number"
 )
+# tests/graph/test_in_place.py shows the change that is lost
+IN_PLACE = "a value is read as it was before an operator in place changed it"
 UNOBSERVED = "a value without an observer counts as quantized"
 
 

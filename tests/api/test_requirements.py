@@ -114,4 +114,7 @@ def test_many_operators_of_one_form_are_one() -> None:
     rows = [Row(f"fc{i}", "Linear", f"layers.{i}.fc", "float", reasons=(WHY,)) for i in range(9)]
     with pytest.raises(CoverageError) as caught:
         check_requirement(Report("x86", rows=tuple(rows)), None)
-    assert caught.value.where == "layers.*.fc (Linear): range, asked int16, admitted int8"
+    assert (
+        caught.value.where
+        == "layers.*.fc (Linear) (9 operators): range, asked int16, admitted int8"
+    )

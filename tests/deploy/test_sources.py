@@ -28,10 +28,13 @@ def test_a_trained_model(tmp_path) -> None:
         prepared(x).square().mean().backward()
         optimizer.step()
     quantized = backquant.convert_fx(prepared.eval())
-    with pytest.raises(UsageError, match="example inputs are needed"):
-        backquant.export(quantized, tmp_path / "m.onnx")
-    exported = backquant.export(quantized, tmp_path / "m.onnx", example_inputs=x)
+    exported = backquant.export(
+        quantized, tmp_path / "m.onnx"
+    )  # on inputs as those of prepare_qat_fx
     assert exported.integer == exported.expected == 2
+    quantized.example = None
+    with pytest.raises(UsageError, match="example inputs are needed"):
+        backquant.export(quantized, tmp_path / "n.onnx")
 
 
 def test_a_reference_model_in_either_dialect(tmp_path) -> None:

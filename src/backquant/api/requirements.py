@@ -158,10 +158,11 @@ def _reason(reason: ReasonRow) -> str:
 
 
 def _some(operators: list[str]) -> str:
-    shown = list(dict.fromkeys(operators))
-    shown = collapsed(shown) if len(shown) > _NAMED else shown
+    named = list(dict.fromkeys(operators))
+    shown = collapsed(named) if len(named) > _NAMED else named
     more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-    return ", ".join(shown[:_NAMED]) + more
+    count = f" ({len(operators)} operators)" if len(shown) < len(named) else ""
+    return ", ".join(shown[:_NAMED]) + more + count
 
 
 def _fix(refused: Sequence[Row]) -> str:
