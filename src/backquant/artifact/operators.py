@@ -76,8 +76,8 @@ _PRODUCTS = _words("""
 addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d conv_tbc convolution cov corrcoef cross det dot einsum embedding
 embedding_bag ger inner inv inverse linear matmul matrix_exp matrix_power mm multi_dot mv outer
-scaled_dot_product_attention multi_head_attention_forward slogdet tensordot vdot vecdot grouped_mm
-_grouped_mm lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+scaled_dot_product_attention multi_head_attention_forward slogdet tensordot vdot vecdot
+lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 """)
 _LAYERS = _words("""
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
