@@ -1,4 +1,7 @@
-"""Every error that the rooms below raise has its text in a file of ``messages`` beside their tests."""
+"""Every error that the rooms below raise has its text in a file of ``messages`` beside their tests.
+
+``messages_without_a_file.txt`` lists those that have none yet; it may only shrink.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,22 @@ def raised(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, found
 
 
-@pytest.mark.parametrize("room", ["api", "artifact", "cli", "report"])
-def test_messages_of(room: str) -> None:
+def without_a_file(room: str) -> list[str]:
+    """The messages of a room that no file shows: where they are made, and their pattern."""
     folder = TESTS / room
     texts = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("messages/*.txt"))
-    missing = [
-        f"{path.relative_to(SOURCE)}:{line}: {found}"
+    return [
+        f"{path.relative_to(SOURCE)}: {found}".replace("\n", "\\n")
         for path in sorted((SOURCE / room).rglob("*.py"))
-        for line, found in raised(path)
+        for _, found in raised(path)
         if not re.search(found, texts)
     ]
-    assert missing == []
+
+
+@pytest.mark.parametrize("room", ["api", "artifact", "cli", "report"])
+def test_messages_of(room: str) -> None:
+    listed = (TESTS / "messages_without_a_file.txt").read_text(encoding="utf-8").splitlines()
+    assert without_a_file(room) == [line for line in listed if line.startswith(f"{room}/")]
 
 
 def test_patterns_match_what_they_stand_for() -> None:

@@ -75,9 +75,8 @@ def test_observed_modules_have_a_kind_and_can_be_made() -> None:
     config = PrepareCustomConfig()
     with pytest.raises(ConfigError, match="training is static"):
         config.set_float_to_observed_mapping(nn.Linear, Observed, QuantType.QAT)
-    with pytest.raises(ConfigError, match="no class method from_float"):
-        config.set_float_to_observed_mapping(nn.Linear, nn.GRU)
     assert config == PrepareCustomConfig()
+    config.set_float_to_observed_mapping(nn.Linear, nn.GRU)  # made when it is used, checked then
 
 
 def test_kinds_round_trip() -> None:

@@ -71,7 +71,7 @@ def serving(model: nn.Module, threads: int = 1) -> Iterator[list[str]]:
         stop.set()
         for worker in workers:
             worker.join(60)
-    assert min(calls) > 2, "the other thread did not run"
+    assert min(calls), "the other thread did not run"
 
 
 @pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm", "qnnpack"])

@@ -80,9 +80,9 @@ def on_integers(plan: Plan, costs: Mapping[str, int]) -> int:
 def described(module: fx.GraphModule, node: fx.Node) -> str:
     """A call for a note.
 
-    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    >>> gm = fx.symbolic_trace(lambda x: x + 1)
     >>> described(gm, list(gm.graph.nodes)[1])
-    "'0' (ReLU)"
+    "the function 'add'"
     """
     if node.op == "call_module":
         return f"{node.target!r} ({type(get_module(module, str(node.target))).__name__})"

@@ -59,12 +59,9 @@ class Decomposition:
     def traced(self) -> dict[str, Callable[..., Any]]:
         """What a trace calls in the place of each module's ``forward``; for one trace.
 
-        >>> layer = nn.MultiheadAttention(4, 2)
-        >>> x = torch.zeros(3, 1, 4)
-        >>> model = nn.ModuleDict({"attention": layer})
-        >>> model.forward = lambda x: model["attention"](x, x, x)[0]
-        >>> list(decomposition_of(model, x).traced())
-        []
+        >>> layer = nn.TransformerEncoderLayer(4, 2).eval()
+        >>> list(decomposition_of(layer, torch.zeros(3, 1, 4)).traced())
+        ['self_attn']
         """
         return {path: _form_of(path, self._next(path)) for path in self.paths}
 
@@ -96,8 +93,8 @@ def decomposition_of(
     whole that is named, that has hooks (they would not run), whose class has a ``forward`` of its own, or
     that is called with nested tensors; with it those inside of it that are called by nobody else.
 
-    >>> decomposition_of(nn.TransformerEncoderLayer(4, 2), torch.zeros(3, 1, 4)).paths
-    frozenset()
+    >>> decomposition_of(nn.TransformerEncoderLayer(4, 2).eval(), torch.zeros(3, 1, 4)).paths
+    frozenset({'self_attn'})
     >>> layers = nn.Sequential(nn.TransformerEncoderLayer(4, 2)).eval()
     >>> sorted(decomposition_of(layers, torch.zeros(3, 1, 4)).paths)
     ['0', '0.self_attn']
