@@ -1,4 +1,8 @@
-"""Defects of torch's own kernels that ours go around: a test that fails here says that torch mended one."""
+"""Defects of torch's own kernels that ours go around.
+
+Those of resizing and pooling are shown on torch's kernels: such a test fails when torch mends one. Of
+oneDNN's convolutions only ours are compared.
+"""
 
 from __future__ import annotations
 
