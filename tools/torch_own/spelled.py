@@ -1,8 +1,8 @@
 """Edits of single lines of PyTorch's tests: what is spelled otherwise in backquant, with the reason.
 
 Each edit says the same in backquant's words, with its reason. Weaker than PyTorch's are: comparisons of
-lowered models, within one step; two counts of observers, because quantized inputs are observed here; checks of
-TorchScript, which are removed.
+lowered models, within one step; two counts of observers, because quantized inputs are observed here; checks
+of TorchScript, which are removed.
 """
 
 from __future__ import annotations
