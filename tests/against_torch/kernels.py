@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from backquant.lower import QuantizedModel
 from backquant.lower.boundaries import is_boundary
@@ -24,6 +26,9 @@ class KernelCheck:
     ``floats``: kernels that give floats; ``relative``: their largest distance, as a share of the greatest
     value of the reference model there, at ``float_node``.
 
+    ``tuples``: kernels that give several tensors of floats, as recurrent layers do, which quantize their
+    state at each step as the reference model does not; ``decibels``: the smallest distance of their noise.
+
     A kernel that joins operators and rounds once is not compared where the reference model cuts a value off
     in between: ``cut`` is the largest share of such values among its results."""
 
@@ -34,6 +39,8 @@ class KernelCheck:
     floats: int = 0
     relative: float = 0.0
     float_node: str = ""
+    tuples: int = 0
+    decibels: float = math.inf
 
 
 class _Recorder(fx.Interpreter):
@@ -55,7 +62,7 @@ class _Forced(fx.Interpreter):
     def __init__(
         self,
         module: fx.GraphModule,
-        expected: dict[str, torch.Tensor],
+        expected: dict[str, Any],
         cut: dict[str, torch.Tensor],
     ) -> None:
         super().__init__(module)
@@ -68,6 +75,8 @@ class _Forced(fx.Interpreter):
         expected = self.expected.get(n.name)
         if n.target is requantize:
             expected = _requantized(*self.fetch_args_kwargs_from_env(n)[0])
+        if isinstance(expected, tuple):
+            return self._several(value, expected)
         if expected is None or not isinstance(value, torch.Tensor):
             return value
         if expected.is_floating_point():
@@ -101,6 +110,15 @@ class _Forced(fx.Interpreter):
             self.found = replace(self.found, relative=share, float_node=name)
         self.found = replace(self.found, floats=self.found.floats + 1)
         return expected.clone()
+
+    def _several(self, value: Any, expected: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A kernel that gives a tuple of floats."""
+        levels = [self.found.decibels]
+        for wanted, got in zip(tree_leaves(expected), tree_leaves(value), strict=True):
+            noise = (wanted.double() - got.double()).square().sum()
+            levels.append(float(10 * torch.log10(wanted.double().square().sum() / noise)))
+        self.found = replace(self.found, tuples=self.found.tuples + 1, decibels=min(levels))
+        return expected
 
 
 # size: the arguments of the kernel.
@@ -136,7 +154,7 @@ def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: An
         recorder.run(*_positional(reference, inputs))
         nodes = {node.name: node for node in reference.graph.nodes}
         uses = {name: use for use in lowered.kernels for name in use.nodes}
-        expected: dict[str, torch.Tensor] = {}
+        expected: dict[str, Any] = {}
         cut: dict[str, torch.Tensor] = {}
         for node in lowered.graph_module.graph.nodes:
             if node.target is quantize and node.name in recorder.values:
@@ -155,14 +173,16 @@ def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: An
                         low, high = inner.args[3:5]
                         value = recorder.values[inner.name]
                         cut[result.name] = (value == low) | (value == high)
-            elif behind is None and _is_float(recorder.values.get(use.nodes[-1])):
+            elif behind is None and _is_float_or_several(recorder.values.get(use.nodes[-1])):
                 expected[node.name] = recorder.values[use.nodes[-1]]
         forced = _Forced(lowered.graph_module, expected, cut)
         forced.run(*_positional(lowered.graph_module, inputs))
     return forced.found
 
 
-def _is_float(value: Any) -> bool:
+def _is_float_or_several(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return True
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 

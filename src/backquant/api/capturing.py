@@ -18,7 +18,7 @@ from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
-from backquant.graph import Captured, capture, fold_constants
+from backquant.graph import Captured, called_whole, capture, fold_constants
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
@@ -157,6 +157,8 @@ def spelled_request(prepared: nn.Module, asked: ConvertAsked) -> ConvertAsked:
 def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing) -> Captured:
     apart = CustomMatching.of(custom)
     apart.check(model)
+    if capturing.decompose and isinstance(model, nn.RNNBase | nn.RNNCellBase):
+        model = called_whole(model)
     captured = capture(
         model,
         non_traceable_names=apart.untraced_names,

@@ -7,24 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from backquant.api.arguments import given_backend, given_model
-from backquant.api.capturing import Capturing
-from backquant.api.lowering import quantized_model
-from backquant.api.prepared import prepared_for_inference
+from backquant.api.kernels_alone import kernels_alone
 from backquant.api.skipped import warn_of_skipped
-from backquant.api.steps import planned
 from backquant.backend_config import BackendConfig
-from backquant.convert import convert_to_reference
 from backquant.errors import UsageError
-from backquant.graph import get_module, set_module, without_collector
-from backquant.lower import QuantizedModel, engine_info
+from backquant.graph import get_module, without_collector
 from backquant.lower.kernels.configured import KernelModule
-from backquant.prepare import Asked
 from backquant.qconfig import (
     QConfig,
-    QConfigMapping,
     default_dynamic_qconfig,
     float16_dynamic_qconfig,
     float_qparams_weight_only_qconfig,
@@ -91,7 +84,8 @@ def quantize_dynamic(  # size: PyTorch's signature, and the backend
             fix="leave it out; BackendPatternConfig(...).set_reference_quantized_module(...)",
         )
     asked = _asked_by_path(given_model(model), _spec(qconfig_spec, dtype))
-    kernels = _kernels(model, asked, given_backend(backend_config))
+    kernels, plan, left = kernels_alone(model, asked, given_backend(backend_config))
+    warn_of_skipped(plan, *map(str, left))
     result = model if inplace else copy.deepcopy(model)
     if "" in kernels:
         return kernels[""]
@@ -140,41 +134,6 @@ def _asked_by_path(
         for path, qconfig in found.items()
         if qconfig is not None and type(modules[path]) in _KINDS
     }
-
-
-def _kernels(
-    model: nn.Module, asked: Mapping[str, QConfig], backend: BackendConfig
-) -> dict[str, KernelModule]:
-    """The kernels of the modules at these paths, as one graph would get them that calls each."""
-    if not asked:
-        return {}
-    mapping = QConfigMapping()
-    calls, root = fx.Graph(), nn.Module()
-    names = {path: f"at_{number}" for number, path in enumerate(asked)}
-    results = []
-    for path, name in names.items():
-        set_module(root, name, get_module(model, path))
-        mapping.set_module_name(name, asked[path])
-        results.append(calls.call_module(name, (calls.placeholder(f"x_{name}"),)))
-    calls.output(tuple(results))
-    graph_module = fx.GraphModule(root, calls).eval()
-    lowered = _lowered(graph_module, Asked(backend, mapping, None))
-    found = {path: lowered.get_submodule(name) for path, name in names.items()}
-    return {path: module for path, module in found.items() if isinstance(module, KernelModule)}
-
-
-def _lowered(graph_module: fx.GraphModule, asked: Asked) -> QuantizedModel:
-    step = planned(
-        graph_module, asked.backend_config, asked.qconfig_mapping, None, Capturing("trace")
-    )
-    prepared = prepared_for_inference(step, asked)
-    reference = convert_to_reference(prepared)
-    engine = asked.backend_config.engine
-    lowered = quantized_model(
-        reference, None if engine is None else engine_info(engine), graph_module
-    )
-    warn_of_skipped(lowered.plan, *map(str, lowered.left_in_float))
-    return lowered
 
 
 def _without_float_paths(model: nn.Module) -> None:

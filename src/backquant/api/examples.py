@@ -12,7 +12,7 @@ from backquant.api.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 
-__all__ = ["checked_example", "example_from", "example_that_runs"]
+__all__ = ["checked_example", "data_from", "example_from", "example_that_runs"]
 
 
 def checked_example(model: nn.Module, example_inputs: Any) -> Any:
@@ -66,6 +66,21 @@ def example_from(
     example, batches = first_batch(calibration)
     _check(model, example, "the first batch of the calibration set does")
     return example, batches
+
+
+def data_from(
+    model: nn.Module, example: Any, calibration: Iterable[Any] | None
+) -> tuple[Any, Iterable[Any] | None]:
+    """A batch of what ``model`` will meet, the example where there is none; and ``calibration`` again.
+
+    Raises as ``example_from``.
+    """
+    if calibration is None:
+        return example, None
+    data, batches = first_batch(calibration)
+    if data is not example:
+        _check(model, data, "the first batch of the calibration set does")
+    return data, batches
 
 
 def _check(model: nn.Module, inputs: Any, subject: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -18,7 +19,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.fuse import Fused
 from backquant.graph import GraphIndex, Scope
-from backquant.match import Plan
+from backquant.match import Plan, Reason
 from backquant.match.left_float import LeftFloat, left_in_float
 from backquant.qconfig import QConfigMapping
 
@@ -28,10 +29,12 @@ _SHOWN = 3
 
 
 class LeftRules(NamedTuple):
-    """The mapping with a rule for each place, and a note for each kind of place."""
+    """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
+    stay float, by name, where there is more to say than that no rule asks for them."""
 
     mapping: QConfigMapping
     notes: tuple[str, ...]
+    reasons: Mapping[str, Reason] = MappingProxyType({})
 
 
 def rules_for_left(

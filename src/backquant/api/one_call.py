@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,10 +21,11 @@ from backquant.api.arguments import (
 from backquant.api.capturing import Capturing
 from backquant.api.costs import costs_of
 from backquant.api.engine_dtypes import check_engine_dtypes
-from backquant.api.examples import checked_example, example_from
+from backquant.api.examples import checked_example, data_from, example_from
 from backquant.api.lowering import quantized_model
 from backquant.api.measuring import measure
 from backquant.api.prepared import prepared_for_inference
+from backquant.api.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
 from backquant.api.reporting import report_of, report_source, reported, with_reporting
 from backquant.api.requirements import check_requirement, given_requirement
 from backquant.api.slower import TIMING, Converted, asked_slower, the_faster
@@ -127,8 +129,9 @@ def quantize(
     frozen = evaluation_copy(model)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example, batches = example_from(frozen, example_inputs, calibration)
+    data, batches = _data(frozen, example, batches)
     capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
-    step = _planned(frozen, ask, capturing)
+    step = _planned(frozen, ask, capturing, data)
     config = step.backend
     if engine is not None:
         check_engine_dtypes(step.plan, config, engine)
@@ -152,6 +155,8 @@ def quantize(
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
+    if quantizes_recurrent(step.plan):  # of which the smallest lose the most
+        timing = replace(timing, least=0)
     if leaves_slower and timing.is_worthwhile(engine, costs.multiply_adds.values()):
         made = the_faster(made, converted, prepared, example, timing)
     quantized = made.model
@@ -190,7 +195,7 @@ def explain(  # size: as quantize
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example = checked_example(frozen, example_inputs)
     capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
-    step = _planned(frozen, ask, capturing)
+    step = _planned(frozen, ask, capturing, example)
     config = step.backend
     costs = costs_of(step.module, example)
     prepared = with_reporting(_prepared(step, ask), frozen, example, costs)
@@ -247,8 +252,18 @@ def _engine_here(config: BackendConfig) -> EngineInfo | None:
         return None
 
 
-def _planned(model: nn.Module, ask: _Ask, capturing: Capturing) -> Planned:
-    step = planned(model, ask.config, ask.mapping, ask.custom, capturing)
+def _data(
+    model: nn.Module, example: Any, calibration: Iterable[Any] | None
+) -> tuple[Any, Iterable[Any] | None]:
+    """What recurrent layers are tried on, and the calibration set that still holds every batch."""
+    if has_recurrent(model):
+        return data_from(model, example, calibration)
+    return example, calibration
+
+
+def _planned(model: nn.Module, ask: _Ask, capturing: Capturing, data: Any) -> Planned:
+    recurrent = partial(rules_for_recurrent, data=data)
+    step = planned(model, ask.config, ask.mapping, ask.custom, capturing, (recurrent,))
     unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
     notes = (*step.plan.notes, *ask.notes)
     return replace(step, plan=replace(step.plan, unused_rules=unused, notes=notes))

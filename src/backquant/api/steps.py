@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,11 +20,11 @@ from backquant.api.capturing import (
 )
 from backquant.api.choosing import described, kept_whole, on_integers, worth_an_export
 from backquant.api.costs import costs_of
-from backquant.api.left_float import rules_for_left
+from backquant.api.left_float import LeftRules, rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
 from backquant.graph import Captured, released, shallow_copy, without_collector
-from backquant.match import CustomMatching, Fusion, Plan, make_plan, plan_fusion
+from backquant.match import CustomMatching, Fusion, Plan, Reason, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "planned",
 ]
 
+Rules = Callable[[Fused, Plan, BackendConfig, QConfigMapping], LeftRules | None]
+
 # what a backend chooses for a graph when nobody passes a mapping, one after the other
-_DEFAULT_RULES = (rules_for_left, rules_beside_float)
+_DEFAULT_RULES: tuple[Rules, ...] = (rules_for_left, rules_beside_float)
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,19 @@ def planned(  # size: what is asked for of a model, and how to capture it
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
     capturing: Capturing | None = None,
+    more_rules: tuple[Rules, ...] = (),
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
-    ``capturing.leave_float``: what the backend leaves in float by default is left there.
+    ``capturing.leave_float``: what the backend leaves in float by default is left there, and
+    ``more_rules`` choose, too.
     ``capturing.decompose``: where a trace works and keeps whole what holds multiply-adds, the model is
     exported, too, and the plan that puts more of them on integers is taken.
     """
     if capturing is not None and capturing.decompose:
         capturing = replace(capturing, whole_classes=_named_by(backend))
     captured = captured_with(custom, model, capturing)
-    asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing)
+    asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing, more_rules)
     made = asked.plan(captured)
     if capturing is None or capturing.how != "auto" or not capturing.decompose:
         return made
@@ -114,6 +119,7 @@ class _Planning:
     mapping: QConfigMapping
     custom: CustomMatching
     capturing: Capturing | None
+    more_rules: tuple[Rules, ...]
 
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
@@ -121,15 +127,26 @@ class _Planning:
         attention_apart(captured, backend, mapping)
         fused, plan = plan_fused(captured, backend, mapping, self.custom)
         notes: tuple[str, ...] = ()
+        reasons: dict[str, Reason] = {}
         by_default = self.capturing is not None and self.capturing.leave_float
-        for rules in _DEFAULT_RULES if by_default else ():
+        for rules in (*_DEFAULT_RULES, *self.more_rules) if by_default else ():
             chosen = rules(fused, plan, backend, mapping)
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
+                reasons |= chosen.reasons
                 fused, plan = plan_fused(captured, backend, mapping, self.custom)
-        plan = with_reasons(replace(plan, notes=(*plan.notes, *notes)), captured)
+        plan = with_reasons(_explained(plan, reasons, notes), captured)
         released(captured.module)
         return Planned(fused, plan, backend, mapping)
+
+
+def _explained(plan: Plan, reasons: Mapping[str, Reason], notes: tuple[str, ...]) -> Plan:
+    """``plan`` with what its rules say of the nodes that stay float, and with their notes."""
+    decisions = dict(plan.decisions)
+    for name, reason in reasons.items():
+        if not decisions[name].quantized:
+            decisions[name] = replace(decisions[name], reasons=(reason,))
+    return replace(plan, decisions=decisions, notes=(*plan.notes, *notes))
 
 
 def _better(

@@ -9,7 +9,7 @@ from backquant.graph.assemble import (
     copied_graph,
     rebuilt,
 )
-from backquant.graph.capture import Captured, capture, preserve
+from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
 from backquant.graph.collector import released, without_collector
 from backquant.graph.decomposed import register_quantized_decomposed
@@ -59,6 +59,7 @@ __all__ = [
     "as_arguments",
     "assemble",
     "call_before",
+    "called_whole",
     "capture",
     "capture_for_training",
     "check_inputs",

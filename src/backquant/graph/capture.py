@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
-__all__ = ["Captured", "capture", "preserve"]
+__all__ = ["Captured", "called_whole", "capture", "preserve"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,23 @@ def capture(
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
     return Captured(module, scopes, whole=dict(decomposition.whole))
+
+
+def called_whole(module: nn.Module) -> fx.GraphModule:
+    """A model that calls ``module``, under the name of its class, with the arguments that it takes.
+
+    For modules that are one operator, and cannot be traced through.
+
+    >>> [node.name for node in called_whole(nn.LSTM(2, 2)).graph.nodes]
+    ['input_1', 'hx', 'lstm', 'output']
+    """
+    graph = fx.Graph()
+    given = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        given.append(graph.placeholder(parameter.name, default_value=parameter.default))
+    name = type(module).__name__.lower()
+    graph.output(graph.call_module(name, tuple(given)))
+    return fx.GraphModule({name: module}, graph).train(module.training)
 
 
 def _check_names(model: nn.Module, names: Collection[str]) -> None:

@@ -1,8 +1,9 @@
 """Which nodes of an exported graph are together one call of a module that stays one operator.
 
 All nodes that one call of the module made are one group. It becomes a call of the module when it reads
-one tensor besides the module's own, and one of its values is read elsewhere (of a recurrent layer: items of
-its tuple); else its nodes stay what they are (an attention layer is its projections and matrix products).
+one tensor besides the module's own (of a recurrent layer or cell: and its state), and one of its values is
+read elsewhere (of a recurrent layer: items of its tuple); else its nodes stay what they are (an attention
+layer is its projections and matrix products).
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from backquant.graph.tracer import is_leaf
 
 __all__ = ["Leaf", "find_leaves"]
 
+_aten = torch.ops.aten
+_RECURRENT = (
+    *(_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input),
+    *(_aten.lstm_cell.default, _aten.gru_cell.default),
+    *(_aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default),
+)
+
 
 @dataclass(frozen=True)
 class Leaf:
     """One call of a module: what it reads, the value it gives, and the nodes that are inside of it.
 
-    ``items``: for nodes that are items of the module's result, the indices that lead to them.
+    ``items``: for nodes that are items of the module's result, the indices that lead to them. ``state``:
+    what a recurrent layer or cell is given to begin with.
     """
 
     path: str
@@ -37,6 +46,7 @@ class Leaf:
     result: fx.Node
     nodes: tuple[fx.Node, ...]
     items: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    state: tuple[fx.Node, ...] = ()
 
 
 def find_leaves(
@@ -77,19 +87,36 @@ def _leaf(
         for value in node.all_input_nodes
         if value not in inside and not (value in owned and id(owned[value]) in own)
     }
-    tensors = [value for value in read if not _is_size(value)]
+    state = _state(module, nodes, read)
+    tensors = [value for value in read if not _is_size(value) and value not in state]
     given = [node for node in nodes if any(user not in inside for user in node.users)]
     if len(tensors) != 1 or not _says_all(module, nodes):
         return None
-    if isinstance(module, nn.RNNBase):
-        return _recurrent(Leaf(place.path, module, tensors[0], nodes[0], tuple(nodes)), given)
+    if isinstance(module, nn.RNNBase | nn.LSTMCell):
+        leaf = Leaf(place.path, module, tensors[0], nodes[0], tuple(nodes), state=state)
+        return _recurrent(leaf, given)
     if len(given) != 1:
         return None
-    return Leaf(place.path, module, tensors[0], given[0], tuple(nodes))
+    return Leaf(place.path, module, tensors[0], given[0], tuple(nodes), state=state)
+
+
+def _state(module: nn.Module, nodes: list[fx.Node], read: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """The state that a recurrent layer or cell is given from elsewhere, and reads as nothing else."""
+    if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return ()
+    calls = [node for node in nodes if node.target in _RECURRENT]
+    if len(calls) != 1:
+        return ()
+    value, given = calls[0].args[:2]
+    state = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if value in state or not all(one in read for one in state):
+        return ()
+    return state
 
 
 def _recurrent(leaf: Leaf, given: list[fx.Node]) -> Leaf | None:
-    """A recurrent layer whose items are read: output, hidden state, and of an LSTM the cell state."""
+    """A recurrent layer whose items are read: output, hidden state, and of an LSTM the cell state; or an
+    LSTM cell, whose items are its states."""
     sources = {node.args[0] for node in given if node.target is operator.getitem}
     if len(sources) != 1 or any(node.target is not operator.getitem for node in given):
         return None

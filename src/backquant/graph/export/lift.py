@@ -140,11 +140,16 @@ class _Writer:
 
     def _is_folded(self, leaf: Leaf) -> bool:
         """Whether a module reads a constant: its operators are computed ahead; tables are looked up."""
-        is_table = isinstance(leaf.module, (nn.Embedding, nn.EmbeddingBag, nn.RNNBase))
+        is_table = isinstance(
+            leaf.module, (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
+        )
         return not is_table and self._is_constant(leaf.value)
 
     def _call_leaf(self, leaf: Leaf) -> None:
-        made = self._graph.call_module(leaf.path, (self._value(leaf.value),))
+        state = tuple(self._value(value) for value in leaf.state)
+        pair = isinstance(leaf.module, nn.LSTM | nn.LSTMCell)
+        given = ((state,) if pair else state) if state else ()
+        made = self._graph.call_module(leaf.path, (self._value(leaf.value), *given))
         self._scopes[made.name] = Scope(leaf.path, type(leaf.module))
         self._made[leaf.result] = made
 

@@ -1,0 +1,66 @@
+"""Modules as the kernels that a backend has for them, each by itself: no model has to be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import fx, nn
+
+from backquant.api.capturing import Capturing
+from backquant.api.lowering import quantized_model
+from backquant.api.prepared import prepared_for_inference
+from backquant.api.steps import planned
+from backquant.backend_config import BackendConfig
+from backquant.convert import convert_to_reference
+from backquant.graph import get_module, set_module
+from backquant.lower import engine_info
+from backquant.lower.kernels.configured import KernelModule
+from backquant.match import Plan, Reason
+from backquant.prepare import Asked
+from backquant.qconfig import QConfig, QConfigMapping
+
+__all__ = ["KernelsAlone", "kernels_alone"]
+
+
+class KernelsAlone(NamedTuple):
+    """``kernels``: by path. ``plan`` and ``left_in_float``: of the modules that have none."""
+
+    kernels: dict[str, KernelModule]
+    plan: Plan
+    left_in_float: tuple[Reason, ...] = ()
+
+
+def kernels_alone(
+    model: nn.Module, asked: Mapping[str, QConfig], backend: BackendConfig
+) -> KernelsAlone:
+    """The kernels of the modules of ``model`` at these paths, which need no data, with their QConfigs.
+
+    Raises ``EngineError`` when this build or CPU lacks the backend's engine.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> from backquant.qconfig import default_dynamic_qconfig
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Softplus()).eval()
+    >>> asked = {"0": default_dynamic_qconfig, "1": default_dynamic_qconfig}
+    >>> list(kernels_alone(model, asked, get_backend_config("fbgemm")).kernels)
+    ['0']
+    """
+    if not asked:
+        return KernelsAlone({}, Plan(backend.name))
+    mapping = QConfigMapping()
+    calls, root = fx.Graph(), nn.Module()
+    names = {path: f"at_{number}" for number, path in enumerate(asked)}
+    results = []
+    for path, name in names.items():
+        set_module(root, name, get_module(model, path))
+        mapping.set_module_name(name, asked[path])
+        results.append(calls.call_module(name, (calls.placeholder(f"x_{name}"),)))
+    calls.output(tuple(results))
+    one_graph = fx.GraphModule(root, calls).eval()
+    step = planned(one_graph, backend, mapping, None, Capturing("trace"))
+    reference = convert_to_reference(prepared_for_inference(step, Asked(backend, mapping, None)))
+    engine = None if backend.engine is None else engine_info(backend.engine)
+    lowered = quantized_model(reference, engine, one_graph)
+    modules = {path: lowered.get_submodule(name) for path, name in names.items()}
+    kernels = {path: found for path, found in modules.items() if isinstance(found, KernelModule)}
+    return KernelsAlone(kernels, lowered.plan, lowered.left_in_float)

@@ -1,0 +1,208 @@
+"""Recurrent layers and cells: quantized at each call by default, where their engine has kernels for that.
+
+The choice of ``quantize`` and ``explain`` when nobody passes a mapping: no engine has static kernels for
+them. What the kernels compute is compared with the float layer on what the layer is given when the model
+runs on a batch of the data:
+
+1. The first of ``CHOICES`` whose noise stays ``LEAST_DECIBELS`` below the layer's own output is taken. Large
+   weights on small inputs make integers useless: 8 bits of an input then say nothing of its small values.
+2. Where none does, the layer stays float, with both figures as its reason.
+3. Whether it pays is decided later, together with all other operators (``slower``): small layers do not
+   on one row, large ones do several times over.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from backquant.api.kernels_alone import kernels_alone
+from backquant.api.left_float import LeftRules
+from backquant.backend_config import BackendConfig
+from backquant.errors import EngineError
+from backquant.fuse import Fused
+from backquant.graph import check_inputs, get_module
+from backquant.match import MatchKind, Plan, Reason
+from backquant.operators.recurrent import PAIRS
+from backquant.qconfig import (
+    QConfig,
+    QConfigMapping,
+    float16_dynamic_qconfig,
+    per_channel_dynamic_qconfig,
+)
+
+__all__ = [
+    "CHOICES",
+    "LEAST_DECIBELS",
+    "has_recurrent",
+    "quantizes_recurrent",
+    "rules_for_recurrent",
+]
+
+_KINDS = tuple(kind for kind, _ in PAIRS)
+#: The least distance between a layer's output and the noise of its kernel.
+LEAST_DECIBELS = 20.0
+#: What is tried, in this order, by its name in reports.
+CHOICES: Mapping[str, QConfig] = {
+    "int8": per_channel_dynamic_qconfig,
+    "float16": float16_dynamic_qconfig,
+}
+_Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+_CALLS = 4  # of one module that are compared: cells are called at each step
+_SHOWN = 3
+
+
+def has_recurrent(model: nn.Module) -> bool:
+    """Whether there are recurrent layers or cells in ``model``.
+
+    >>> has_recurrent(nn.GRUCell(2, 2)), has_recurrent(nn.Linear(2, 2))
+    (True, False)
+    """
+    return any(type(module) in _KINDS for module in model.modules())
+
+
+def quantizes_recurrent(plan: Plan) -> bool:
+    """Whether ``plan`` quantizes a recurrent layer or cell.
+
+    >>> quantizes_recurrent(Plan("x86"))
+    False
+    """
+    names = {kind.__name__ for kind in _KINDS}
+    return any(d.quantized and d.operator in names for d in plan.decisions.values())
+
+
+def rules_for_recurrent(
+    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping, *, data: Any
+) -> LeftRules | None:
+    """Rules for the recurrent layers that ``backend`` can quantize; ``None`` where there are none.
+
+    ``data``: inputs of the model, as near to what it will meet as there are.
+    """
+    nodes = list(_recurrent(fused.module, plan))
+    if not nodes:
+        return None
+    paths = list(dict.fromkeys(str(node.target) for node in nodes))
+    try:
+        noise = _noise(fused.module, _calls(fused.module, paths, data), backend)
+    except EngineError:  # the engine is not here, and nothing runs: ``explain``
+        return None
+    result = copy.copy(mapping)
+    result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
+    chosen: dict[str, list[str]] = {name: [] for name in CHOICES}
+    reasons = {}
+    for node in nodes:
+        found = noise[str(node.target)]
+        name = next((name for name, level in found.items() if level >= LEAST_DECIBELS), "")
+        path = plan.decisions[node.name].module_path
+        if name:
+            result.set_module_name(path, CHOICES[name])
+            chosen[name].append(path)
+        elif found:
+            reasons[node.name] = _reason(node, path, found)
+    notes = (_note(backend, name, paths) for name, paths in chosen.items() if paths)
+    return LeftRules(result, tuple(notes), reasons)
+
+
+def _recurrent(module: fx.GraphModule, plan: Plan) -> Iterator[fx.Node]:
+    """The calls of recurrent layers that the backend knows and that are not quantized yet."""
+    known = {match.anchor for match in plan.matches if match.kind is MatchKind.PATTERN}
+    for node in module.graph.nodes:
+        if node.op == "call_module" and node.name in known:
+            called = get_module(module, str(node.target))
+            if type(called) in _KINDS and not plan.decisions[node.name].quantized:
+                yield node
+
+
+def _calls(module: fx.GraphModule, paths: list[str], data: Any) -> dict[str, list[_Call]]:
+    """Arguments and results of the first calls of the modules at ``paths``."""
+    found: dict[str, list[_Call]] = {path: [] for path in paths}
+
+    def watching(path: str) -> Any:
+        def note(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            if len(found[path]) < _CALLS:
+                found[path].append((args, kwargs, result))
+
+        return note
+
+    handles = [
+        get_module(module, path).register_forward_hook(watching(path), with_kwargs=True)
+        for path in paths
+    ]
+    try:
+        module.recompile()  # a deferred graph module has no signature before
+        check_inputs(module, data)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _noise(
+    module: fx.GraphModule, calls: Mapping[str, list[_Call]], backend: BackendConfig
+) -> dict[str, dict[str, float]]:
+    """By path and name of a choice, decibels between the layer's output and the noise of its kernel.
+
+    Choices after the first that will do are not tried.
+    """
+    found: dict[str, dict[str, float]] = {path: {} for path in calls}
+    for name, qconfig in CHOICES.items():
+        open_paths = [
+            path
+            for path, tried in found.items()
+            if not any(level >= LEAST_DECIBELS for level in tried.values())
+        ]
+        kernels = kernels_alone(module, dict.fromkeys(open_paths, qconfig), backend).kernels
+        for path, kernel in kernels.items():
+            found[path][name] = min((_decibels(kernel, call) for call in calls[path]), default=0.0)
+    return found
+
+
+def _decibels(kernel: nn.Module, call: _Call) -> float:
+    """Of the noisiest tensor that the layer gives."""
+    args, kwargs, result = call
+    with torch.no_grad():
+        got = kernel(*args, **kwargs)
+    pairs = zip(_floats(result), _floats(got), strict=True)
+    return min(_distance(wanted, found) for wanted, found in pairs)
+
+
+def _floats(values: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+
+def _distance(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    """
+    >>> _distance(torch.ones(2), torch.tensor([0.9, 1.1]))
+    20.0
+    """
+    signal = wanted.double().square().sum().item()
+    noise = (wanted.double() - found.double()).square().sum().item()
+    if noise == 0:
+        return math.inf
+    found_level = 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    return round(found_level, 1) if math.isfinite(found_level) else -math.inf
+
+
+def _reason(node: fx.Node, path: str, found: Mapping[str, float]) -> Reason:
+    levels = ", ".join(f"{name} {level:.1f} dB" for name, level in found.items())
+    return Reason(
+        node.name,
+        "noise-of-weights",
+        f"its output over the noise of its kernel: {levels}",
+        f"at least {LEAST_DECIBELS:.0f} dB",
+        fix=f"qconfig_mapping.set_module_name({path!r}, float16_dynamic_qconfig)",
+        place="measured here, on a batch of the data",
+    )
+
+
+def _note(backend: BackendConfig, name: str, paths: list[str]) -> str:
+    found = list(dict.fromkeys(paths))
+    shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    how = "quantized at each call" if name == "int8" else f"computed with {name} weights"
+    return f"recurrent, {how} by default on {backend.name}: {shown}"
