@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.graph import FLOAT8_DTYPES, register_float8
+from backquant.graph import register_float8
 
 
-@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_every_finite_value_is_kept(dtype: torch.dtype) -> None:
     register_float8()
     values = torch.arange(256, dtype=torch.uint8).view(dtype).float()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.observe import QuantRange, affine_qparams
+from backquant.dtypes import QuantRange, affine_qparams
 from backquant.observe.histogram_grid import Counted, Spread, add_to_bins
 from backquant.observe.histogram_search import best_range, squared_error
 

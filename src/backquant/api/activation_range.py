@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from backquant.backend_config import BackendConfig, QuantDefault
+from backquant.dtypes import quantize_bounds
 from backquant.lower import EngineInfo
-from backquant.observe import quantize_bounds
 from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
 
 __all__ = ["default_mapping"]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 
 from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.dtypes import dtype_name, storage_dtype
 from backquant.errors import EngineError
 from backquant.lower import EngineInfo
 from backquant.match import Plan
-from backquant.observe import storage_dtype
 
 __all__ = ["check_engine_dtypes"]
 
@@ -72,4 +72,4 @@ def _is_integer(dtype: torch.dtype | None) -> bool:
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return " or ".join(dtype_name(dtype) for dtype in dtypes)

@@ -15,6 +15,7 @@ from backquant.backend_config.numbers import number_text
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.pattern_text import calls_text
+from backquant.dtypes import dtype_name
 
 __all__ = [
     "describe_default",
@@ -83,7 +84,7 @@ def describe_dtype(given: DTypeWithConstraints) -> str:
     ...                                     quant_max_upper_bound=127, scale_min_lower_bound=2**-12))
     'qint8 [-127, 127], scale ≥ 2**-12'
     """
-    words = [str(given.dtype).removeprefix("torch.") if given.dtype is not None else "any"]
+    words = [dtype_name(given.dtype) if given.dtype is not None else "any"]
     low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
     if low is not None or high is not None:
         left = "" if low is None else number_text(low)
@@ -174,7 +175,7 @@ def describe_default(default: QuantDefault) -> str:
     """
     words = [default.observer.replace("_", " ")]
     if default.dtype is not None:
-        words.append(str(default.dtype).removeprefix("torch."))
+        words.append(dtype_name(default.dtype))
     if default.qscheme is not None:
         words.append(str(default.qscheme).removeprefix("torch.").replace("_", " "))
     if default.quant_min is not None:

@@ -28,6 +28,7 @@ from torch import fx, nn
 from backquant.convert.dialects import is_dequantize
 from backquant.convert.interface import plain_qparams
 from backquant.convert.state import Conversion
+from backquant.dtypes import tensor_token
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import free_path, set_module
 from backquant.match.custom import kind_asked
@@ -53,7 +54,6 @@ _OURS: dict[type, type] = {
 }
 _RECURRENT = ("LSTM", "LSTMCell")
 _ATTENTION = "MultiheadAttention"
-_TOKENS = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _pass_quantized(work: Conversion, node: fx.Node, module: nn.Module) -> None:
         with work.editor.graph.inserting_before(node):
             tensor = work.editor.graph.call_function(
                 torch.quantize_per_tensor,
-                (value, qparams.scale, qparams.zero_point, _TOKENS[qparams.dtype]),
+                (value, qparams.scale, qparams.zero_point, tensor_token(qparams.dtype)),
             )
         work.editor.provenance.record(tensor.name, (value.name,))
         node.replace_input_with(value, tensor)

@@ -23,9 +23,9 @@ import torch
 from torch import fx
 
 from backquant.convert.measured import Measured
+from backquant.dtypes import is_narrow_float, is_scaled_float
 from backquant.errors import ConfigError
 from backquant.graph import (
-    FLOAT8_DTYPES,
     GraphEditor,
     call_before,
     register_float8,
@@ -34,14 +34,12 @@ from backquant.graph import (
 
 __all__ = [
     "DIALECTS",
-    "NARROW_FLOATS",
     "Writer",
     "is_dequantize",
     "write_decomposed",
     "write_quantized_tensor",
 ]
 
-NARROW_FLOATS = (torch.float16, torch.bfloat16)
 _DYNAMIC_STORAGE = (torch.uint8, torch.int8)
 # Engines whose dynamic kernels need one bit of headroom.
 _REDUCED_ENGINES = ("fbgemm", "x86")
@@ -79,13 +77,13 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
     """``value`` quantized and dequantized on plain tensors; static, dynamic or a narrower float."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
-    if found.dtype in NARROW_FLOATS:
+    if is_narrow_float(found.dtype):
         static, dynamic = ops.convert_element_type.no_fuse, torch.ops.aten.to.dtype
         cast = dynamic if found.is_dynamic else static
         return writer.call(cast, writer.call(cast, value, found.dtype), torch.float32)
     if found.is_dynamic:
         return _decomposed_dynamic(writer, value, found)
-    if found.dtype in FLOAT8_DTYPES:
+    if is_scaled_float(found.dtype):
         return _decomposed_float8(writer, value, found)
     bounds = (found.quant_min, found.quant_max, found.storage)
     if found.axis is None:
@@ -148,7 +146,7 @@ def write_quantized_tensor(writer: Writer, value: fx.Node, found: Measured) -> f
     if found.is_dynamic and found.dtype != torch.bfloat16:
         reduced = writer.engine in _REDUCED_ENGINES
         quantized = writer.call(torch.quantize_per_tensor_dynamic, value, found.dtype, reduced)
-    elif found.dtype in NARROW_FLOATS:
+    elif is_narrow_float(found.dtype):
         quantized = writer.method("to", value, found.dtype)
     elif found.axis is None:
         device = found.scale.device if found.scale is not None else None

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from backquant.convert.constants import Constants
-from backquant.convert.dialects import NARROW_FLOATS
 from backquant.convert.measured import Measured, measure
 from backquant.convert.state import Conversion
+from backquant.dtypes import is_narrow_float
 from backquant.graph import register_quantized_decomposed
 from backquant.prepare import Role
 
@@ -63,7 +63,7 @@ def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[
 
 
 def _is_stored(found: Measured) -> bool:
-    return found.scale is not None or found.dtype in NARROW_FLOATS
+    return found.scale is not None or is_narrow_float(found.dtype)
 
 
 def _stored(
@@ -72,7 +72,7 @@ def _stored(
     """Integer buffer and dequantize node, right before ``position``; or those of a narrower float."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
-    if found.dtype in NARROW_FLOATS:
+    if is_narrow_float(found.dtype):
         limit = torch.finfo(found.dtype).max
         narrow = weight.clamp(-limit, limit).to(found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)

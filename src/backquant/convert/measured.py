@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import is_per_channel, storage_dtype
 from backquant.errors import BackquantError, ConfigError
-from backquant.observe import is_noop, is_per_channel, is_placeholder, storage_dtype
+from backquant.observe import is_noop, is_placeholder
 
 __all__ = ["Measured", "measure"]
 

@@ -25,6 +25,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
 from backquant.convert.state import Conversion
+from backquant.dtypes import find_dtype
 from backquant.errors import ConfigError
 from backquant.graph import get_module, set_module
 from backquant.match.plan import Match, MatchKind
@@ -33,23 +34,6 @@ from backquant.observe.weights_together import weights_together
 from backquant.prepare import ObserverSpec
 
 __all__ = ["convert_weighted_modules", "weight_scales", "without_training"]
-
-_WEIGHT_DTYPES = frozenset(
-    {
-        torch.quint8,
-        torch.qint8,
-        torch.float16,
-        torch.bfloat16,
-        torch.quint4x2,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.float8_e5m2,
-        torch.float8_e4m3fn,
-    }
-)
-
 
 # The qparams of small weights, by what asks for them and the id of the float weight.
 _Known = dict[tuple[ObserverSpec, int], dict[str, Any]]
@@ -142,7 +126,8 @@ def _weight_spec(work: Conversion, match: Match) -> ObserverSpec:
 
 
 def _asks_for_weight(work: Conversion, spec: ObserverSpec) -> bool:
-    return work.source.probe(spec).dtype in _WEIGHT_DTYPES
+    row = find_dtype(work.source.probe(spec).dtype)
+    return row is not None and row.is_stored
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.deploy.program import Program, export_program
-from backquant.graph import FLOAT8_DTYPES
+from backquant.dtypes import is_quantized
 from backquant.match.plan import MatchKind, Plan
 
 __all__ = ["ExpectedOperator", "ExportJob", "expected_operators"]
@@ -103,4 +103,4 @@ def expected_operators(
 
 
 def _computes_in_float(dtype: torch.dtype | None) -> bool:
-    return dtype is not None and dtype.is_floating_point and dtype not in FLOAT8_DTYPES
+    return dtype is not None and not is_quantized(dtype)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.graph import FLOAT8_DTYPES, register_float8, register_quantized_decomposed
+from backquant.dtypes import is_scaled_float
+from backquant.graph import register_float8, register_quantized_decomposed
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
 __all__ = ["with_weight_nodes"]
@@ -31,7 +32,7 @@ class _Emitter:
         weight, scale = getattr(module, name), getattr(module, f"{name}_scale")
         zero_point = getattr(module, f"{name}_zero_point")
         scheme = getattr(module, f"{name}_qscheme")
-        if scheme is not None and weight.dtype in FLOAT8_DTYPES:
+        if scheme is not None and is_scaled_float(weight.dtype):
             [literal, _] = module.__dict__[f"_{name}_literals"]
             return torch.ops.backquant.dequantize_float8(weight, literal)  # type: ignore[no-any-return]
         if scheme is None or weight.is_floating_point() or zero_point.is_floating_point():

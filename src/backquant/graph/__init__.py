@@ -22,7 +22,7 @@ from backquant.graph.edit import (
     set_module,
 )
 from backquant.graph.example import as_arguments, check_inputs
-from backquant.graph.float8 import FLOAT8_DTYPES, register_float8
+from backquant.graph.float8 import register_float8
 from backquant.graph.folding import fold_constants
 from backquant.graph.modes import (
     CapturedForTraining,
@@ -44,7 +44,6 @@ from backquant.graph.scope import Scope
 from backquant.graph.verify import complaints, verify
 
 __all__ = [
-    "FLOAT8_DTYPES",
     "Captured",
     "CapturedForTraining",
     "DeferredGraphModule",

@@ -13,9 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FLOAT8_DTYPES", "dequantize_float8", "quantize_float8", "register_float8"]
+__all__ = ["dequantize_float8", "quantize_float8", "register_float8"]
 
-FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LIBRARY: list[torch.library.Library] = []
 
 

@@ -15,10 +15,9 @@ import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
+from backquant.dtypes import quantize_bounds, storage_dtype
 from backquant.interop.respelled import respelled
 from backquant.match import Plan, make_plan
-from backquant.observe import storage_dtype
-from backquant.observe.qparams import quantize_bounds
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.prepare import ObserverSource, ObserverSpec, Site, SiteTable, turned_to_float
 from backquant.prepare.sites import observation_sites

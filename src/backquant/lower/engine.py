@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import dtype_name
 from backquant.errors import ArtifactError, EngineError
 
 __all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_here", "engine_info", "machine_facts"]
@@ -121,7 +122,7 @@ class EngineInfo:
         """
         data = asdict(self)
         for key in ("activation_dtypes", "weight_dtypes"):
-            data[key] = [str(dtype).removeprefix("torch.") for dtype in data[key]]
+            data[key] = [dtype_name(dtype) for dtype in data[key]]
         data["kernels"] = list(self.kernels)
         return data
 

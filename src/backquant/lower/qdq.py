@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.dtypes import dtype_name
+
 __all__ = [
     "QParams",
     "dequantize_target",
@@ -69,9 +71,8 @@ class QParams:
         return self.scale, self.zero_point, self.quant_min, self.quant_max, self.dtype
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"{dtype} [{self.quant_min}, {self.quant_max}] scale {self.scale:.6g} "
+            f"{dtype_name(self.dtype)} [{self.quant_min}, {self.quant_max}] scale {self.scale:.6g} "
             f"zero point {self.zero_point}"
         )
 

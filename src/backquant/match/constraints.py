@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.match.names import dtype_name, number
+from backquant.dtypes import dtype_name, plain_dtype
+from backquant.match.names import number
 from backquant.match.plan import TensorAsk
 
 __all__ = ["Refusal", "RULES", "asked_text", "check_tensor", "demand_text", "measured_rules"]
@@ -33,13 +34,6 @@ class Refusal:
 
 Rule = Callable[[TensorAsk, DTypeWithConstraints], "Refusal | None"]
 
-# Tokens of one storage: they are compared literally, and a reason says when only they differ.
-_STORAGE = {
-    torch.quint8: torch.uint8,
-    torch.qint8: torch.int8,
-    torch.qint32: torch.int32,
-}
-
 
 def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
     """The dtype is the demanded token.
@@ -51,12 +45,9 @@ def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     """
     if demand.dtype is None or ask.dtype == demand.dtype:
         return None
-    rule = "dtype-token" if _storage(ask.dtype) == _storage(demand.dtype) else "dtype"
+    # tokens of one storage are compared literally: the reason says that only they differ
+    rule = "dtype-token" if plain_dtype(ask.dtype) == plain_dtype(demand.dtype) else "dtype"
     return Refusal(rule, dtype_name(ask.dtype), dtype_name(demand.dtype))
-
-
-def _storage(dtype: torch.dtype) -> torch.dtype:
-    return _STORAGE.get(dtype, dtype)
 
 
 def range_within(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:

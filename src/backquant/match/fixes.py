@@ -12,6 +12,7 @@ from torch import fx
 
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.naming import operator_name
+from backquant.dtypes import is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
 from backquant.match.names import number
 from backquant.match.plan import RuleKind, TensorAsk
@@ -109,8 +110,8 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
 
 def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False) -> str:
     assert demand.dtype is not None
-    if demand.dtype in _FLOAT8:
-        bound = int(torch.finfo(demand.dtype).max)
+    if is_scaled_float(demand.dtype):
+        bound = qdtype(demand.dtype).high
         scheme = {"dtype": demand.dtype, "qscheme": torch.per_tensor_symmetric}
         return _call("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
     if demand.dtype.is_floating_point:
@@ -133,22 +134,19 @@ def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bo
     return _call(asked if asked in names else names[0], values)
 
 
-# Divided by one scale, and rounded to 8-bit floats.
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
 class _Code(str):
     """Code that stands for itself."""
 
 
 def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> str:
-    info = torch.iinfo(demand.dtype)  # type: ignore[arg-type]
+    assert demand.dtype is not None
+    row = qdtype(demand.dtype)
     values: dict[str, Any] = {
         "scale": demand.scale_exact_match or 1.0,
         "zero_point": demand.zero_point_exact_match or 0,
         "dtype": demand.dtype,
-        "quant_min": info.min,
-        "quant_max": info.max,
+        "quant_min": row.low,
+        "quant_max": row.high,
         **_range(demand, None),
     }
     code = _call("FixedQParamsObserver", values)
@@ -180,9 +178,9 @@ def _range(demand: DTypeWithConstraints, ask: TensorAsk | None) -> dict[str, Any
     low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
     if low is not None or high is not None:
         assert demand.dtype is not None
-        info = torch.iinfo(demand.dtype)
-        low = info.min if low is None else int(low)
-        high = info.max if high is None else int(high)
+        row = qdtype(demand.dtype)
+        low = row.low if low is None else int(low)
+        high = row.high if high is None else int(high)
         if ask is not None and ask.dtype == demand.dtype:
             low = low if ask.quant_min is None else max(low, ask.quant_min)
             high = high if ask.quant_max is None else min(high, ask.quant_max)

@@ -7,14 +7,12 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from backquant.backend_config import BackendPatternConfig, GraphPattern
 from backquant.backend_config.naming import short_name
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_text import calls_text
 
-__all__ = ["did_you_mean", "dtype_name", "entry_text", "number", "op_name", "pattern_text"]
+__all__ = ["did_you_mean", "entry_text", "number", "op_name", "pattern_text"]
 
 
 def op_name(op: Any) -> str:
@@ -58,15 +56,6 @@ def entry_text(config: BackendPatternConfig) -> str:
     """
     named = isinstance(config.pattern, GraphPattern) and config.pattern.name
     return named or pattern_text(config.normal_pattern)
-
-
-def dtype_name(dtype: torch.dtype | None) -> str:
-    """``quint8`` for ``torch.quint8``.
-
-    >>> dtype_name(torch.quint8)
-    'quint8'
-    """
-    return "any dtype" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def number(value: float) -> str:

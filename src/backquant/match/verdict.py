@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
+from backquant.dtypes import dtype_name, is_narrow_float
 from backquant.match.constraints import (
     Refusal,
     asked_text,
@@ -23,7 +24,6 @@ from backquant.match.constraints import (
     demand_text,
     measured_rules,
 )
-from backquant.match.names import dtype_name
 from backquant.match.plan import TensorAsk
 
 __all__ = ["Asks", "Judge", "Roles", "Ruling", "judge"]
@@ -45,7 +45,7 @@ class Asks:
         if self.activation is None or self.weight is None or self.activation.is_dynamic:
             return torch.float32
         dtype = self.activation.dtype
-        narrow = dtype == self.weight.dtype and dtype in (torch.float16, torch.bfloat16)
+        narrow = dtype == self.weight.dtype and is_narrow_float(dtype)
         return dtype if narrow else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Measuring: observers, fake-quantizers, and the arithmetic of scales and zero points.
+"""Measuring: observers and fake-quantizers.
 
 The names and their meaning are those of PyTorch 2.x. New here: ``merge``, exact and independent of
 order, and a ``HistogramObserver`` made for it.
@@ -43,17 +43,7 @@ from backquant.observe.protocol import (
     is_placeholder,
     is_reuse_input,
 )
-from backquant.observe.qparams import (
-    QuantRange,
-    affine_qparams,
-    is_per_channel,
-    is_per_tensor,
-    is_symmetric,
-    qparam_dict,
-    quantize_bounds,
-    resolve_range,
-    storage_dtype,
-)
+from backquant.observe.qparams import qparam_dict
 from backquant.observe.toggles import (
     disable_fake_quant,
     disable_observer,
@@ -100,15 +90,7 @@ __all__ = [
     "is_observer_or_fake_quantize",
     "is_placeholder",
     "is_reuse_input",
-    # arithmetic
-    "QuantRange",
-    "affine_qparams",
-    "is_per_channel",
-    "is_per_tensor",
-    "is_symmetric",
+    # what an observer found
     "qparam_dict",
-    "quantize_bounds",
-    "resolve_range",
-    "storage_dtype",
 ]
 __all__ += defaults.__all__

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from backquant.dtypes import QuantRange, affine_qparams, is_quantized, known_dtypes, resolve_range
 from backquant.errors import ConfigError
 from backquant.observe.partial import with_args, with_callable_args
-from backquant.observe.qparams import QuantRange, affine_qparams, resolve_range
 
 __all__ = ["ObserverBase", "UniformQuantizationObserverBase", "warn_not_run"]
 
@@ -24,19 +24,6 @@ _QSCHEMES = (
     torch.per_channel_affine,
     torch.per_channel_symmetric,
     torch.per_channel_affine_float_qparams,
-)
-_DTYPES = (
-    torch.qint8,
-    torch.quint8,
-    torch.quint4x2,
-    torch.qint32,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.float8_e5m2,
-    torch.float8_e4m3fn,
-    torch.uint16,
 )
 
 
@@ -150,12 +137,12 @@ class UniformQuantizationObserverBase(ObserverBase):
                 where=f"{name}(qscheme={qscheme})",
                 fix="use one of " + ", ".join(str(known) for known in _QSCHEMES),
             )
-        if dtype not in _DTYPES:
+        if not is_quantized(dtype):
             raise ConfigError(
                 f"{name} cannot measure for {dtype}",
                 where=f"{name}(dtype={dtype})",
                 fix="use PlaceholderObserver.with_args(dtype=...) for float dtypes, or one of "
-                + ", ".join(str(known) for known in _DTYPES),
+                + ", ".join(str(row.token) for row in known_dtypes() if row.has_scale),
             )
         self.qscheme = qscheme
         self.reduce_range = reduce_range

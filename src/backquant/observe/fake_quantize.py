@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from backquant.dtypes import is_per_channel, is_per_tensor, is_symmetric
 from backquant.errors import ConfigError
 from backquant.observe.fixed import FixedQParamsObserver
 from backquant.observe.moving_average import (
@@ -17,7 +18,6 @@ from backquant.observe.moving_average import (
     MovingAveragePerChannelMinMaxObserver,
 )
 from backquant.observe.partial import with_args, with_callable_args
-from backquant.observe.qparams import is_per_channel, is_per_tensor, is_symmetric
 from backquant.observe.rounding import channel_ends, is_plain, rounded
 from backquant.observe.storage import with_shape
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.dtypes import array_qparams
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.histogram_grid import Bins, Counted, add_to_bins, merge_bins
 from backquant.observe.histogram_sample import sample_values
 from backquant.observe.histogram_search import best_range
 from backquant.observe.minmax import check_per_tensor, check_reduced_symmetric
-from backquant.observe.qparams import array_qparams, is_symmetric
 
 __all__ = ["HistogramObserver"]
 
@@ -141,7 +141,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         target, eps = self.quant_range, self.eps.item()
         found = best_range(self.state.spread(self.mantissa_bits, low, high), target, eps)
         scale, zero_point = array_qparams(found[:1], found[1:], target, eps)
-        dtype = torch.int64 if is_symmetric(target.qscheme) else torch.int32
+        dtype = torch.int64 if target.is_symmetric else torch.int32
         device = self.min_val.device
         return torch.from_numpy(scale).to(device), torch.from_numpy(zero_point).to(device, dtype)
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backquant.dtypes import QuantRange, array_qparams
 from backquant.observe.histogram_grid import Array, Spread
-from backquant.observe.qparams import QuantRange, array_qparams, is_symmetric
 
 __all__ = ["best_range", "best_ranges", "squared_error"]
 
@@ -84,13 +84,13 @@ def best_ranges(values: Sequence[Spread], target: QuantRange, eps: float) -> Arr
 
 def _extremes(values: Spread, target: QuantRange) -> Array:
     extremes = np.array((min(values.lower[0], 0.0), max(values.upper[-1], 0.0)))
-    if is_symmetric(target.qscheme):
+    if target.is_symmetric:
         extremes = np.abs(extremes).max() * np.array((-1.0, 1.0))
     return extremes
 
 
 def _has_one_end(extremes: Array, target: QuantRange) -> bool:
-    return is_symmetric(target.qscheme) or not extremes.all()
+    return target.is_symmetric or not extremes.all()
 
 
 class _Search:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.dtypes import is_per_tensor
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
-from backquant.observe.qparams import is_per_tensor
 from backquant.observe.ranges import finite_range
 
 __all__ = ["MinMaxObserver", "check_per_tensor"]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backquant.dtypes import array_qparams
 from backquant.observe.histogram import HistogramObserver
 from backquant.observe.histogram_grid import Array, Bins, Spread, bin_places
 from backquant.observe.histogram_search import best_ranges
-from backquant.observe.qparams import array_qparams, is_symmetric
 
 __all__ = ["calculate_together"]
 
@@ -47,7 +47,7 @@ def calculate_together(observers: Iterable[Any]) -> dict[int, tuple[Tensor, Tens
         _settle(same, mantissa_bits)
         ranges = best_ranges(list(_spreads(same, mantissa_bits)), target, eps)
         scale, zero_point = array_qparams(ranges[:, 0], ranges[:, 1], target, eps)
-        integer = np.int64 if is_symmetric(target.qscheme) else np.int32
+        integer = np.int64 if target.is_symmetric else np.int32
         scales = torch.from_numpy(scale).split(1)
         zero_points = torch.from_numpy(zero_point.astype(integer)).split(1)
         pairs = zip(scales, zero_points, strict=True)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backquant.dtypes import affine_qparams
 from backquant.observe.per_channel import PerChannelMinMaxObserver
-from backquant.observe.qparams import affine_qparams, qparam_dict
+from backquant.observe.qparams import qparam_dict
 
 __all__ = ["weights_together"]
 

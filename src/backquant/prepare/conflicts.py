@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
+from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
 from backquant.match.constraints import Refusal, check_tensor
-from backquant.match.names import dtype_name
 from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
 from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource

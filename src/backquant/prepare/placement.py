@@ -14,7 +14,7 @@ from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
 from backquant.prepare.apart import interfaces
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
-from backquant.prepare.requests import OBSERVED_DTYPES, ObserverSource, ObserverSpec, Probe
+from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
 from backquant.prepare.roles import Role, argument_nodes, input_positions
 from backquant.prepare.sites import PREFIX, Site, SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -170,7 +170,7 @@ class Placement:
             return False
         if wanted.is_dynamic:
             return zeroth
-        if wanted.reuses_input or have not in {*OBSERVED_DTYPES, torch.float32}:
+        if wanted.reuses_input or not (have == torch.float32 or is_observed(have)):
             return False
         return have != wanted.dtype
 

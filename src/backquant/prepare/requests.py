@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig
+from backquant.dtypes import find_dtype, is_narrow_float
 from backquant.errors import ConfigError
 from backquant.match.names import entry_text
 from backquant.match.plan import RuleRef
@@ -34,24 +35,7 @@ from backquant.observe.protocol import (
 )
 from backquant.qconfig import QConfig, QConfigMapping
 
-__all__ = ["OBSERVED_DTYPES", "ObserverSource", "ObserverSpec", "Probe"]
-
-OBSERVED_DTYPES: frozenset[torch.dtype] = frozenset(
-    {
-        torch.quint8,
-        torch.qint8,
-        torch.qint32,
-        torch.float16,
-        torch.bfloat16,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.float8_e5m2,
-        torch.float8_e4m3fn,
-    }
-)
-
+__all__ = ["ObserverSource", "ObserverSpec", "Probe", "is_observed"]
 
 # Observers without any other state than a range, which they can forget.
 _FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
@@ -89,7 +73,7 @@ class Probe:
 
         *Different:* bfloat16 does. PyTorch leaves it out, and so the model as it is.
         """
-        return self.dtype in OBSERVED_DTYPES
+        return is_observed(self.dtype)
 
 
 class ObserverSource:
@@ -216,6 +200,16 @@ class ObserverSource:
         return MinMaxObserver.with_args(dtype=wanted)
 
 
+def is_observed(dtype: torch.dtype | None) -> bool:
+    """Whether activations of this dtype get an observer in the graph.
+
+    >>> is_observed(torch.uint16), is_observed(torch.quint4x2), is_observed(torch.float32)
+    (True, False, False)
+    """
+    row = find_dtype(dtype)
+    return row is not None and row.is_observed
+
+
 def _twin(observer: nn.Module) -> nn.Module:
     """A copy of an observer that holds nothing but settings, buffers and tables without modules."""
     made: nn.Module = object.__new__(type(observer))
@@ -243,6 +237,6 @@ def _bias_dtype(qconfig: QConfig) -> torch.dtype:
         return torch.float32
     activation, weight = _probe(qconfig.activation()), _probe(qconfig.weight())
     narrow = activation.dtype == weight.dtype and not activation.is_dynamic
-    if narrow and activation.dtype in (torch.float16, torch.bfloat16):
+    if narrow and is_narrow_float(activation.dtype):
         return activation.dtype
     return torch.float32

@@ -19,13 +19,13 @@ from backquant.backend_config import (
     DefaultOverride,
     get_backend_config,
 )
+from backquant.dtypes import quantize_bounds
 from backquant.errors import ConfigError
 from backquant.observe import (
     FixedQParamsFakeQuantize,
     FixedQParamsObserver,
     default_weight_fake_quant,
     default_weight_observer,
-    quantize_bounds,
 )
 from backquant.qconfig.build import ptq_qconfig, qat_qconfig
 from backquant.qconfig.derive import derive_defaults

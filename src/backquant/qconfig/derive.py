@@ -11,8 +11,8 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     QuantDefault,
 )
+from backquant.dtypes import quantize_bounds
 from backquant.errors import ConfigError
-from backquant.observe import quantize_bounds
 
 __all__ = ["derive_defaults"]
 

@@ -6,24 +6,10 @@ from enum import IntEnum
 
 import torch
 
+from backquant.dtypes import is_quantized
 from backquant.errors import ConfigError
 
 __all__ = ["QuantType", "quant_type_from_str", "quant_type_of"]
-
-_INTEGERS = frozenset(
-    {
-        torch.quint8,
-        torch.qint8,
-        torch.quint4x2,
-        torch.qint32,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.float8_e5m2,
-        torch.float8_e4m3fn,
-    }
-)
 
 
 class QuantType(IntEnum):
@@ -70,10 +56,10 @@ def quant_type_of(
     >>> quant_type_of(torch.float32, False, torch.qint8)
     <QuantType.WEIGHT_ONLY: 3>
     """
-    if weight in _INTEGERS:
+    if is_quantized(weight):
         if activation_is_dynamic:
             return QuantType.DYNAMIC
-        return QuantType.STATIC if activation in _INTEGERS else QuantType.WEIGHT_ONLY
+        return QuantType.STATIC if is_quantized(activation) else QuantType.WEIGHT_ONLY
     if weight == torch.float16:
         if activation_is_dynamic:
             return QuantType.DYNAMIC

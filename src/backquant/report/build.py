@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.convert import Measured
+from backquant.dtypes import dtype_name
 from backquant.graph import Provenance, Scope
 from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse, QuantizedModel
@@ -20,7 +21,7 @@ from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason, Ten
 from backquant.prepare import SiteTable
 from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
-from backquant.report.observers import Observers, dtype_text
+from backquant.report.observers import Observers
 
 __all__ = ["ReportSource", "build_report", "bytes_of"]
 
@@ -259,7 +260,7 @@ class _Builder:
             "weight": config.weight_dtype,
             "bias": config.bias_dtype,
         }
-        text = ", ".join(f"{role} {dtype_text(dtype)}" for role, dtype in parts.items() if dtype)
+        text = ", ".join(f"{role} {dtype_name(dtype)}" for role, dtype in parts.items() if dtype)
         floats = config.input_dtype == config.output_dtype == torch.float32
         if floats and config.weight_dtype not in (None, torch.float32):
             return f"{text}, weight only"
@@ -300,7 +301,7 @@ def _is_call_of(path: str, name: str) -> bool:
 def _ask(role: str, ask: TensorAsk | None) -> str:
     if ask is None:
         return ""
-    text = f"{role} {dtype_text(ask.dtype)}"
+    text = f"{role} {dtype_name(ask.dtype)}"
     if ask.quant_min is not None and ask.quant_max is not None:
         text += f" [{ask.quant_min}, {ask.quant_max}]"
     return f"{text} by {ask.observer}" + (", dynamic" if ask.is_dynamic else "")

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from backquant.convert import Measured
+from backquant.dtypes import dtype_name
 from backquant.prepare import SiteTable
 from backquant.report.model import ObserverRow
 
-__all__ = ["Observers", "dtype_text", "measured_row"]
+__all__ = ["Observers", "measured_row"]
 
 
 class Observers:
@@ -63,7 +64,7 @@ def measured_row(measured: Measured | None) -> ObserverRow:
     """
     if measured is None:
         return ObserverRow("", "")
-    row = ObserverRow("", "", dtype_text(measured.dtype))
+    row = ObserverRow("", "", dtype_name(measured.dtype))
     if measured.scale is None or measured.zero_point is None:
         return replace(row, detail="measured at run time" if measured.is_dynamic else "")
     row = replace(row, quant_min=measured.quant_min, quant_max=measured.quant_max)
@@ -90,7 +91,7 @@ def _own_weights(module: Any) -> list[ObserverRow]:
         row = ObserverRow(
             role="weight",
             value=name,
-            dtype=dtype_text(dtype),
+            dtype=dtype_name(dtype),
             quant_min=getattr(module, f"{name}_quant_min", None),
             quant_max=getattr(module, f"{name}_quant_max", None),
         )
@@ -104,12 +105,3 @@ def _own_weights(module: Any) -> list[ObserverRow]:
 def _scales(scale: torch.Tensor, axis: Any) -> str:
     ends = f"{float(scale.min()):.3g} … {float(scale.max()):.3g}"
     return f"{scale.numel()} scales on axis {0 if axis is None else int(axis)} ({ends})"
-
-
-def dtype_text(dtype: Any) -> str:
-    """The name of a dtype without its package.
-
-    >>> dtype_text(torch.quint8)
-    'quint8'
-    """
-    return str(dtype).removeprefix("torch.")

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.scalars import (
     dtype_from,
-    dtype_text,
     number_data,
     number_from,
     qscheme_from,
 )
+from backquant.dtypes import dtype_name
 
 
 @pytest.mark.parametrize(
     "dtype", [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 )
 def test_every_dtype_of_torch(dtype):
-    assert dtype_from(dtype_text(dtype)) is dtype
-    assert dtype_from(f"torch.{dtype_text(dtype)}") is dtype
+    assert dtype_from(dtype_name(dtype)) is dtype
+    assert dtype_from(f"torch.{dtype_name(dtype)}") is dtype
 
 
 def test_unknown_dtype_and_qscheme():

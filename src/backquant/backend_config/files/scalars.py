@@ -11,16 +11,7 @@ from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.problems import did_you_mean
 from backquant.backend_config.numbers import number_text
 
-__all__ = ["dtype_from", "dtype_text", "number_from", "number_data", "qscheme_from"]
-
-
-def dtype_text(dtype: torch.dtype) -> str:
-    """A dtype's name without the prefix.
-
-    >>> dtype_text(torch.quint8), dtype_text(torch.float)
-    ('quint8', 'float32')
-    """
-    return str(dtype).removeprefix("torch.")
+__all__ = ["dtype_from", "number_from", "number_data", "qscheme_from"]
 
 
 def dtype_from(text: str) -> torch.dtype:

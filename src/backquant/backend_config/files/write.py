@@ -18,13 +18,13 @@ from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.models import SCHEMA_VERSION
 from backquant.backend_config.files.names import SpellingError
-from backquant.backend_config.files.scalars import dtype_text, number_data
+from backquant.backend_config.files.scalars import number_data
 from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import Port
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
-from backquant.backend_config.ranges import integer_range
+from backquant.dtypes import dtype_name, integer_range
 from backquant.errors import SpecError
 
 __all__ = ["to_data"]
@@ -94,12 +94,12 @@ def _descriptive_name(config: DTypeConfig) -> str:
     """Such as ``quint8``, ``quint8_weight_qint8``, ``dynamic_quint8_weight_qint8``."""
     words = ["dynamic"] if config.is_dynamic else []
     if config.input_dtype is not None:
-        words.append(dtype_text(config.input_dtype))
+        words.append(dtype_name(config.input_dtype))
     differs = config.output_dtype not in (config.input_dtype, None)
     if config.output_dtype is not None and differs and not config.is_dynamic:
-        words += ["to", dtype_text(config.output_dtype)]
+        words += ["to", dtype_name(config.output_dtype)]
     if config.weight_dtype is not None:
-        words += ["weight", dtype_text(config.weight_dtype)]
+        words += ["weight", dtype_name(config.weight_dtype)]
     return "_".join([*words, *_fixed_range(config.output_dtype_with_constraints)]) or "any"
 
 
@@ -120,7 +120,7 @@ def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
         if constrained != DTypeWithConstraints():
             data[role] = _constraints(constrained)
     if config.bias_dtype is not None:
-        data["bias_dtype"] = dtype_text(config.bias_dtype)
+        data["bias_dtype"] = dtype_name(config.bias_dtype)
     for name in ("is_dynamic", "bias_scale", "only"):
         if getattr(config, name) is not None:
             data[name] = getattr(config, name)
@@ -135,7 +135,7 @@ def _constraints(constrained: DTypeWithConstraints) -> Any:
 
 def _scalar(value: Any) -> Any:
     if isinstance(value, torch.dtype):
-        return dtype_text(value)
+        return dtype_name(value)
     if isinstance(value, torch.qscheme):
         return str(value).removeprefix("torch.")
     return number_data(value)

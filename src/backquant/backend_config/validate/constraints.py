@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator
 
 from backquant.backend_config.dtypes import DTypeWithConstraints
-from backquant.backend_config.ranges import integer_range
 from backquant.backend_config.validate.finding import Finding, Place
+from backquant.dtypes import integer_range
 
 __all__ = ["constraint_findings"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
-from backquant.backend_config.ranges import integer_range
 from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Finding, Place
+from backquant.dtypes import integer_range
 
 __all__ = ["dtype_config_findings", "subsumes"]
 

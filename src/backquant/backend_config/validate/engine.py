@@ -15,11 +15,10 @@ import torch
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.validate.dtype_configs import ROLES
 from backquant.backend_config.validate.finding import Finding, Place
+from backquant.dtypes import plain_dtype
 from backquant.errors import SpecError
 
 __all__ = ["engine_dtypes", "engine_findings"]
-
-_STORAGE = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32}
 
 
 def engine_dtypes(engine: Any) -> frozenset[torch.dtype] | None:
@@ -44,7 +43,7 @@ def engine_dtypes(engine: Any) -> frozenset[torch.dtype] | None:
                 fix="pass an object with the attribute dtypes",
             )
         named = [dtype for part in parts for dtype in part or ()]
-    return frozenset({torch.float32, *(_STORAGE.get(dtype, dtype) for dtype in named)})
+    return frozenset({torch.float32, *(plain_dtype(dtype) for dtype in named)})
 
 
 def engine_findings(
@@ -77,5 +76,5 @@ def _missing(config: DTypeConfig, dtypes: frozenset[torch.dtype]) -> list[tuple[
     return [
         (role, dtype)
         for role, dtype in given
-        if dtype is not None and _STORAGE.get(dtype, dtype) not in dtypes
+        if dtype is not None and plain_dtype(dtype) not in dtypes
     ]

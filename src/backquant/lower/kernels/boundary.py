@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from backquant.dtypes import tensor_token
 from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["dequantize", "quantize", "requantize", "saturate"]
-
-_TOKEN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
 
 
 # size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.
@@ -31,7 +30,7 @@ def quantize(
     """
     if x.dtype != torch.float32:
         x = x.float()
-    q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, _TOKEN[dtype]))
+    q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, tensor_token(dtype)))
     info = torch.iinfo(dtype)
     if quant_min > info.min or quant_max < info.max:
         q.clamp_(quant_min, quant_max)

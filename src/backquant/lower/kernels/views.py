@@ -12,10 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["as_quantized", "as_quantized_image", "integer_view", "laid_out", "quantized_view"]
+from backquant.dtypes import plain_dtype, tensor_token
 
-_TOKEN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
-_STORAGE = {token: storage for storage, token in _TOKEN.items()}
+__all__ = ["as_quantized", "as_quantized_image", "integer_view", "laid_out", "quantized_view"]
 
 _set = torch.ops.aten.set_.source_Tensor_storage_offset
 
@@ -87,7 +86,7 @@ def quantized_view(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tens
     (tensor([0., 1.]), True)
     """
     view = torch._empty_affine_quantized(
-        (0,), scale=scale, zero_point=zero_point, dtype=_TOKEN[x.dtype]
+        (0,), scale=scale, zero_point=zero_point, dtype=tensor_token(x.dtype)
     )
     return _with_memory_of(view, x)
 
@@ -98,7 +97,7 @@ def integer_view(q: torch.Tensor) -> torch.Tensor:
     >>> integer_view(quantized_view(torch.tensor([7], dtype=torch.int8), 0.5, 0))
     tensor([7], dtype=torch.int8)
     """
-    return _with_memory_of(torch.empty(0, dtype=_STORAGE[q.dtype]), q)
+    return _with_memory_of(torch.empty(0, dtype=plain_dtype(q.dtype)), q)
 
 
 def _with_memory_of(view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

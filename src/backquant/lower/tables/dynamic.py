@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F
 
+from backquant.dtypes import dtype_name
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
 from backquant.lower.kernels.packed import WeightTensors
@@ -128,7 +129,7 @@ def check_dynamic(
     if dtype == torch.float16:
         return _check_half(site, x)
     if x is None or x.dtype.is_floating_point or dtype != torch.int8:
-        asked = f"weight {_name(dtype)}, input {_name(torch.float32 if x is None else x.dtype)}"
+        asked = f"weight {dtype_name(dtype)}, input {dtype_name(torch.float32 if x is None else x.dtype)}"
         return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
     refused = _check_range(site, x)
     if refused:
@@ -149,7 +150,7 @@ def check_dynamic(
 
 def _check_half(site: Site, x: DynamicInput | None) -> Reason | None:
     if x is not None and x.dtype != torch.float16:
-        asked = f"weight float16, input {_name(x.dtype)}"
+        asked = f"weight float16, input {dtype_name(x.dtype)}"
         return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
     if f"quantized.linear_dynamic_fp16({site.engine.name})" not in site.engine.kernels:
         admitted = f"engine {site.engine.name} has none; fbgemm and x86 have"
@@ -159,7 +160,7 @@ def _check_half(site: Site, x: DynamicInput | None) -> Reason | None:
 
 def _check_range(site: Site, x: DynamicInput) -> Reason | None:
     if x.dtype != torch.uint8 or x.symmetric:
-        asked = f"input {_name(x.dtype)}, " + ("symmetric" if x.symmetric else "affine")
+        asked = f"input {dtype_name(x.dtype)}, " + ("symmetric" if x.symmetric else "affine")
         return site.refuse("input-dtype", asked, "uint8, affine", fix=_fix())
     bounds = (x.quant_min, x.quant_max)
     if bounds not in _RANGES or (site.engine.name == "qnnpack" and _RANGES[bounds]):
@@ -176,7 +177,3 @@ def _fix() -> str:
         "PlaceholderObserver.with_args(dtype=torch.quint8, quant_min=0, quant_max=255, "
         "is_dynamic=True)"
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

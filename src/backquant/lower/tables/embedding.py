@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import dtype_name
 from backquant.lower.kernels.embedding import (
     EmbeddingConfig,
     QuantizedEmbedding,
@@ -59,7 +60,7 @@ def _emit(site: Site, kernel: QuantizedEmbedding | QuantizedEmbeddingBag) -> Emi
 
 def _check(site: Site, module: Any) -> Reason | None:
     if module.weight.dtype != torch.uint8:
-        asked = str(module.weight_dtype).removeprefix("torch.")
+        asked = dtype_name(module.weight_dtype)
         return site.refuse("weight-dtype", asked, "quint8 or quint4x2", fix=_fix())
     if module.weight_scale.numel() > 1 and module.weight_axis != 0:
         asked = f"scales along axis {module.weight_axis}"

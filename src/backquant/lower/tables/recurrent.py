@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import dtype_name
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import (
@@ -87,7 +88,7 @@ def _check_layer(site: Site, module: Any) -> Reason | None:
 def _check_weights(site: Site, x: DynamicInput | None, module: Any) -> Reason | None:
     dtypes = {getattr(module, name).dtype for name in module.weight_names}
     if len(dtypes) > 1:
-        asked = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        asked = ", ".join(sorted(dtype_name(dtype) for dtype in dtypes))
         return site.refuse("dtypes", f"weights {asked}", "one dtype for all weights")
     for name in module.weight_names:
         integers, scale, zero_point = (getattr(module, name + part) for part in _PARTS)

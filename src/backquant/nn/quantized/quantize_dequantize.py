@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from backquant.dtypes import quantize_bounds, storage_dtype
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.observe.protocol import is_placeholder
-from backquant.observe.qparams import qparam_dict, quantize_bounds, storage_dtype
+from backquant.observe.qparams import qparam_dict
 
 __all__ = ["QuantizeDequantize"]
 

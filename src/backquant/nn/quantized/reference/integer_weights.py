@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from backquant.dtypes import decode_schemes, encode_schemes
 from backquant.errors import ConfigError
-from backquant.nn.quantized.reference.scheme import decode_schemes, encode_schemes
 from backquant.nn.quantized.reference.weights import (
     WeightQParams,
     dequantize_weight,

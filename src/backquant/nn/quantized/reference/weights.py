@@ -23,13 +23,8 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import is_per_channel, is_per_tensor, quantize_bounds, storage_dtype
 from backquant.errors import ConfigError
-from backquant.observe.qparams import (
-    is_per_channel,
-    is_per_tensor,
-    quantize_bounds,
-    storage_dtype,
-)
 
 __all__ = ["WeightQParams", "dequantize_weight", "quantize_weight"]
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from backquant.dtypes import decode_schemes, encode_schemes
 from backquant.errors import ConfigError
-from backquant.nn.quantized.reference.scheme import decode_schemes, encode_schemes
 
 
 def test_round_trip_of_every_scheme() -> None:

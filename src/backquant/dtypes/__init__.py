@@ -1,0 +1,58 @@
+"""The dtypes that values are quantized to: one table, their ranges and schemes, and the arithmetic."""
+
+from backquant.dtypes.measured_range import (
+    QuantRange,
+    affine_qparams,
+    array_qparams,
+    resolve_range,
+)
+from backquant.dtypes.qdtype import Format, QDType
+from backquant.dtypes.scheme import (
+    decode_schemes,
+    encode_schemes,
+    is_per_channel,
+    is_per_tensor,
+    is_symmetric,
+)
+from backquant.dtypes.table import (
+    find_dtype,
+    integer_range,
+    is_narrow_float,
+    is_quantized,
+    is_scaled_float,
+    known_dtypes,
+    plain_dtype,
+    qdtype,
+    quantize_bounds,
+    register_dtype,
+    storage_dtype,
+    tensor_token,
+)
+from backquant.dtypes.words import dtype_name
+
+__all__ = [
+    "Format",
+    "QDType",
+    "QuantRange",
+    "affine_qparams",
+    "array_qparams",
+    "decode_schemes",
+    "dtype_name",
+    "encode_schemes",
+    "find_dtype",
+    "integer_range",
+    "is_narrow_float",
+    "is_per_channel",
+    "is_per_tensor",
+    "is_quantized",
+    "is_scaled_float",
+    "is_symmetric",
+    "known_dtypes",
+    "plain_dtype",
+    "qdtype",
+    "quantize_bounds",
+    "register_dtype",
+    "resolve_range",
+    "storage_dtype",
+    "tensor_token",
+]

@@ -1,0 +1,270 @@
+"""The table of dtypes that values are quantized to, and how others are added to it.
+
+A package adds its own with an entry point of the group ``backquant.dtypes`` that names a ``QDType``; a
+program adds one with ``register_dtype``. Entry points are read when a dtype is asked for that has no row.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from backquant.dtypes.qdtype import Format, QDType
+from backquant.errors import ConfigError
+
+__all__ = [
+    "find_dtype",
+    "integer_range",
+    "is_narrow_float",
+    "is_quantized",
+    "is_scaled_float",
+    "known_dtypes",
+    "plain_dtype",
+    "qdtype",
+    "quantize_bounds",
+    "register_dtype",
+    "storage_dtype",
+    "tensor_token",
+]
+
+_GROUP = "backquant.dtypes"
+_SIGNED, _UNSIGNED, _FLOAT, _CAST = Format.SIGNED, Format.UNSIGNED, Format.FLOAT, Format.CAST
+
+# The numbers are part of the file format: they are only ever added to.
+_BUILT_IN = (
+    QDType(torch.float32, torch.float32, 32, Format.FULL, number=0),
+    QDType(torch.float16, torch.float16, 16, _CAST, number=1),
+    QDType(torch.bfloat16, torch.bfloat16, 16, _CAST, number=2),
+    QDType(torch.qint8, torch.int8, 8, _SIGNED, tensor_token=True, number=3),
+    QDType(torch.int8, torch.int8, 8, _SIGNED, number=4),
+    QDType(torch.quint8, torch.uint8, 8, _UNSIGNED, tensor_token=True, number=5),
+    QDType(torch.uint8, torch.uint8, 8, _UNSIGNED, number=6),
+    # Symmetric schemes: PyTorch's observers give packed dtypes the zero point 0.
+    QDType(torch.quint4x2, torch.uint8, 4, _UNSIGNED, True, True, 0, number=7),
+    QDType(torch.int16, torch.int16, 16, _SIGNED, number=8),
+    QDType(torch.qint32, torch.int32, 32, _SIGNED, tensor_token=True, number=9),
+    QDType(torch.int32, torch.int32, 32, _SIGNED, number=10),
+    QDType(torch.float8_e4m3fn, torch.float8_e4m3fn, 8, _FLOAT, number=11),
+    QDType(torch.float8_e5m2, torch.float8_e5m2, 8, _FLOAT, number=12),
+    QDType(torch.uint16, torch.uint16, 16, _UNSIGNED, number=13),
+    QDType(torch.quint2x4, torch.uint8, 2, _UNSIGNED, True, True, 0, number=14),
+)
+_ROWS = {row.token: row for row in _BUILT_IN}
+
+
+def register_dtype(row: QDType) -> None:
+    """Add a row: from now on observers, descriptions, reference models and files know the dtype.
+
+    The same row again does nothing. Raises ConfigError for a row that contradicts one that is there, and
+    for a storage that does not hold the range.
+
+    >>> register_dtype(QDType(torch.quint8, torch.int8, 8, Format.SIGNED))
+    Traceback (most recent call last):
+    backquant.errors.ConfigError: torch.quint8 has another row in the table of dtypes
+      where  register_dtype: int8, 8 bits, signed integers
+      fix    keep the row that is there: uint8, 8 bits, unsigned integers
+    """
+    there = _ROWS.get(row.token)
+    if there == row:
+        return
+    if there is not None:
+        raise ConfigError(
+            f"{row.token} has another row in the table of dtypes",
+            where=f"register_dtype: {_text(row)}",
+            fix=f"keep the row that is there: {_text(there)}",
+        )
+    _check(row)
+    _ROWS[row.token] = row
+
+
+def _text(row: QDType) -> str:
+    storage = str(row.storage).removeprefix("torch.")
+    return f"{storage}, {row.bits} bits, {row.format.value}"
+
+
+def _check(row: QDType) -> None:
+    held = integer_range(row.storage) if row.is_integer else None
+    fits = held is not None and held[0] <= row.low and row.high <= held[1]
+    if row.is_integer and not fits:
+        raise ConfigError(
+            f"{row.storage} does not hold the values of {row.token}, {row.low} to {row.high}",
+            where=f"register_dtype: {_text(row)}",
+            fix=f"QDType({row.token}, torch.int16, {row.bits}, ...)",
+        )
+    same = next((other.token for other in _ROWS.values() if other.code == row.code), None)
+    if same is not None:
+        raise ConfigError(
+            f"{row.token} and {same} have the same number {row.code} in saved models",
+            where=f"register_dtype: {_text(row)}",
+            fix=f"QDType({row.token}, ..., number=N) with a number above 1000 that is free",
+        )
+
+
+@cache
+def _read_entry_points() -> None:
+    for point in metadata.entry_points(group=_GROUP):
+        place = f"entry point {point.name} = {point.value!r} of the group {_GROUP}"
+        try:
+            found: Any = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the dtype {point.name!r} of an installed package cannot be read: {error}",
+                where=place,
+                fix=f"python -c 'import {point.module}'",
+            ) from error
+        if not isinstance(found, QDType):
+            raise ConfigError(
+                f"the dtype {point.name!r} of an installed package is a {type(found).__name__}",
+                where=place,
+                fix="QDType(token, storage, bits, format)",
+            )
+        register_dtype(found)
+
+
+def known_dtypes() -> tuple[QDType, ...]:
+    """All rows, those of installed packages too.
+
+    >>> [row.name for row in known_dtypes()][3:6]
+    ['qint8', 'int8', 'quint8']
+    """
+    _read_entry_points()
+    return tuple(_ROWS.values())
+
+
+def find_dtype(token: torch.dtype | None) -> QDType | None:
+    """The row of ``token``; None when it has none.
+
+    >>> find_dtype(torch.quint8).bits, find_dtype(torch.int64)
+    (8, None)
+    """
+    if token not in _ROWS and token is not None:
+        _read_entry_points()
+    return _ROWS.get(token)  # type: ignore[arg-type]
+
+
+def qdtype(token: torch.dtype) -> QDType:
+    """The row of ``token``. Raises ConfigError for a dtype that nothing is quantized to.
+
+    >>> qdtype(torch.int64)
+    Traceback (most recent call last):
+    backquant.errors.ConfigError: torch.int64 is not in the table of dtypes that values are quantized to
+      where  torch.int64
+      fix    backquant.dtypes.register_dtype(QDType(torch.int64, storage, bits, format))
+    """
+    row = find_dtype(token)
+    if row is None:
+        raise ConfigError(
+            f"{token} is not in the table of dtypes that values are quantized to",
+            where=str(token),
+            fix=f"backquant.dtypes.register_dtype(QDType({token}, storage, bits, format))",
+        )
+    return row
+
+
+def storage_dtype(token: torch.dtype) -> torch.dtype:
+    """The plain dtype in which values of a quantized dtype are stored.
+
+    Raises ConfigError for a dtype that is not a quantized one.
+
+    >>> storage_dtype(torch.quint8), storage_dtype(torch.quint4x2)
+    (torch.uint8, torch.uint8)
+    """
+    row = find_dtype(token)
+    if row is None or not row.has_scale:
+        raise ConfigError(
+            f"{token} has no quantized storage",
+            where="storage_dtype",
+            fix="use one of " + ", ".join(str(r.token) for r in known_dtypes() if r.has_scale),
+        )
+    return row.storage
+
+
+def plain_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The storage of a token; any other dtype as it is.
+
+    >>> plain_dtype(torch.quint8), plain_dtype(torch.int64)
+    (torch.uint8, torch.int64)
+    """
+    row = find_dtype(dtype)
+    return dtype if row is None else row.storage
+
+
+@cache
+def tensor_token(storage: torch.dtype) -> torch.dtype:
+    """The dtype of PyTorch's quantized tensors over this storage.
+
+    >>> tensor_token(torch.uint8), tensor_token(torch.int32)
+    (torch.quint8, torch.qint32)
+    """
+    rows = (row for row in _BUILT_IN if row.tensor_token and not row.packed)
+    return {row.storage: row.token for row in rows}[storage]
+
+
+def is_quantized(dtype: torch.dtype | None) -> bool:
+    """Whether values of this dtype are integers or narrow floats with a scale.
+
+    >>> is_quantized(torch.uint16), is_quantized(torch.float16)
+    (True, False)
+    """
+    row = find_dtype(dtype)
+    return row is not None and row.has_scale
+
+
+def is_scaled_float(dtype: torch.dtype | None) -> bool:
+    """Whether values of this dtype are narrow floats with a scale, such as those of 8 bits.
+
+    >>> is_scaled_float(torch.float8_e5m2), is_scaled_float(torch.float16)
+    (True, False)
+    """
+    row = find_dtype(dtype)
+    return row is not None and row.is_float
+
+
+def is_narrow_float(dtype: torch.dtype | None) -> bool:
+    """Whether values are only cast to this dtype: float16 and bfloat16.
+
+    >>> is_narrow_float(torch.bfloat16), is_narrow_float(torch.float32)
+    (True, False)
+    """
+    row = find_dtype(dtype)
+    return row is not None and row.format is Format.CAST
+
+
+def integer_range(dtype: torch.dtype | None) -> tuple[int, int] | None:
+    """Smallest and largest value of one element; None for what holds no integers.
+
+    >>> integer_range(torch.qint8), integer_range(torch.quint4x2), integer_range(torch.float16)
+    ((-128, 127), (0, 15), None)
+    """
+    row = find_dtype(dtype)
+    if row is not None:
+        return (row.low, row.high) if row.is_integer else None
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return None
+    without_operators = re.fullmatch(r"torch\.(u?)int([1-7])", str(dtype))
+    if without_operators is not None:
+        unsigned, count = without_operators[1], 2 ** int(without_operators[2])
+        return (0, count - 1) if unsigned else (-count // 2, count // 2 - 1)
+    try:
+        info = torch.iinfo(dtype)
+    except TypeError:  # bits8 and the like hold no numbers
+        return None
+    return info.min, info.max
+
+
+def quantize_bounds(dtype: torch.dtype, reduce_range: bool = False) -> tuple[int, int]:
+    """Smallest and largest value of a quantized dtype.
+
+    ``reduce_range`` drops one bit of the 8-bit integers (the others have no reduced form).
+
+    >>> quantize_bounds(torch.qint8), quantize_bounds(torch.quint8, reduce_range=True)
+    ((-128, 127), (0, 127))
+    """
+    row = qdtype(dtype)
+    if reduce_range and row.is_integer and row.bits == 8:
+        return row.low // 2, row.high // 2
+    return row.low, row.high
