@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from backquant.api import *
     from backquant.artifact import *
     from backquant.backend_config import *
+    from backquant.dtypes import *
     from backquant.errors import *
     from backquant.interop import *
     from backquant.observe import *
     from backquant.qconfig import *
 
-_ROOMS = ("errors", "backend_config", "observe", "qconfig", "artifact", "interop", "api")
+_ROOMS = ("errors", "dtypes", "backend_config", "observe", "qconfig", "artifact", "interop", "api")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.convert import PlainQParams, convert_to_reference, reference_state
+from backquant.convert import convert_to_reference, reference_state
+from backquant.dtypes import QParams
 from backquant.graph import set_module
 from backquant.match import MatchKind
 from backquant.prepare import prepared_state
@@ -57,7 +58,7 @@ def test_only_what_is_named_arrives_quantized(prepared):
     assert float_arg.args[0] is quantized_arg
     inner = reference_state(reference.pair)
     assert list(inner.inputs) == [1] and list(inner.outputs) == [0]
-    assert isinstance(inner.inputs[1], PlainQParams)
+    assert isinstance(inner.inputs[1], QParams)
     assert inner.inputs[1].literals == tuple(float_arg.args[1:])
     (after,) = call.users
     assert tuple(after.args[1:]) == inner.outputs[0].literals

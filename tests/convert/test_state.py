@@ -50,7 +50,7 @@ def test_qparams_are_those_in_the_graph(reference):
     op = torch.ops.quantized_decomposed.quantize_per_tensor.default
     written = [node.args[1:3] for node in model.graph.nodes if node.target is op]
     state = reference_state(model)
-    known = [(found.scalar_scale, found.scalar_zero_point) for found in state.qparams.values()]
+    known = [(found.number.scale, found.number.zero_point) for found in state.qparams.values()]
     assert sorted(written) == sorted(known)
     assert list(state.qparams) == [site.name for site in state.sites.sites]
 

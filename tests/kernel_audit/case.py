@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.lower.qdq import QParams
+from backquant.dtypes import QParams
 from backquant.nn.quantized import reference as nnqr
 
 __all__ = ["Case", "Operator", "drawn_qparams", "fitting", "integers", "weighted"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.lower.qdq import QParams
+from backquant.dtypes import QParams
 from kernel_audit.case import Case, drawn_qparams, fitting
 
 __all__ = ["FAMILIES"]

@@ -14,11 +14,11 @@ from torch.fx import GraphModule, Tracer
 from backquant.backend_config import get_backend_config
 from backquant.backends.tables import lowering_rules
 from backquant.convert import convert_to_reference
+from backquant.dtypes import QParams
 from backquant.fuse import plan_fused
 from backquant.graph import capture
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower import Lowered, engine_info, lower
-from backquant.lower.qdq import QParams
 from backquant.lower.tables import onednn
 from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantized.reference import ReferenceModule

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.fx import Graph
 
+from backquant.dtypes import QParams
 from backquant.lower.qdq import (
-    QParams,
     integer_source,
     is_channel_dequantize,
     is_dequantize,

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from backquant.backend_config import get_backend_config
-from backquant.lower import QParams, QuantizedModel, engine_info
+from backquant.dtypes import QParams
+from backquant.lower import QuantizedModel, engine_info
 from backquant.lower.quantized_model import as_integers
 from backquant.match.plan import Plan
 from backquant.nn.quantized import reference as nnqr

@@ -87,6 +87,6 @@ def test_entries_with_weights_come_first() -> None:
 
 
 def test_a_backend_without_integers_is_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match="no static integer dtype config") as caught:
+    with pytest.raises(ConfigError, match="no static quantized dtype config") as caught:
         get_default_qconfig(backend(DTypeConfig(torch.float16, torch.float16)))
     assert "set_defaults" in caught.value.fix

@@ -28,7 +28,7 @@ from backquant.graph import (
     without_collector,
 )
 from backquant.graph.export import Interface, interface_of, output_of
-from backquant.lower import EngineInfo, Lowered, QParams, QuantizedModel, engine_info, lower
+from backquant.lower import EngineInfo, Lowered, QuantizedModel, engine_info, lower
 from backquant.match import MatchKind
 
 __all__ = ["quantized_model"]
@@ -53,10 +53,8 @@ def quantized_model(
         kernels=lowered.kernels,
         left_in_float=lowered.left_in_float,
     )
-    made.input_qparams = {i: QParams(*q.literals) for i, q in state.inputs.items() if q is not None}
-    made.output_qparams = {
-        i: QParams(*q.literals) for i, q in state.outputs.items() if q is not None
-    }
+    made.input_qparams = {i: q for i, q in state.inputs.items() if q is not None}
+    made.output_qparams = {i: q for i, q in state.outputs.items() if q is not None}
     made.interface = _interface(reference)
     own_shared_tensors(made, source)
     if lowered.graph_module is not reference:

@@ -18,10 +18,11 @@ from backquant.artifact.records import decode_records, encode_records
 from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder, torch_constant
 from backquant.backend_config import BackendConfig, files
+from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
-from backquant.lower import EngineInfo, KernelUse, QParams, QuantizedModel, engine_here
+from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_here
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
 from backquant.report.text import renderable

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from backquant.convert.asked import ConvertAsked
 from backquant.convert.custom_modules import dequantize_all
-from backquant.convert.measured import Measured
 from backquant.convert.original_weights import original_weights
 from backquant.convert.reference import convert_to_reference
-from backquant.convert.state import PlainQParams, ReferenceModel, ReferenceState, reference_state
+from backquant.convert.state import ReferenceModel, ReferenceState, reference_state
 
 __all__ = [
     "ConvertAsked",
-    "Measured",
-    "PlainQParams",
     "ReferenceModel",
     "ReferenceState",
     "convert_to_reference",

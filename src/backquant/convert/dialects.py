@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from backquant.convert.measured import Measured
-from backquant.dtypes import is_narrow_float, is_scaled_float
+from backquant.dtypes import ObservedQParams, is_narrow_float, is_quantized, is_scaled_float, qdtype
 from backquant.errors import ConfigError
 from backquant.graph import (
     GraphEditor,
@@ -73,7 +72,7 @@ class Writer:
         return self.editor.read_buffer(self.position, path, tensor)
 
 
-def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+def write_decomposed(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     """``value`` quantized and dequantized on plain tensors; static, dynamic or a narrower float."""
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
@@ -87,7 +86,7 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
         return _decomposed_float8(writer, value, found)
     bounds = (found.quant_min, found.quant_max, found.storage)
     if found.axis is None:
-        qparams: tuple[Any, ...] = (found.scalar_scale, found.scalar_zero_point, *bounds)
+        qparams: tuple[Any, ...] = found.number.literals
         quantized = writer.call(ops.quantize_per_tensor.default, value, *qparams)
         return writer.call(ops.dequantize_per_tensor.default, quantized, *qparams)
     assert found.scale is not None and found.zero_point is not None
@@ -98,10 +97,10 @@ def write_decomposed(writer: Writer, value: fx.Node, found: Measured) -> fx.Node
     return writer.call(ops.dequantize_per_channel.default, quantized, *qparams)
 
 
-def _decomposed_float8(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     """8-bit floats have one scale and no zero point."""
     limit = torch.finfo(found.dtype).max
-    if found.axis is not None or found.scalar_zero_point != 0:
+    if found.axis is not None or found.number.zero_point != 0:
         raise ConfigError(
             f"{found.dtype} is quantized to with one scale and the zero point 0",
             where=f"the observer of {value.name}",
@@ -115,12 +114,12 @@ def _decomposed_float8(writer: Writer, value: fx.Node, found: Measured) -> fx.No
             fix=f"quant_min=-{limit:.0f}, quant_max={limit:.0f}",
         )
     register_float8()
-    ops, scale = torch.ops.backquant, found.scalar_scale
+    ops, scale = torch.ops.backquant, found.number.scale
     quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)
     return writer.call(ops.dequantize_float8.default, quantized, scale)
 
 
-def _decomposed_dynamic(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
+def _decomposed_dynamic(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     ops = torch.ops.quantized_decomposed
     if found.storage not in _DYNAMIC_STORAGE:
         raise ConfigError(
@@ -141,8 +140,17 @@ def _decomposed_dynamic(writer: Writer, value: fx.Node, found: Measured) -> fx.N
     return writer.call(ops.dequantize_per_tensor.tensor, quantized, *qparams)
 
 
-def write_quantized_tensor(writer: Writer, value: fx.Node, found: Measured) -> fx.Node:
-    """``value`` quantized to a quantized tensor and dequantized; static, dynamic or a narrower float."""
+def write_quantized_tensor(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
+    """``value`` quantized to a quantized tensor and dequantized; static, dynamic or a narrower float.
+
+    Raises ConfigError for a dtype of which PyTorch has no quantized tensors.
+    """
+    if is_quantized(found.dtype) and not qdtype(found.dtype).tensor_token:
+        raise ConfigError(
+            f"PyTorch has no quantized tensors of {found.dtype}",
+            where=f"the observer of {value.name}",
+            fix='dialect="decomposed", which backquant.quantize uses',
+        )
     if found.is_dynamic and found.dtype != torch.bfloat16:
         reduced = writer.engine in _REDUCED_ENGINES
         quantized = writer.call(torch.quantize_per_tensor_dynamic, value, found.dtype, reduced)
@@ -150,9 +158,9 @@ def write_quantized_tensor(writer: Writer, value: fx.Node, found: Measured) -> f
         quantized = writer.method("to", value, found.dtype)
     elif found.axis is None:
         device = found.scale.device if found.scale is not None else None
-        scale = writer.buffer("_scale_", torch.tensor(found.scalar_scale, device=device))
+        scale = writer.buffer("_scale_", torch.tensor(found.number.scale, device=device))
         zero_point = writer.buffer(
-            "_zero_point_", torch.tensor(found.scalar_zero_point, device=device)
+            "_zero_point_", torch.tensor(found.number.zero_point, device=device)
         )
         quantized = writer.call(torch.quantize_per_tensor, value, scale, zero_point, found.dtype)
     else:
@@ -181,7 +189,7 @@ def is_dequantize(node: Any) -> bool:
     )
 
 
-DIALECTS: dict[str, Callable[[Writer, fx.Node, Measured], fx.Node]] = {
+DIALECTS: dict[str, Callable[[Writer, fx.Node, ObservedQParams], fx.Node]] = {
     "decomposed": write_decomposed,
     "quantized_tensor": write_quantized_tensor,
 }

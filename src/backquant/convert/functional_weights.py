@@ -15,18 +15,20 @@ import torch
 from torch import fx
 
 from backquant.convert.constants import Constants
-from backquant.convert.measured import Measured, measure
 from backquant.convert.state import Conversion
-from backquant.dtypes import is_narrow_float
-from backquant.graph import register_quantized_decomposed
+from backquant.dtypes import ObservedQParams, is_narrow_float, is_scaled_float
+from backquant.graph import register_float8, register_quantized_decomposed
+from backquant.observe.qparams import measure
 from backquant.prepare import Role
 
 __all__ = ["convert_functional_weights", "measure_functional_weights"]
 
 
-def measure_functional_weights(prepared: fx.GraphModule, work: Conversion) -> dict[str, Measured]:
+def measure_functional_weights(
+    prepared: fx.GraphModule, work: Conversion
+) -> dict[str, ObservedQParams]:
     """Qparams of the weight observers whose weight is constant, by head of their group."""
-    found: dict[str, Measured] = {}
+    found: dict[str, ObservedQParams] = {}
     constants = Constants(work.module)
     for site in work.prepared.sites.sites:
         if site.role is not Role.WEIGHT or site.shared:
@@ -62,12 +64,12 @@ def convert_functional_weights(work: Conversion, needed: frozenset[str]) -> set[
     return done
 
 
-def _is_stored(found: Measured) -> bool:
+def _is_stored(found: ObservedQParams) -> bool:
     return found.scale is not None or is_narrow_float(found.dtype)
 
 
 def _stored(
-    work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: Measured
+    work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: ObservedQParams
 ) -> fx.Node:
     """Integer buffer and dequantize node, right before ``position``; or those of a narrower float."""
     register_quantized_decomposed()
@@ -77,10 +79,17 @@ def _stored(
         narrow = weight.clamp(-limit, limit).to(found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
+    if is_scaled_float(found.dtype):
+        register_float8()
+        scale = found.number.scale
+        narrow = torch.ops.backquant.quantize_float8.default(weight, scale, found.dtype)
+        stored = _buffer(work, position, f"{name}_quantized_", narrow)
+        widen = torch.ops.backquant.dequantize_float8.default
+        return _widened(work, position, widen, (stored, scale))
     bounds = (found.quant_min, found.quant_max, found.storage)
     assert found.scale is not None and found.zero_point is not None
     if found.axis is None:
-        qparams: tuple[Any, ...] = (found.scalar_scale, found.scalar_zero_point, *bounds)
+        qparams: tuple[Any, ...] = found.number.literals
         integers = ops.quantize_per_tensor.default(weight, *qparams)
         dequantize = ops.dequantize_per_tensor.default
     else:

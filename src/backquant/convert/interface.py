@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from backquant.convert.dialects import is_dequantize
-from backquant.convert.state import Conversion, PlainQParams
+from backquant.convert.state import Conversion
+from backquant.dtypes import QParams
 from backquant.errors import ConfigError
 from backquant.graph import register_quantized_decomposed
 from backquant.prepare import QUANTIZED_INPUT
@@ -51,7 +52,7 @@ def dequantize_inputs(work: Conversion) -> set[str]:
     return gone
 
 
-def _input_qparams(work: Conversion, index: int, node: fx.Node) -> PlainQParams | None:
+def _input_qparams(work: Conversion, index: int, node: fx.Node) -> QParams | None:
     if work.dialect == "quantized_tensor":
         return None
     if work.passed is not None:
@@ -63,12 +64,10 @@ def _input_qparams(work: Conversion, index: int, node: fx.Node) -> PlainQParams 
             where=f"PrepareCustomConfig.set_input_quantized_indexes, input {node.name!r}",
             fix="prepare with prepare_fx, or convert with dialect='quantized_tensor'",
         )
-    found = work.qparams[site]
-    bounds = (found.quant_min, found.quant_max, found.storage)
-    return PlainQParams(found.scalar_scale, found.scalar_zero_point, *bounds)
+    return work.qparams[site].number
 
 
-def insert_dequantize(work: Conversion, node: fx.Node, qparams: PlainQParams | None) -> fx.Node:
+def insert_dequantize(work: Conversion, node: fx.Node, qparams: QParams | None) -> fx.Node:
     """Dequantize the value of ``node`` for all who read it; ``None``: it is a quantized tensor."""
     with work.editor.graph.inserting_after(node):
         if qparams is None:
@@ -82,7 +81,7 @@ def insert_dequantize(work: Conversion, node: fx.Node, qparams: PlainQParams | N
     return dequantized
 
 
-def plain_qparams(dequantized: fx.Node) -> PlainQParams | None:
+def plain_qparams(dequantized: fx.Node) -> QParams | None:
     """What the integers below a dequantize node stand for; ``None`` if the tensor tells it.
 
     >>> graph = fx.Graph()
@@ -92,7 +91,7 @@ def plain_qparams(dequantized: fx.Node) -> PlainQParams | None:
     if dequantized.op == "call_method":
         return None
     scale, zero_point, low, high, dtype = dequantized.args[1:6]
-    return PlainQParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
+    return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
 
 
 def keep_outputs_quantized(work: Conversion) -> None:

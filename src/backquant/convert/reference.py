@@ -24,12 +24,12 @@ from backquant.convert.functional_weights import (
     measure_functional_weights,
 )
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
-from backquant.convert.measured import Measured, measure
 from backquant.convert.replan import all_in_float, replanned
 from backquant.convert.scales import measured_scales
 from backquant.convert.standalone import Passed, convert_standalone_modules
 from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
 from backquant.convert.weights import convert_weighted_modules
+from backquant.dtypes import ObservedQParams
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
@@ -43,6 +43,7 @@ from backquant.graph import (
     without_collector,
 )
 from backquant.match.recheck import recheck
+from backquant.observe.qparams import measure
 from backquant.observe.together import calculate_together
 from backquant.prepare import (
     ObserverSource,
@@ -168,7 +169,7 @@ def _working_copy(
     )
 
 
-def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Measured]:
+def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, ObservedQParams]:
     """By head of each group; constant weights are measured now, the rest was in calibration."""
     found = measure_functional_weights(prepared, work)
     heads = [head for head in work.prepared.sites.groups() if head not in found]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backquant.convert.measured import Measured
 from backquant.convert.state import Conversion
 from backquant.convert.weights import weight_scales
+from backquant.dtypes import ObservedQParams
 from backquant.match.plan import Match
 from backquant.match.recheck import MeasuredScales
 from backquant.prepare import Role
@@ -38,5 +38,5 @@ def _module_weight(work: Conversion, match: Match, asked: set[str]) -> list[floa
     return weight_scales(work, match) if match.anchor in asked else []
 
 
-def _scales(found: Measured) -> list[float]:
+def _scales(found: ObservedQParams) -> list[float]:
     return [] if found.scale is None else [float(s) for s in found.scale.flatten()]

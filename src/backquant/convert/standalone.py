@@ -13,14 +13,15 @@ from torch import fx
 
 from backquant.convert.dialects import is_dequantize
 from backquant.convert.interface import insert_dequantize, plain_qparams
-from backquant.convert.state import Conversion, PlainQParams, ReferenceModel, reference_state
+from backquant.convert.state import Conversion, ReferenceModel, reference_state
+from backquant.dtypes import QParams
 from backquant.graph import free_path, get_module, set_module
 from backquant.prepare import PreparedModule, prepared_state
 
 __all__ = ["Passed", "convert_standalone_modules"]
 
 #: What a parent passes quantized to a standalone module, by position.
-Passed = Mapping[int, PlainQParams | None]
+Passed = Mapping[int, QParams | None]
 
 
 def convert_standalone_modules(
@@ -34,7 +35,7 @@ def convert_standalone_modules(
             model.
     """
     inner: dict[str, PreparedModule] = {}
-    made: dict[tuple[str, tuple[tuple[int, PlainQParams | None], ...]], str] = {}
+    made: dict[tuple[str, tuple[tuple[int, QParams | None], ...]], str] = {}
     for node in list(work.module.graph.nodes):
         if node.op != "call_module":
             continue
@@ -56,11 +57,11 @@ def convert_standalone_modules(
             insert_dequantize(work, node, outputs[0])
 
 
-def _take_quantized(node: fx.Node, module: PreparedModule) -> dict[int, PlainQParams | None]:
+def _take_quantized(node: fx.Node, module: PreparedModule) -> dict[int, QParams | None]:
     """Lead the quantized inputs of ``node`` around their dequantize nodes."""
     names = [str(place.target) for place in module.graph.nodes if place.op == "placeholder"]
     custom = prepared_state(module).custom
-    passed: dict[int, PlainQParams | None] = {}
+    passed: dict[int, QParams | None] = {}
     args, kwargs = list(node.args), dict(node.kwargs)
     for index in custom.input_quantized_indexes if custom is not None else ():
         value = args[index] if index < len(args) else kwargs.get(names[index])

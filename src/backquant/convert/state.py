@@ -6,35 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
-from backquant.convert.measured import Measured
+from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor, Provenance, Scope
 from backquant.match.plan import Plan
 from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, Reporting, SiteTable
 
-__all__ = ["Conversion", "PlainQParams", "ReferenceModel", "ReferenceState", "reference_state"]
+__all__ = ["Conversion", "ReferenceModel", "ReferenceState", "reference_state"]
 
 _KEY = "backquant"
-
-
-@dataclass(frozen=True)
-class PlainQParams:
-    """What the integers of a plain tensor stand for: ``value = (integer - zero_point) * scale``."""
-
-    scale: float
-    zero_point: int
-    quant_min: int
-    quant_max: int
-    dtype: torch.dtype
-
-    @property
-    def literals(self) -> tuple[float, int, int, int, torch.dtype]:
-        """The arguments of a quantize or dequantize node after its tensor."""
-        return self.scale, self.zero_point, self.quant_min, self.quant_max, self.dtype
 
 
 @dataclass(frozen=True)
@@ -52,10 +35,10 @@ class ReferenceState:
     backend_config: BackendConfig
     provenance: Provenance
     sites: SiteTable
-    qparams: dict[str, Measured]
+    qparams: dict[str, ObservedQParams]
     dialect: str
-    inputs: dict[int, PlainQParams | None] = field(default_factory=dict)
-    outputs: dict[int | str, PlainQParams | None] = field(default_factory=dict)
+    inputs: dict[int, QParams | None] = field(default_factory=dict)
+    outputs: dict[int | str, QParams | None] = field(default_factory=dict)
     reporting: Reporting = field(default_factory=Reporting)
 
 
@@ -103,11 +86,11 @@ class Conversion:
     plan: Plan
     source: ObserverSource
     dialect: str
-    qparams: Mapping[str, Measured]  # by head of a group
+    qparams: Mapping[str, ObservedQParams]  # by head of a group
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
-    passed: Mapping[int, PlainQParams | None] | None = None
-    inputs: dict[int, PlainQParams | None] = field(default_factory=dict)
-    outputs: dict[int | str, PlainQParams | None] = field(default_factory=dict)
+    passed: Mapping[int, QParams | None] | None = None
+    inputs: dict[int, QParams | None] = field(default_factory=dict)
+    outputs: dict[int | str, QParams | None] = field(default_factory=dict)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

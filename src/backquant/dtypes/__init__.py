@@ -1,5 +1,11 @@
 """The dtypes that values are quantized to: one table, their ranges and schemes, and the arithmetic."""
 
+from backquant.dtypes.arithmetic import (
+    Rounding,
+    dequantize_tensor,
+    quantize_tensor,
+    requantize_tensor,
+)
 from backquant.dtypes.measured_range import (
     QuantRange,
     affine_qparams,
@@ -7,6 +13,7 @@ from backquant.dtypes.measured_range import (
     resolve_range,
 )
 from backquant.dtypes.qdtype import Format, QDType
+from backquant.dtypes.qparams import ObservedQParams, QParams, TensorQParams
 from backquant.dtypes.scheme import (
     decode_schemes,
     encode_schemes,
@@ -32,11 +39,16 @@ from backquant.dtypes.words import dtype_name
 
 __all__ = [
     "Format",
+    "ObservedQParams",
+    "QParams",
     "QDType",
     "QuantRange",
+    "Rounding",
+    "TensorQParams",
     "affine_qparams",
     "array_qparams",
     "decode_schemes",
+    "dequantize_tensor",
     "dtype_name",
     "encode_schemes",
     "find_dtype",
@@ -50,8 +62,10 @@ __all__ = [
     "known_dtypes",
     "plain_dtype",
     "qdtype",
+    "quantize_tensor",
     "quantize_bounds",
     "register_dtype",
+    "requantize_tensor",
     "resolve_range",
     "storage_dtype",
     "tensor_token",

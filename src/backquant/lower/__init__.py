@@ -5,7 +5,6 @@ from __future__ import annotations
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_here, engine_info
 from backquant.lower.lowering import Lowered, lower
-from backquant.lower.qdq import QParams
 from backquant.lower.quantized_model import QuantizedModel
 from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
 
@@ -17,7 +16,6 @@ __all__ = [
     "LowerRule",
     "Lowered",
     "Operand",
-    "QParams",
     "QuantizedModel",
     "Site",
     "audit",

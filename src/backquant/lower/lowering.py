@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.dtypes import QParams
 from backquant.errors import PassError
 from backquant.graph import DeferredGraphModule, assemble, call_before, copied_graph
 from backquant.lower.absorb import absorb_clamps
@@ -30,7 +31,6 @@ from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
 from backquant.lower.qdq import (
-    QParams,
     dequantize_target,
     is_channel_dequantize,
     is_dequantize,

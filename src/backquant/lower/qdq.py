@@ -7,17 +7,15 @@ dequantize_per_tensor.default, dequantize_per_channel.default), registered by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from backquant.dtypes import dtype_name
+from backquant.dtypes import QParams
 
 __all__ = [
-    "QParams",
     "dequantize_target",
     "integer_source",
     "is_channel_dequantize",
@@ -29,52 +27,6 @@ __all__ = [
 ]
 
 _NAMESPACE = "quantized_decomposed"
-
-
-@dataclass(frozen=True)
-class QParams:
-    """Per-tensor qparams of an integer tensor: ``value = (integer - zero_point) * scale``.
-
-    >>> q = QParams(0.5, 10, 0, 127, torch.uint8)
-    >>> q.is_full_range, q.bounds
-    (False, (-5.0, 58.5))
-    """
-
-    scale: float
-    zero_point: int
-    quant_min: int
-    quant_max: int
-    dtype: torch.dtype
-
-    @property
-    def is_full_range(self) -> bool:
-        """Whether the integers may take every value of the dtype."""
-        info = torch.iinfo(self.dtype)
-        return self.quant_min <= info.min and self.quant_max >= info.max
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The floats that ``quant_min`` and ``quant_max`` stand for."""
-        return (
-            (self.quant_min - self.zero_point) * self.scale,
-            (self.quant_max - self.zero_point) * self.scale,
-        )
-
-    @property
-    def args(self) -> tuple[float, int]:
-        """Scale and zero point, as kernels take them."""
-        return self.scale, self.zero_point
-
-    @property
-    def literals(self) -> tuple[float, int, int, int, torch.dtype]:
-        """The arguments of a quantize or dequantize node after its tensor."""
-        return self.scale, self.zero_point, self.quant_min, self.quant_max, self.dtype
-
-    def __str__(self) -> str:
-        return (
-            f"{dtype_name(self.dtype)} [{self.quant_min}, {self.quant_max}] scale {self.scale:.6g} "
-            f"zero point {self.zero_point}"
-        )
 
 
 def quantize_target() -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
@@ -21,7 +22,6 @@ from backquant.lower.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.pickling import pickled, unpickled
-from backquant.lower.qdq import QParams
 from backquant.lower.replay import Replays
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason

@@ -24,8 +24,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.dtypes import QParams
 from backquant.lower.engine import EngineInfo
-from backquant.lower.qdq import QParams, integer_source, is_dequantize, qparams_of
+from backquant.lower.qdq import integer_source, is_dequantize, qparams_of
 from backquant.match.plan import Reason
 
 __all__ = [

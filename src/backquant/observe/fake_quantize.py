@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from backquant.dtypes import is_per_channel, is_per_tensor, is_symmetric
+from backquant.dtypes import is_per_channel, is_per_tensor, is_symmetric, quantize_bounds
 from backquant.errors import ConfigError
 from backquant.observe.fixed import FixedQParamsObserver
 from backquant.observe.moving_average import (
@@ -317,12 +317,12 @@ def _check_integers(dtype: torch.dtype) -> None:
 
 
 def _check_bounds(quant_min: int, quant_max: int, dtype: torch.dtype) -> None:
-    info = torch.iinfo(dtype)
-    if not info.min <= quant_min <= quant_max <= info.max:
+    low, high = quantize_bounds(dtype)
+    if not low <= quant_min <= quant_max <= high:
         raise ConfigError(
             f"the range {quant_min}..{quant_max} is empty or outside of {dtype}",
             where=f"quant_min={quant_min}, quant_max={quant_max}, dtype={dtype}",
-            fix=f"use bounds within {info.min}..{info.max}",
+            fix=f"use bounds within {low}..{high}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What an observer found, as reference modules take it."""
+"""What an observer found: as data, and as reference modules take it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.dtypes import is_per_tensor
-from backquant.observe.protocol import is_placeholder
+from backquant.dtypes import (
+    ObservedQParams,
+    integer_range,
+    is_narrow_float,
+    is_per_channel,
+    is_per_tensor,
+)
+from backquant.errors import BackquantError, ConfigError
+from backquant.observe.protocol import is_noop, is_placeholder
 
-__all__ = ["qparam_dict"]
+__all__ = ["measure", "qparam_dict"]
+
+_Pair = tuple[Tensor, Tensor]
 
 
-def qparam_dict(observer: Any, calculated: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
+def qparam_dict(observer: Any, calculated: _Pair | None = None) -> dict[str, Any]:
     """What a reference module needs of the observer of its weight.
 
     ``calculated``: what its ``calculate_qparams()`` would return, if that is known.
@@ -43,3 +52,63 @@ def qparam_dict(observer: Any, calculated: tuple[Tensor, Tensor] | None = None) 
         if hasattr(observer, bound):
             result[bound] = getattr(observer, bound)
     return result
+
+
+def measure(observer: Any, calculated: _Pair | None = None) -> ObservedQParams:
+    """The qparams of an observer or fake-quantizer, ours or by protocol.
+
+    ``calculated``: what its ``calculate_qparams()`` would return, if that is known.
+
+    >>> from backquant.observe import MinMaxObserver
+    >>> observer = MinMaxObserver()
+    >>> _ = observer(torch.tensor([0.0, 2.55]))
+    >>> found = measure(observer)
+    >>> round(found.number.scale, 4), found.number.zero_point, found.quant_max, found.storage
+    (0.01, 0, 255, torch.uint8)
+    """
+    dtype: torch.dtype = observer.dtype
+    dynamic = bool(getattr(observer, "is_dynamic", False))
+    qscheme = getattr(observer, "qscheme", None)
+    # observers of others may do without a qscheme: then there is one scale
+    unmeasured = qscheme is None and (dtype.is_floating_point or is_noop(observer))
+    if dynamic or is_narrow_float(dtype) or unmeasured or is_placeholder(observer):
+        return ObservedQParams(
+            None,
+            None,
+            *_bounds(observer),
+            dtype,
+            is_dynamic=dynamic,
+            qscheme=qscheme,
+            eps=float(getattr(observer, "eps", torch.finfo(torch.float32).eps)),
+        )
+    scale, zero_point = _calculated(observer) if calculated is None else calculated
+    return ObservedQParams(
+        scale.detach().clone(),
+        zero_point.detach().clone(),
+        *_bounds(observer),
+        dtype,
+        axis=int(observer.ch_axis) if is_per_channel(qscheme) else None,
+        qscheme=qscheme,
+    )
+
+
+def _calculated(observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    name = type(observer).__name__
+    try:
+        scale, zero_point = observer.calculate_qparams()
+        return torch.as_tensor(scale), torch.as_tensor(zero_point)
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{name}.calculate_qparams raised {type(error).__name__}: {error}",
+            where=name,
+            fix="calculate_qparams() -> (scale, zero_point), two tensors",
+        ) from error
+
+
+def _bounds(observer: Any) -> tuple[int, int]:
+    """The range; that of the dtype where the observer has none (placeholders)."""
+    low, high = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
+    own = integer_range(observer.dtype) or (0, 0)
+    return int(own[0] if low is None else low), int(own[1] if high is None else high)

@@ -11,19 +11,20 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     QuantDefault,
 )
-from backquant.dtypes import quantize_bounds
+from backquant.dtypes import is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
 
 __all__ = ["derive_defaults"]
 
 
 def derive_defaults(config: BackendConfig) -> BackendDefaults:
-    """Defaults that the first static integer dtype config of the entries admits.
+    """Defaults that the first static quantized dtype config of the entries admits.
 
     An entry with a weight counts before one without. Activations are measured with a histogram
     (training: moving average), weights with minimum and maximum: per channel only where the
     entry's constraints ask for it. Bounds and smallest scale are those of the constraints.
-    Raises ConfigError when no entry has a static integer dtype config.
+    Narrow floats are measured by their largest magnitude, and not trained.
+    Raises ConfigError when no entry has a static quantized dtype config.
 
     >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
     >>> int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
@@ -31,10 +32,10 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     >>> derive_defaults(BackendConfig("mine").set_backend_pattern_config(linear)).activation
     QuantDefault('histogram', dtype=torch.qint8, qscheme=torch.per_tensor_affine)
     """
-    static = [c for e in config.configs for c in e.dtype_configs if _is_static_integer(c)]
+    static = [c for e in config.configs for c in e.dtype_configs if _is_static(c)]
     if not static:
         raise ConfigError(
-            f"the description of {config.name!r} has no static integer dtype config and no "
+            f"the description of {config.name!r} has no static quantized dtype config and no "
             "defaults, so nothing says what to quantize with",
             where=f"backend {config.name!r}",
             fix="pass a qconfig_mapping, or BackendConfig.set_defaults(BackendDefaults(...))",
@@ -45,6 +46,9 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     if weight.dtype is None:
         weight = DTypeWithConstraints(torch.qint8, symmetric=True)
     weight_observer = "per_channel_minmax" if _per_channel(weight) else "minmax"
+    if is_scaled_float(activation.dtype):
+        largest = _default(activation, "minmax", symmetric=True)
+        return BackendDefaults(largest, _default(weight, "minmax", symmetric=True))
     return BackendDefaults(
         activation=_default(activation, "histogram"),
         weight=_default(weight, weight_observer, symmetric=weight.symmetric is not False),
@@ -53,12 +57,12 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     )
 
 
-def _is_static_integer(config: DTypeConfig) -> bool:
+def _is_static(config: DTypeConfig) -> bool:
     dtype = config.input_dtype_with_constraints.dtype
-    if config.is_dynamic or dtype is None or dtype.is_floating_point:
-        return False
     weight = config.weight_dtype_with_constraints.dtype
-    return weight is None or not weight.is_floating_point
+    return (
+        not config.is_dynamic and is_quantized(dtype) and (weight is None or is_quantized(weight))
+    )
 
 
 def _per_channel(constraints: DTypeWithConstraints) -> bool:

@@ -11,8 +11,7 @@ import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
-from backquant.convert import Measured
-from backquant.dtypes import dtype_name
+from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.graph import Provenance, Scope
 from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse, QuantizedModel
@@ -46,7 +45,7 @@ class ReportSource:
     in_float: Mapping[str, int] = field(default_factory=dict)
     is_lowered: bool = False
     sites: SiteTable | None = None
-    qparams: Mapping[str, Measured] = field(default_factory=dict)
+    qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
     reference: nn.Module | None = None
     engine: str = ""
     kernels: Sequence[KernelUse] = ()

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.convert import Measured
-from backquant.dtypes import dtype_name
+from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.prepare import SiteTable
 from backquant.report.model import ObserverRow
 
@@ -20,7 +19,7 @@ __all__ = ["Observers", "measured_row"]
 class Observers:
     """The observers of a model by operator; before calibration without qparams."""
 
-    def __init__(self, sites: SiteTable | None, qparams: Mapping[str, Measured]) -> None:
+    def __init__(self, sites: SiteTable | None, qparams: Mapping[str, ObservedQParams]) -> None:
         self._sites = SiteTable() if sites is None else sites
         self._outputs: dict[str, list[ObserverRow]] = {}
         self._inputs: dict[str, list[ObserverRow]] = {}
@@ -55,11 +54,11 @@ class Observers:
         return value
 
 
-def measured_row(measured: Measured | None) -> ObserverRow:
+def measured_row(measured: ObservedQParams | None) -> ObserverRow:
     """What was measured; role and value are still empty.
 
     >>> scale, zero_point = torch.tensor(0.5), torch.tensor(3)
-    >>> measured_row(Measured(torch.quint8, scale, zero_point, quant_max=255)).qparams
+    >>> measured_row(ObservedQParams(scale, zero_point, 0, 255, torch.quint8)).qparams
     'quint8 [0, 255], scale 0.5, zero point 3'
     """
     if measured is None:

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.program import Program, quiet
-from backquant.nn.quantized.reference.weights import dequantize_weight
+from backquant.dtypes import dequantize_tensor
 
 __all__ = ["LoweredProgram", "lower_program"]
 
@@ -205,7 +205,7 @@ def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
     ]
     per_channel = isinstance(scale, fx.Node) and values[1].dim() == 1
     axis = more[0] if per_channel else 0
-    floats = dequantize_weight(values[0], values[1], values[2], axis)
+    floats = dequantize_tensor(values[0], values[1], values[2], axis)
     for kept in (exported.state_dict, exported.constants):
         if names[weight.name] in kept:
             kept[names[weight.name]] = floats

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
@@ -31,7 +32,7 @@ from backquant.lower.kernels.zero_point import (
     pad_with,
     plan_padding,
 )
-from backquant.lower.qdq import QParams, quantized_value
+from backquant.lower.qdq import quantized_value
 
 __all__ = ["ConvConfig", "OnednnConv"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backquant.lower.qdq import QParams
+from backquant.dtypes import QParams
 
 __all__ = ["NONE", "RELU", "PostOp", "with_post_op", "within"]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.activation import clamp
-from backquant.lower.qdq import QParams, quantized_value
+from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.lower.tables.arguments import first_operand, refuse_float_input
 from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from backquant.lower.qdq import QParams
+from backquant.dtypes import QParams
 from backquant.lower.rule import Operand, Site, operand
 from backquant.match.plan import Reason
 

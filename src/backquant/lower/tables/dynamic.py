@@ -129,7 +129,8 @@ def check_dynamic(
     if dtype == torch.float16:
         return _check_half(site, x)
     if x is None or x.dtype.is_floating_point or dtype != torch.int8:
-        asked = f"weight {dtype_name(dtype)}, input {dtype_name(torch.float32 if x is None else x.dtype)}"
+        given = torch.float32 if x is None else x.dtype
+        asked = f"weight {dtype_name(dtype)}, input {dtype_name(given)}"
         return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
     refused = _check_range(site, x)
     if refused:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
-from backquant.lower.qdq import QParams
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.lower.tables.arguments import bind, integer_pair
 from backquant.lower.tables.spellings import RELUS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.postop import PostOp, within
-from backquant.lower.qdq import QParams
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.lower.tables.calls import WeightedCall, conv_rules, linear_rules
 from backquant.lower.tables.spellings import post_op_of

@@ -16,8 +16,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
-from backquant.lower.qdq import QParams, dequantize_target, quantize_target
+from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
 from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.match.plan import Reason

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.dtypes import QParams
 from backquant.lower.kernels.resize import resize_bilinear, resize_nearest
-from backquant.lower.qdq import QParams, quantized_value
+from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.match.plan import Reason

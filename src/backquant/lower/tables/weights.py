@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.dtypes import QParams
 from backquant.lower.dynamic import narrow_constant, widened_constant
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.qdq import QParams, is_channel_dequantize, is_dequantize
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize
 from backquant.lower.rule import Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule

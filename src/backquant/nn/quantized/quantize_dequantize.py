@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.dtypes import quantize_bounds, storage_dtype
+from backquant.dtypes import (
+    TensorQParams,
+    dequantize_tensor,
+    is_scaled_float,
+    quantize_bounds,
+    quantize_tensor,
+    storage_dtype,
+)
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.observe.protocol import is_placeholder
 from backquant.observe.qparams import qparam_dict
@@ -14,7 +21,7 @@ __all__ = ["QuantizeDequantize"]
 
 
 class QuantizeDequantize(nn.Module):
-    """Floats of any shape, rounded to what integers of ``dtype`` can stand for.
+    """Floats of any shape, rounded to what values of ``dtype`` can stand for.
 
     Buffers ``scale`` (float32) and ``zero_point`` (int64), both without dimension.
 
@@ -35,6 +42,10 @@ class QuantizeDequantize(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same shape, float32."""
+        if is_scaled_float(self.dtype):
+            ends = self.quant_min, self.quant_max
+            qparams = TensorQParams(self.scale, self.zero_point, *ends, self.dtype)
+            return dequantize_tensor(quantize_tensor(x, qparams), self.scale, self.zero_point)
         register_quantized_decomposed()
         ops, bounds = torch.ops.quantized_decomposed, (self.quant_min, self.quant_max)
         arguments = (self.scale, self.zero_point, *bounds, storage_dtype(self.dtype))

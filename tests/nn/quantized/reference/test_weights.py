@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from backquant.dtypes import arithmetic, dequantize_tensor
 from backquant.errors import ConfigError
 from backquant.nn.quantized.reference import weights
 from backquant.nn.quantized.reference.weights import (
-    WeightQParams,
-    dequantize_weight,
     quantize_weight,
+    weight_qparams,
 )
 
 RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.qint32: (-1000, 1000)}
@@ -25,9 +25,9 @@ def _weight(case: int) -> torch.Tensor:
 
 
 def _both(weight: torch.Tensor, **qparams: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    q = WeightQParams.from_dict(qparams)
+    q = weight_qparams(qparams)
     quantized = quantize_weight(weight, q)
-    return quantized, dequantize_weight(quantized, q.scale, q.zero_point, q.axis)
+    return quantized, dequantize_tensor(quantized, q.scale, q.zero_point, q.axis)
 
 
 @pytest.mark.parametrize("dtype", RANGES)
@@ -179,13 +179,13 @@ GOOD: dict[str, Any] = {
 )
 def test_bad_qparams_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
-        quantize_weight(torch.zeros(2, 3), WeightQParams.from_dict({**GOOD, **change}))
+        quantize_weight(torch.zeros(2, 3), weight_qparams({**GOOD, **change}))
     assert error.value.where and error.value.fix
 
 
 def test_only_float32_is_quantized() -> None:
     with pytest.raises(ConfigError, match="only float32"):
-        quantize_weight(torch.zeros(2, 3).double(), WeightQParams.from_dict(GOOD))
+        quantize_weight(torch.zeros(2, 3).double(), weight_qparams(GOOD))
 
 
 def test_no_warning_and_no_quantized_tensor(recwarn: pytest.WarningsRecorder) -> None:
@@ -211,10 +211,10 @@ def test_large_weights_are_rounded_in_parts(
         "zero_point": torch.arange(channels),
         "axis": axis,
     }
-    qparams = weights.WeightQParams.from_dict(values)
+    qparams = weights.weight_qparams(values)
     whole = weights.quantize_weight(weight, qparams)
     for part in (1, 100, 200):
-        monkeypatch.setattr(weights, "_PART", part)
+        monkeypatch.setattr(arithmetic, "_PART", part)
         made = weights.quantize_weight(weight, qparams)
         assert torch.equal(made, whole) and made.dtype == whole.dtype
         assert made.stride() == whole.stride()

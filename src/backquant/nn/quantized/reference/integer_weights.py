@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.dtypes import decode_schemes, encode_schemes
+from backquant.dtypes import decode_schemes, dequantize_tensor, encode_schemes
 from backquant.errors import ConfigError
-from backquant.nn.quantized.reference.weights import (
-    WeightQParams,
-    dequantize_weight,
-    quantize_weight,
-)
+from backquant.nn.quantized.reference.weights import quantize_weight, weight_qparams
 
 __all__ = ["IntegerWeights"]
 
@@ -50,7 +46,7 @@ class IntegerWeights(nn.Module):
         """Quantize the float ``weight`` and take it as ``name``."""
         chosen = _DEFAULT_QPARAMS if qparams is None else qparams
         try:
-            q = WeightQParams.from_dict(chosen, weight.device)
+            q = weight_qparams(chosen, weight.device)
             quantized = quantize_weight(weight, q)
         except ConfigError as error:
             where = f"{name} of {type(self).__name__}: {error.where}"
@@ -61,6 +57,7 @@ class IntegerWeights(nn.Module):
         self.register_buffer(f"{name}_zero_point", q.zero_point)
         for attribute in _ATTRIBUTES:
             setattr(self, f"{name}_{attribute}", getattr(q, attribute))
+        setattr(self, f"{name}_axis", q.axis or 0)
 
     def _dequantized(self, name: str) -> torch.Tensor:
         """The float weight that the integers of ``name`` stand for."""
@@ -76,12 +73,12 @@ class IntegerWeights(nn.Module):
         ):
             # the one form of a weight that Inductor's integer kernels are found by
             bounds = vars(self)[f"{name}_quant_min"], vars(self)[f"{name}_quant_max"]
-            dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
-            found: torch.Tensor = dequantize(
+            by_channel_op = torch.ops.quantized_decomposed.dequantize_per_channel.default
+            found: torch.Tensor = by_channel_op(
                 quantized, scale, zero_point, axis, *bounds, quantized.dtype
             )
             return found
-        return dequantize_weight(quantized, scale, zero_point, axis)
+        return dequantize_tensor(quantized, scale, zero_point, axis)
 
     def get_extra_state(self) -> torch.Tensor:
         """Invariant 3, one row per name."""

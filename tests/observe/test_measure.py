@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.ao.quantization.observer import MinMaxObserver as TorchMinMax
 
-from backquant.convert.measured import measure
 from backquant.observe import (
     FakeQuantize,
     FixedQParamsObserver,
@@ -14,6 +13,7 @@ from backquant.observe import (
     PerChannelMinMaxObserver,
     PlaceholderObserver,
 )
+from backquant.observe.qparams import measure
 
 
 def test_per_tensor():
@@ -21,7 +21,7 @@ def test_per_tensor():
     observer(torch.tensor([-1.0, 1.0]))
     found = measure(observer)
     assert (found.quant_min, found.quant_max, found.storage) == (-100, 100, torch.int8)
-    assert found.scalar_scale == pytest.approx(0.01)
+    assert found.number.scale == pytest.approx(0.01)
     assert found.axis is None
 
 
@@ -37,7 +37,7 @@ def test_a_copy_is_taken():
     observer = FixedQParamsObserver(scale=0.5, zero_point=3)
     found = measure(observer)
     observer.scale.fill_(9.0)
-    assert (found.scalar_scale, found.scalar_zero_point) == (0.5, 3)
+    assert (found.number.scale, found.number.zero_point) == (0.5, 3)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_fake_quantizers():
     fake(torch.tensor([0.0, 1.27]))
     found = measure(fake)
     assert (found.quant_max, found.dtype) == (127, torch.quint8)
-    assert found.scalar_scale == pytest.approx(0.01)
+    assert found.number.scale == pytest.approx(0.01)
 
 
 def test_observers_written_against_torch_work_by_protocol():
@@ -65,4 +65,4 @@ def test_observers_written_against_torch_work_by_protocol():
 
     observer = Mine()
     observer(torch.tensor([0.0, 2.55]))
-    assert measure(observer).scalar_scale == pytest.approx(0.01)
+    assert measure(observer).number.scale == pytest.approx(0.01)
