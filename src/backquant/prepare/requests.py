@@ -236,7 +236,7 @@ def _bias_dtype(qconfig: QConfig) -> torch.dtype:
     if qconfig.activation is None or qconfig.weight is None:
         return torch.float32
     activation, weight = _probe(qconfig.activation()), _probe(qconfig.weight())
-    narrow = activation.dtype == weight.dtype and not activation.is_dynamic
-    if narrow and is_narrow_float(activation.dtype):
-        return activation.dtype
+    dtype, same = activation.dtype, activation.dtype == weight.dtype
+    if dtype is not None and same and is_narrow_float(dtype) and not activation.is_dynamic:
+        return dtype
     return torch.float32
