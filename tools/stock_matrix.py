@@ -2,24 +2,31 @@
 
     python tools/stock_matrix.py --results out/stock.jsonl                     # all that is missing
     python tools/stock_matrix.py --results out/stock.jsonl --only resnet,Bert --roads kernels,onnxruntime
+    python tools/stock_matrix.py --results out/stock.jsonl --families decoder,speech --roads saved
+    python tools/stock_matrix.py --results out/stock.jsonl --tested --budget 3600
     python tools/stock_matrix.py --results out/stock.jsonl --render            # only write docs/models.md
 
-A cell (a model of ``benchmarks/stock`` and a road of ``benchmarks/stock/roads.py``) runs in a process of its
-own with a time limit, and its result is appended to the file of results (JSON lines) as soon as it is there;
-what the file holds is not run again, unless ``--again ok,failed,timeout,died`` names its outcome. The last
-result of a cell counts. Exit status 1: a cell failed that ``tests/stock/known_failures.yaml`` does not list,
-or a listed one works.
+A cell is a model of ``benchmarks/stock`` and a road of ``benchmarks/stock/roads.py``. The cells of a model
+that are quantized alike share a process, which is ended, with all that it started, when a cell takes longer
+than ``--limit``; the others go on in a new one. Each result is appended to the file of results (JSON lines)
+as soon as it is there, and what the file holds is not run again, unless ``--again ok,failed,timeout,died``
+names its outcome: a run can be stopped and gone on with at any time. The last result of a cell counts.
+Exit status 1: a cell failed that ``tests/stock/known_failures.yaml`` does not list, or a listed one works.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,34 +38,43 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from benchmarks.stock.catalogue import catalogue  # noqa: E402
-from benchmarks.stock.entry import Entry  # noqa: E402
-from benchmarks.stock.roads import BACKENDS, ROADS, Outcome, Quantized, quantized  # noqa: E402
+from benchmarks.stock.entry import FAMILIES, Entry  # noqa: E402
+from benchmarks.stock.roads import ROADS, SETUPS, Outcome, Quantized, WrongNumbersError, quantized  # noqa: E402
 from benchmarks.stock.settle import call  # noqa: E402
 from stock_table import table  # noqa: E402
+
+from backquant.errors import BackquantError  # noqa: E402
+from stock_cells import CELLS  # noqa: E402
 
 Row = dict[str, Any]
 TURNS, TURN = 7, 0.1  # how often float and quantized take turns, and the CPU seconds of a turn
 KNOWN = ROOT / "tests" / "stock" / "known_failures.yaml"
+#: Imported once, before processes are forked: each costs seconds.
+LIBRARIES = ("torchvision", "timm", "transformers", "segmentation_models_pytorch")
+LIBRARIES += ("torch._dynamo", "torch.export", "torch._inductor.compile_fx", "onnxscript")
 
 
-def run(entry: Entry, road: str) -> Row:
-    """The result of one cell, in this process."""
-    torch.manual_seed(0)
+def run(entry: Entry, roads: Sequence[str], tell: Callable[[Row], None]) -> None:
+    """``tell`` the result of each cell, in this process. The roads have one setup."""
     torch.set_num_threads(1)
-    start = time.process_time()
-    row: Row = {"model": entry.name, "road": road}
-    try:
-        made = quantized(entry, BACKENDS[road])
-        outcome: Outcome = ROADS[road](made)
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        ours = type(error).__module__.startswith(("backquant", "benchmarks"))
-        return row | {"outcome": "failed", "error": told[:2000], "raw": not ours}
-    row |= {"outcome": "ok", "cpu": round(time.process_time() - start, 1), "note": outcome.note}
-    row |= {"share": outcome.share, "sqnr": outcome.sqnr}
-    if outcome.run is not None:
-        row["speed"] = faster(made, outcome)
-    return row
+    made: Quantized | None = None
+    for road in roads:
+        start = time.process_time()
+        row: Row = {"model": entry.name, "road": road}
+        try:
+            made = made or quantized(entry, SETUPS[road])
+            outcome: Outcome = ROADS[road](made)
+            row |= {"outcome": "ok", "cpu": round(time.process_time() - start, 1)}
+            row |= {"share": outcome.share, "sqnr": outcome.sqnr, "note": outcome.note}
+            if outcome.run is not None:
+                row["speed"] = faster(made, outcome)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            ours = isinstance(error, (BackquantError, WrongNumbersError))
+            row |= {"outcome": "failed", "error": told[:2000], "raw": not ours}
+            if not ours:
+                row["trace"] = traceback.format_exc()[-4000:]
+        tell(row)
 
 
 def faster(made: Quantized, outcome: Outcome) -> float:
@@ -80,32 +96,49 @@ def faster(made: Quantized, outcome: Outcome) -> float:
     return round(sorted(ratios)[TURNS // 2], 2)
 
 
-def within(entry: Entry, road: str, limit: float) -> Row:
-    """``run`` in a process of its own."""
+def within(entry: Entry, roads: Sequence[str], limit: float) -> Iterator[Row]:
+    """``run`` in a process of its own, and in another one for what was left when that ended."""
+    left = list(roads)
+    while left:
+        for row in _one_process(entry, tuple(left), limit):
+            left.remove(row["road"])
+            yield row | {"commit": commit()}
+
+
+def _one_process(entry: Entry, roads: Sequence[str], limit: float) -> Iterator[Row]:
+    """Results up to the first cell that does not give one; that one's says why."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(entry, road, sender))
+    process = context.Process(target=_child, args=(entry, roads, sender))
     process.start()
     sender.close()
-    row: Row = {"model": entry.name, "road": road}
-    if receiver.poll(limit):
-        try:
-            row = receiver.recv()
-        except EOFError:
-            process.join()
-            row |= {"outcome": "died", "error": f"the process ended with {process.exitcode}"}
-    else:
-        row |= {"outcome": "timeout", "error": f"more than {limit:.0f} s"}
-        process.kill()
-    process.join()
-    return row | {"commit": commit()}
+    try:
+        for road in roads:
+            if not receiver.poll(limit):
+                error = {"outcome": "timeout", "error": f"more than {limit:.0f} s"}
+                yield {"model": entry.name, "road": road} | error
+                return
+            try:
+                row = receiver.recv()
+            except EOFError:
+                process.join()
+                error = {"outcome": "died", "error": f"the process ended with {process.exitcode}"}
+                yield {"model": entry.name, "road": road} | error
+                return
+            yield row
+    finally:
+        receiver.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)  # compilers that it started, too
+        process.join()
 
 
-def _child(entry: Entry, road: str, sender: Any) -> None:
+def _child(entry: Entry, roads: Sequence[str], sender: Any) -> None:
+    os.setsid()
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)  # runtimes print
     os.dup2(sink, 2)
-    sender.send(run(entry, road))
+    run(entry, roads, sender.send)
     sender.close()
 
 
@@ -123,15 +156,24 @@ def read(path: Path) -> dict[tuple[str, str], Row]:
     return {(row["model"], row["road"]): row for row in rows}
 
 
-def wanted(chosen: argparse.Namespace) -> Iterator[tuple[Entry, str]]:
+def wanted(chosen: argparse.Namespace) -> Iterator[tuple[Entry, list[str]]]:
+    """The cells to run: roads of one setup together, setup by setup in the order of ``--roads``."""
     done = read(chosen.results)
-    for entry in catalogue().values():
-        if chosen.only and not any(part.lower() in entry.name.lower() for part in chosen.only):
-            continue
-        for road in chosen.roads:
-            row = done.get((entry.name, road))
-            if row is None or row["outcome"] in chosen.again:
-                yield entry, road
+    for setup in dict.fromkeys(SETUPS[road] for road in chosen.roads):
+        together = [road for road in chosen.roads if SETUPS[road] == setup]
+        for entry in filter(lambda entry: _is_chosen(entry, chosen), catalogue().values()):
+            rows = {road: done.get((entry.name, road)) for road in together}
+            roads = [r for r, row in rows.items() if not row or row["outcome"] in chosen.again]
+            if roads:
+                yield entry, roads
+
+
+def _is_chosen(entry: Entry, chosen: argparse.Namespace) -> bool:
+    if chosen.tested and entry.name not in CELLS:
+        return False
+    if chosen.families and entry.family not in chosen.families:
+        return False
+    return not chosen.only or any(part.lower() in entry.name.lower() for part in chosen.only)
 
 
 def unexpected(rows: dict[tuple[str, str], Row]) -> list[str]:
@@ -164,6 +206,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     comma = lambda text: [part for part in text.split(",") if part]  # noqa: E731
     parser.add_argument("--roads", type=comma, default=list(ROADS), help=", ".join(ROADS))
     parser.add_argument("--only", type=comma, help="parts of names, separated by commas")
+    parser.add_argument("--families", type=comma, help=", ".join(FAMILIES))
+    parser.add_argument("--tested", action="store_true", help="only models of tests/stock_cells.py")
     parser.add_argument("--again", type=comma, default=[], help="outcomes that are run again")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for a cell")
     parser.add_argument("--budget", type=float, help="seconds after which no cell is begun")
@@ -174,6 +218,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     for road in chosen.roads:
         if road not in ROADS:
             parser.error(f"no road {road!r}; one of {', '.join(ROADS)}")
+    for family in chosen.families or ():
+        if family not in FAMILIES:
+            parser.error(f"no family {family!r}; one of {', '.join(FAMILIES)}")
     return chosen
 
 
@@ -181,14 +228,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options_of(arguments)
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    for entry, road in [] if chosen.render else list(wanted(chosen)):
+    for name in () if chosen.render else LIBRARIES:
+        import_module(name)
+    for entry, roads in [] if chosen.render else list(wanted(chosen)):
         if chosen.budget is not None and time.perf_counter() - begin > chosen.budget:
             print("no time was left for the other cells")
             break
-        row = within(entry, road, chosen.limit)
-        with chosen.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(line(row), flush=True)
+        for row in within(entry, roads, chosen.limit):
+            with chosen.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(line(row), flush=True)
     rows = read(chosen.results)
     chosen.out.write_text(table(list(catalogue().values()), rows), encoding="utf-8")
     found = unexpected(rows)

@@ -17,6 +17,7 @@ TITLES = {
     "kernels": "x86",
     "sizes": "other sizes",
     "saved": "saved, loaded",
+    "chosen": "x86 by default",
     "compiled": "compiled",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
@@ -43,6 +44,9 @@ the end.
 - **other sizes**: batches and lengths that it was not quantized with give outputs of the float model's
   structure.
 - **saved, loaded**: the loaded model gives the same bits.
+- **x86 by default**: what is slower on integers than in float on the machine that quantizes stays float
+  ([speed.md](speed.md)); all other columns are quantized with `slower="keep"`, small as the models are, so
+  that everything quantizable is tried.
 - **compiled**: `compile()` gives what the lowered model gives, or is as near to the float model.
 - **the targets of export**: everything quantized that multiplies runs on integer kernels, and the target
   computes what the reference model does. The share is read back from the target.

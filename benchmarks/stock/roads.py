@@ -28,10 +28,11 @@ from benchmarks.stock.entry import Entry
 from benchmarks.stock.settle import call
 
 __all__ = [
-    "BACKENDS",
     "ROADS",
+    "SETUPS",
     "Outcome",
     "Quantized",
+    "Setup",
     "WrongNumbersError",
     "quantized",
     "sqnr",
@@ -44,6 +45,15 @@ Run = Callable[[], list[torch.Tensor]]
 
 class WrongNumbersError(AssertionError):
     """The road ends, with other numbers than it should."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a model is quantized. ``slower``: as of ``backquant.quantize``; "keep" measures nothing, so that
+    the same operators are quantized on every machine."""
+
+    backend: str
+    slower: str = "keep"
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,8 @@ class Quantized:
         return found if interface is None else interface.restored(found)
 
 
-def quantized(entry: Entry, backend: str) -> Quantized:
-    """Make the model of ``entry`` and quantize it for ``backend`` with its defaults."""
+def quantized(entry: Entry, setup: Setup) -> Quantized:
+    """Make the model of ``entry`` and quantize it as ``setup`` says."""
     model = build(entry)
     torch.manual_seed(1)
     batches = [entry.sample() for _ in range(CALIBRATION)]
@@ -93,7 +103,9 @@ def quantized(entry: Entry, backend: str) -> Quantized:
         return lower(reference, *rest)
 
     with mock.patch.object(one_call, "quantized_model", keep):
-        result = backquant.quantize(model, batches[0], backend=backend, calibration=batches)
+        result = backquant.quantize(
+            model, batches[0], backend=setup.backend, calibration=batches, slower=setup.slower
+        )
     with torch.no_grad():
         wanted = call(model, inputs)
     return Quantized(entry, model, result, kept[-1], inputs, wanted)
@@ -153,6 +165,15 @@ def kernels(made: Quantized) -> Outcome:
     note = f"{found.checked} integer and {found.floats} float results compared"
     run = partial(call, made.result, made.inputs)
     return Outcome(made.result.report.coverage, sqnr(made.reference_outputs(), got), note, run)
+
+
+def chosen(made: Quantized) -> Outcome:
+    """What ``quantize`` gives by default, where what is slower on integers than in float stays float."""
+    with torch.no_grad():
+        got = call(made.result, made.inputs)
+    near = sqnr(made.reference_outputs(), got)
+    _near(made, got, near)
+    return Outcome(made.result.report.coverage, near, run=partial(call, made.result, made.inputs))
 
 
 def sizes(made: Quantized) -> Outcome:
@@ -290,22 +311,24 @@ def _inductor(path: Path, made: Quantized) -> Run:
     return lambda: tensors(call(model, made.inputs))
 
 
-#: The backend that a road's model is quantized for.
-BACKENDS = {
-    "kernels": "x86",
-    "sizes": "x86",
-    "saved": "x86",
-    "compiled": "x86",
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "xnnpack": "xnnpack",
-    "inductor": "inductor_x86",
+#: How a road's model is quantized.
+SETUPS = {
+    "kernels": Setup("x86"),
+    "sizes": Setup("x86"),
+    "saved": Setup("x86"),
+    "chosen": Setup("x86", slower="float"),
+    "compiled": Setup("x86"),
+    "onnxruntime": Setup("onnxruntime"),
+    "openvino": Setup("openvino"),
+    "xnnpack": Setup("xnnpack"),
+    "inductor": Setup("inductor_x86"),
 }
 
 _ROADS: dict[str, Callable[[Quantized], Outcome]] = {
     "kernels": kernels,
     "sizes": sizes,
     "saved": saved,
+    "chosen": chosen,
     "compiled": compiled,
     "onnxruntime": partial(exported, ".onnx", _onnxruntime),
     "openvino": partial(exported, ".xml", _openvino),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from benchmarks.stock.catalogue import catalogue
-from benchmarks.stock.roads import BACKENDS, ROADS, Quantized, quantized
+from benchmarks.stock.roads import ROADS, SETUPS, Quantized, Setup, quantized
 
 from stock_cells import CELLS
 
@@ -24,11 +24,11 @@ KNOWN: dict[str, dict[str, str]] = yaml.safe_load(
 
 
 @lru_cache(maxsize=1)
-def made(name: str, backend: str) -> Quantized:
-    """The last one is kept: the cells of a model and a backend follow each other."""
+def made(name: str, setup: Setup) -> Quantized:
+    """The last one is kept: the cells of a model and a setup follow each other."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries about themselves
-        return quantized(catalogue()[name], backend)
+        return quantized(catalogue()[name], setup)
 
 
 def cells() -> list[object]:
@@ -37,7 +37,7 @@ def cells() -> list[object]:
             name,
             road,
             id=f"{name}-{road}".replace(" ", "_"),
-            marks=pytest.mark.xdist_group(f"{name} {BACKENDS[road]}"),
+            marks=pytest.mark.xdist_group(f"{name} {SETUPS[road]}"),
         )
         for name, roads in CELLS.items()
         for road in roads
@@ -49,7 +49,7 @@ def cells() -> list[object]:
 def test_road(name: str, road: str) -> None:
     expected = KNOWN.get(name, {}).get(road)
     try:
-        ROADS[road](made(name, BACKENDS[road]))
+        ROADS[road](made(name, SETUPS[road]))
     except Exception as error:
         kind = type(error).__name__
         if expected is None or not expected.startswith(f"{kind}: "):
