@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import openvino
+import pytest
 import torch
 from torch import nn
 
 import backquant
+from backquant.backend_config import DTypeConfig
 from backquant.deploy import Exported
+from backquant.errors import CoverageError
 
 
 def run(path: Any, x: torch.Tensor) -> torch.Tensor:
@@ -43,7 +46,7 @@ def test_onnx_file_is_read_back_by_openvino(residual, tmp_path) -> None:
 
 
 class Positions(nn.Module):
-    """A constant added to activations, and a transposed convolution: neither is quantized."""
+    """A constant added to activations, which is not quantized, before a transposed convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class Positions(nn.Module):
         return self.last(self.up(self.conv(x) + self.position * 2))
 
 
-def test_constants_and_transposed_convolutions_stay_float(tmp_path) -> None:
+def test_constants_stay_float_and_transposed_convolutions_run_in_int8(tmp_path) -> None:
     torch.manual_seed(0)
     model = backquant.quantize(
         Positions().eval(), backend="openvino", calibration=[torch.randn(2, 4, 8, 8)]
@@ -63,10 +66,56 @@ def test_constants_and_transposed_convolutions_stay_float(tmp_path) -> None:
     exported = backquant.export(model, tmp_path / "m.xml")
     assert precisions(exported, "Convolution") <= {"u8", "i8"}
     [up] = [use for use in exported.kernels if use.kernel == "Deconvolution"]
-    assert not up.integer
+    assert up.integer
     assert "up" in up.nodes
+    assert exported.integer_share == 1.0
     x = torch.randn(2, 4, 8, 8)
     assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)
+
+
+def upsampled(transposed: nn.Module) -> nn.Module:
+    kind = {1: nn.Conv1d, 2: nn.Conv2d}[len(transposed.kernel_size)]
+    return nn.Sequential(kind(4, 8, 1), nn.ReLU(), transposed, nn.ReLU(), kind(8, 4, 1)).eval()
+
+
+@pytest.mark.parametrize(
+    ("transposed", "why"),
+    [
+        (nn.ConvTranspose1d(8, 8, 6, stride=3), ""),
+        (nn.ConvTranspose2d(8, 8, 4, stride=(4, 2), dilation=2, output_padding=1), ""),
+        (nn.ConvTranspose1d(8, 8, 8, stride=4), "operator stride 4 along the last axis"),
+        (nn.ConvTranspose2d(8, 8, 4, stride=(2, 4)), "operator stride 4 along the last axis"),
+        (nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2), "operator 2 groups"),
+    ],
+    ids=str,
+)
+def test_which_transposed_convolutions_have_integer_kernels(transposed, why, tmp_path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, *[8] * len(transposed.kernel_size))
+    model = backquant.quantize(upsampled(transposed), x, backend="openvino", calibration=[x])
+    refused = [r.asked for row in model.report.rows for r in row.reasons if row.operator != "ReLU"]
+    assert refused == ([why] if why else [])
+    exported = backquant.export(model, tmp_path / "m.xml")
+    [up] = [use for use in exported.kernels if use.kernel == "Deconvolution"]
+    assert up.integer == (not why)
+    assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)
+
+
+def test_a_float_kernel_that_gives_integers_is_read_back_as_float(tmp_path) -> None:
+    """The runtime model calls it i8; the name of its primitive tells."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    config = backquant.get_backend_config("openvino")
+    for entry in config.configs:
+        entry.dtype_configs = [
+            DTypeConfig.from_dict({**dtypes.to_dict(), "only": None})
+            for dtypes in entry.dtype_configs
+        ]
+    wide = upsampled(nn.ConvTranspose2d(8, 8, 4, stride=4))
+    model = backquant.quantize(wide, x, backend=config, calibration=[x])
+    assert all(row.outcome == "quantized" for row in model.report.rows)
+    with pytest.raises(CoverageError, match="Deconvolution"):
+        backquant.export(model, tmp_path / "m.xml", to="openvino")
 
 
 class Patches(nn.Module):

@@ -91,6 +91,22 @@ def test_depthwise_convolutions_are_not_dynamic() -> None:
     assert reasons(depthwise) == {}
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        nn.ConvTranspose2d(4, 4, 4, stride=(2, 4)),
+        lambda x, w: F.conv_transpose2d(x, torch.cat((w, w), 1), None, (2, 4)),
+        lambda x, w: F.conv_transpose2d(x, torch.cat((w, w), 1), stride=4),
+    ],
+)
+def test_a_transposed_convolution_with_a_long_stride(use) -> None:
+    report = backquant.explain(Use(use).eval(), X, backend="openvino")
+    [row] = [row for row in report.rows if "ranspose" in row.operator]
+    [reason] = row.reasons
+    assert reason.asked == "operator stride 4 along the last axis"
+    assert reason.admitted.startswith("operator short last stride")
+
+
 def test_only_has_its_words() -> None:
     assert DTypeConfig.from_dict({"only": "inner_axes"}).to_dict() == {"only": "inner_axes"}
     with pytest.raises(SpecError, match="only"):

@@ -23,9 +23,9 @@ from backquant.backend_config.checks import (
 from backquant.backend_config.numbers import number_text
 from backquant.errors import SpecError
 
-__all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
+__all__ = ["DTypeConfig", "DTypeWithConstraints", "Only", "as_dtype_config"]
 
-Only = Literal["not_grouped", "not_depthwise", "inner_axes"]
+Only = Literal["not_grouped", "not_depthwise", "short_last_stride", "inner_axes"]
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
     "output_dtype",
@@ -122,7 +122,9 @@ class DTypeConfig:
     ``DTypeWithConstraints``, or None (not constrained).
     ``bias_scale="input_times_weight"``: the bias is quantized with scale input × weight.
     ``only``: which uses of the operator are admitted so: ``"not_grouped"`` or ``"not_depthwise"``
-    convolutions (depthwise: every channel a group), ``"inner_axes"``: reductions over the last two axes.
+    convolutions (depthwise: every channel a group), ``"short_last_stride"``: convolutions that are not
+    grouped, with a stride of at most 3 along the last axis, ``"inner_axes"``: reductions over the last two
+    axes.
 
     Raises ``SpecError`` for values of another kind.
 

@@ -2,10 +2,11 @@
 
 It runs the same form as ONNX Runtime: unsigned activations, signed weights folded to integers. Values
 that depend on no input are not quantized: an addition of a quantized constant fails to compile. In float
-(bfloat16 where the CPU has it) stay transposed convolutions, softmax, sigmoid, norms and embeddings.
+(bfloat16 where the CPU has it) stay softmax, sigmoid, norms and embeddings.
 
 Measured on OpenVINO 2026.4: float weights behind quantize nodes make the convolutions run in bfloat16;
-unsigned weights, too.
+unsigned weights, too. Transposed convolutions have integer kernels for inputs without a zero point and
+weights scaled by output channel, where they are not grouped and their last stride is at most 3.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from backquant.backend_config import (
     QDQRules,
     QuantDefault,
 )
-from backquant.backends.defaults import CONVOLUTIONS
+from backquant.backends.defaults import CONVOLUTIONS, QAT_CHANNEL_WEIGHT, TRANSPOSED
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
@@ -52,13 +53,25 @@ SIGNED = DTypeConfig(
     DTypeWithConstraints(torch.qint8, symmetric=True),
     DTypeWithConstraints(torch.qint8, symmetric=True),
 )
-PRODUCT = DefaultOverride(
-    MATMULS,
-    activation=QuantDefault("histogram", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
+SYMMETRIC = QuantDefault("histogram", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+PRODUCT = DefaultOverride(MATMULS, activation=SYMMETRIC)
+# Transposed convolutions take integers without a zero point, and weights scaled by output channel.
+DECONVOLUTION = DTypeConfig(
+    DTypeWithConstraints(torch.qint8, symmetric=True),
+    DTypeWithConstraints(torch.qint8, symmetric=True),
+    DTypeWithConstraints(torch.qint8, symmetric=True, ch_axis=1),
+    torch.float,
+    only="short_last_stride",
+)
+BY_OUTPUT_CHANNEL = DefaultOverride(
+    TRANSPOSED,
+    activation=SYMMETRIC,
+    weight=replace(DEPLOYED_DEFAULTS.weight, ch_axis=1),
+    qat_weight=replace(QAT_CHANNEL_WEIGHT, ch_axis=1),
 )
 DEFAULTS = replace(
     DEPLOYED_DEFAULTS,
-    overrides=(*DEPLOYED_DEFAULTS.overrides, PRODUCT),
+    overrides=(*DEPLOYED_DEFAULTS.overrides, PRODUCT, BY_OUTPUT_CHANNEL),
     leave_float=(LeaveFloat(MATMULS, after=SOFTMAX, before=ADDITIONS),),
 )
 
@@ -74,7 +87,7 @@ def backend_config() -> BackendConfig:
         quantize_constants=False,
         attention="products",
         leave_float=(
-            LeaveFloat((*FLOAT_OUTPUTS, *CONVOLUTIONS), results=True),
+            LeaveFloat((*FLOAT_OUTPUTS, *CONVOLUTIONS, *TRANSPOSED), results=True),
             LeaveFloat(BETWEEN, beside_float=True),
             SCORES,
         ),
@@ -86,6 +99,11 @@ def backend_config() -> BackendConfig:
         .set_backend_pattern_configs(
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
+                *(
+                    entry
+                    for kind in conv.TRANSPOSED.values()
+                    for entry in admit(conv.transposed_entries(kind), [DECONVOLUTION])
+                ),
                 *linear.entries([STATIC, WEIGHT_ONLY]),
                 *clamped.entries([STATIC]),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),

@@ -1,4 +1,4 @@
-"""What of ``DTypeConfig.only`` a use of an operator goes beyond: groups of convolutions, axes of means."""
+"""What of ``DTypeConfig.only`` a use of an operator goes beyond: groups, strides, axes of means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MODULES = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_GROUPS = 6  # the position of the argument in each of these functions
+_STRIDE, _GROUPS = 3, 6  # the positions of the arguments in each of these functions
+_LONG = 4  # a stride that is not short
 _INNER = ((2, 3), (-2, -1))
 
 
@@ -31,12 +32,14 @@ def uses_beyond(root: fx.Node, graph: GraphIndex) -> frozenset[tuple[str, str]]:
     """
     if root.target in (torch.mean, "mean"):
         return _of_mean(root)
-    groups, inputs = _groups(root, graph)
-    if groups == 1:
-        return frozenset()
-    found = {("not_grouped", f"{groups} groups")}
-    if groups == inputs:
-        found.add(("not_depthwise", f"{groups} groups of one channel"))
+    groups, inputs, stride = _geometry(root, graph)
+    found = set()
+    if groups != 1:
+        found = {("not_grouped", f"{groups} groups"), ("short_last_stride", f"{groups} groups")}
+        if groups == inputs:
+            found.add(("not_depthwise", f"{groups} groups of one channel"))
+    elif stride >= _LONG:
+        found.add(("short_last_stride", f"stride {stride} along the last axis"))
     return frozenset(found)
 
 
@@ -49,20 +52,27 @@ def _of_mean(node: fx.Node) -> frozenset[tuple[str, str]]:
     return frozenset({("inner_axes", f"mean over {told}")})
 
 
-def _groups(node: fx.Node, graph: GraphIndex) -> tuple[int, int]:
-    """Of a convolution: groups, and channels of the input; (1, 0) of everything else."""
+def _geometry(node: fx.Node, graph: GraphIndex) -> tuple[int, int, int]:
+    """Of a convolution: groups, channels of the input, the last stride; (1, 0, 1) of everything else."""
     if node.op == "call_module":
         module = graph.module_of(node)
         parts = () if module is None else module.modules()
         conv: Any = next((part for part in parts if isinstance(part, _MODULES)), None)
-        return (1, 0) if conv is None else (conv.groups, conv.in_channels)
+        return (1, 0, 1) if conv is None else (conv.groups, conv.in_channels, conv.stride[-1])
     if node.target not in (*_CONVS, *_TRANSPOSED):
-        return 1, 0
-    groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
+        return 1, 0, 1
+    stride = _argument(node, _STRIDE, "stride")
+    last = stride[-1] if isinstance(stride, (list, tuple)) else stride
+    last = last if isinstance(last, int) else 1
+    groups = _argument(node, _GROUPS, "groups")
     if not isinstance(groups, int):
-        return 1, 0
+        return 1, 0, last
     weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-    return groups, _channels(weight, groups, graph, node.target in _TRANSPOSED)
+    return groups, _channels(weight, groups, graph, node.target in _TRANSPOSED), last
+
+
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else 1)
 
 
 def _channels(weight: Any, groups: int, graph: GraphIndex, transposed: bool) -> int:

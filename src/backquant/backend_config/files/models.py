@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, Tag
 from typing_extensions import TypeAliasType
 
+from backquant.backend_config.dtypes import Only
 from backquant.backend_config.files.model_parts import (
     Count,
     DTypeName,
@@ -65,9 +66,7 @@ class DTypeConfig(Model):
     bias_dtype: DTypeName | None = None
     is_dynamic: bool | None = None
     bias_scale: Literal["input_times_weight"] | None = None
-    only: Literal["not_grouped", "not_depthwise", "inner_axes"] | None = Field(
-        None, description="The uses of the operator that are admitted so."
-    )
+    only: Only | None = Field(None, description="The uses of the operator that are admitted so.")
 
 
 class Sequential(Model):

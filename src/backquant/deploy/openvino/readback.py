@@ -17,6 +17,7 @@ __all__ = ["kernels_of"]
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _INTEGER = ("i8", "u8")
+_FLOAT = ("f32", "f16", "bf16")
 
 
 def kernels_of(
@@ -37,11 +38,17 @@ def kernels_of(
         kind = info.get("layerType", node.get_type_name())
         if kind in _NO_KERNEL:
             continue
-        precision = info.get("runtimePrecision", "").lower()
+        precision = _precision(info)
         layers = info.get("originalLayersNames", "").split(",")
         nodes = tuple(dict.fromkeys(filter(None, (origin_of(name, origins) for name in layers))))
         found.append(TargetKernel(kind, nodes, precision or "?", precision in _INTEGER))
     return _with_unnamed(found, after)
+
+
+def _precision(info: Mapping[str, str]) -> str:
+    """What a layer computes in. Its precision may be that of its output: the name of its primitive tells."""
+    primitive = info.get("primitiveType", "").lower().rpartition("_")[2]
+    return primitive if primitive in _FLOAT else info.get("runtimePrecision", "").lower()
 
 
 def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> tuple[TargetKernel, ...]:
@@ -62,5 +69,5 @@ def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> tuple[
 
 def _runtime_info(node: Any) -> list[tuple[str, Any]]:
     info = node.get_rt_info()
-    keys = ("layerType", "runtimePrecision", "originalLayersNames")
+    keys = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames")
     return [(key, info[key]) for key in keys if key in info]
