@@ -11,8 +11,9 @@ judged
   graphs, configs, state); its own graph is not looked at;
 - by ``graph``: also by the operators in its graph, in the words of ``torch_own/graphs.py``.
 
-Tests that do not count are those of ``torch_own/excluded.py``, with a reason each, and those that PyTorch
-itself skips on this machine (no CUDA).
+Failures that are meant have their reason in ``torch_own/excluded.py``, and count as failures. Tests that do
+not count are those of the same file, with a reason each, and those that PyTorch itself skips on this machine
+(no CUDA).
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def summary(results: list[dict[str, Any]]) -> str:
     passed by outputs, not by graph: 1
       T.test_a: add: 0 times
     """
+    sys.path.insert(0, str(_TOOLS))
+    from torch_own.excluded import ON_PURPOSE
+
     judged = [result for result in results if result["outcome"] in ("passed", "failed")]
     passed = [result for result in judged if result["outcome"] == "passed"]
     other = [{**result, "why": result["graph"][0]} for result in passed if result["graph"]]
@@ -74,8 +78,14 @@ def summary(results: list[dict[str, Any]]) -> str:
         f"by {judge}: {count} of {len(judged)} pass ({100 * count / max(1, len(judged)):.1f} %)"
         for judge, count in counts.items()
     ]
-    groups = {"passed by outputs, not by graph": other}
-    for outcome in ("failed", "excluded", "skipped"):
+    failed = [result for result in judged if result["outcome"] == "failed"]
+    meant = [r for r in (*failed, *other) if r["test"] in ON_PURPOSE]
+    groups = {
+        "failed": [result for result in failed if result not in meant],
+        "passed by outputs, not by graph": [result for result in other if result not in meant],
+        "differs on purpose": [{**result, "why": ON_PURPOSE[result["test"]]} for result in meant],
+    }
+    for outcome in ("excluded", "skipped"):
         groups[outcome] = [result for result in results if result["outcome"] == outcome]
     for title, chosen in groups.items():
         lines += [f"{title}: {len(chosen)}"] if chosen else []

@@ -1,7 +1,12 @@
-"""Every exception that backquant raises: what went wrong, where, and the fix in code."""
+"""Every exception that backquant raises: what went wrong, where, and the fix in code.
+
+And what a fix is made of: the known word that a misspelt one was meant to be.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -19,6 +24,8 @@ __all__ = [
     "SpecError",
     "UnknownBackendError",
     "UsageError",
+    "did_you_mean",
+    "nearest",
 ]
 
 
@@ -111,3 +118,31 @@ class PassError(BackquantError, AssertionError):
 
 class UsageError(BackquantError, ValueError):
     """A command line or a call is malformed."""
+
+
+def nearest(word: object, known: Iterable[object], most: int = 1) -> list[str]:
+    """Up to ``most`` of the known words that are like ``word``, the most alike first.
+
+    >>> nearest("output_dtpye", ["input_dtype", "output_dtype"])
+    ['output_dtype']
+    """
+    return get_close_matches(str(word), [str(item) for item in known], most)
+
+
+def did_you_mean(
+    word: object,
+    known: Iterable[object],
+    otherwise: str = "",
+    *,
+    most: int = 1,
+    quote: Callable[[str], str] = repr,
+) -> str:
+    """The question for a word that is not known; ``otherwise`` where none is like it.
+
+    >>> did_you_mean("haed", ["head", "stem"], "one of head, stem")
+    "did you mean 'head'?"
+    >>> did_you_mean("x", ["head", "stem"], "one of head, stem")
+    'one of head, stem'
+    """
+    near = " or ".join(map(quote, nearest(word, known, most)))
+    return f"did you mean {near}?" if near else otherwise

@@ -38,6 +38,7 @@ from backquant.errors import (
     UsageError,
 )
 from backquant.lower import engine_info
+from backquant.nn.quantized import reference
 from backquant.observe import MinMaxObserver
 
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -64,17 +65,12 @@ def of_int16() -> QConfigMapping:
     return QConfigMapping().set_global(QConfig(observer, observer))
 
 
-def signed_activations() -> BackendConfig:
-    """A backend that promises int8 activations, which the x86 engine does not compute in."""
-    int8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
-    config = BackendConfig("promising").set_engine("x86")
-    for entry in backquant.get_tensorrt_backend_config().configs:
-        config.set_backend_pattern_config(entry)
-    return config.set_backend_pattern_config(BackendPatternConfig(nn.Tanh).add_dtype_config(int8))
-
-
-def signed_mapping() -> QConfigMapping:
-    return get_default_qconfig_mapping("tensorrt")
+def int16_everywhere() -> BackendConfig:
+    """A backend that promises int16, which the x86 engine does not compute in."""
+    int16 = DTypeConfig(torch.int16, torch.int16, torch.int16)
+    conv = BackendPatternConfig(nn.Conv2d).add_dtype_config(int16).set_root_module(nn.Conv2d)
+    conv.set_reference_quantized_module(reference.Conv2d)
+    return BackendConfig("promising").set_engine("x86").set_backend_pattern_config(conv)
 
 
 LABELS = TensorDataset(IMAGE, torch.zeros(2))
@@ -148,7 +144,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     # the engine
     "engine-dtype": (
         EngineError,
-        quantize(backend=signed_activations(), qconfig_mapping=signed_mapping()),
+        quantize(backend=int16_everywhere(), qconfig_mapping=of_int16()),
     ),
 }
 

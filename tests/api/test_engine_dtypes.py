@@ -28,6 +28,7 @@ def plan_for(
 
 FINE = {
     "static": DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float),
+    "signed": DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float),
     "plain tokens": DTypeConfig(torch.uint8, torch.uint8, torch.int8),
     "no weight": DTypeConfig(torch.quint8, torch.quint8),
     "dynamic": DTypeConfig(torch.qint32, torch.float, torch.qint32, is_dynamic=True),
@@ -36,7 +37,7 @@ FINE = {
     "integers in, floats out": DTypeConfig(torch.qint32, torch.float),
 }
 LACKING = {
-    "input and output": (DTypeConfig(torch.qint8, torch.qint8), 2),
+    "input and output": (DTypeConfig(torch.qint32, torch.qint32), 2),
     "weight": (DTypeConfig(torch.quint8, torch.quint8, torch.quint8), 1),
     "all": (DTypeConfig(torch.int16, torch.int16, torch.int16), 3),
 }

@@ -53,6 +53,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "export-option": (_quantized, {"options": {"opse": 18}}),
     "export-dynamic-name": (_quantized, {"dynamic_shapes": {"nope": {0: "batch"}}}),
     "export-example": (_without_example, {}),
+    "export-fails": (_quantized, {"example_inputs": (torch.randn(2, 5),)}),
 }
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao import quantization as tq
+from torch.ao.quantization import quantize_fx
 
 import backquant
-from backquant import QConfig, QConfigMapping
+from backquant import QConfig, QConfigMapping, qconfig_equals
 from backquant.errors import CaptureError, InputError, UsageError
 from backquant.observe import MinMaxObserver
 
@@ -125,6 +127,30 @@ def test_children_that_stay_float_are_found_by_their_names() -> None:
     assert type(converted.softplus) is nn.Softplus
     assert type(converted.conv) is not nn.Conv2d
     assert converted.qparams["conv"].output is None or converted.qparams["conv"].inputs
+
+
+def test_modules_know_their_qconfig_as_in_torch() -> None:
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), nn.Conv2d(3, 3, 1), nn.Sigmoid(), nn.Flatten()
+    ).eval()
+    x = torch.randn(1, 3, 2, 2)
+    rules = {
+        "": tq.default_qconfig,
+        "object_type": [(nn.Sigmoid, None)],
+        "module_name": [("1", tq.default_per_channel_qconfig)],
+    }
+    theirs = quantize_fx.prepare_fx(copy.deepcopy(model), rules, (x,))
+    ours = backquant.prepare_fx(
+        model, backquant.from_torch_ao(tq.QConfigMapping.from_dict(rules)), (x,)
+    )
+    for path in ("0.0", "1", "2", "3"):
+        asked = theirs.get_submodule(path).qconfig
+        expected = None if asked is None else backquant.from_torch_ao(asked)
+        assert qconfig_equals(ours.get_submodule(path).qconfig, expected)
+    assert not any(hasattr(module, "qconfig") for module in model.modules())
+    assert not hasattr(backquant.convert_fx(ours).get_submodule("graph_module.2"), "qconfig")
+    kept = backquant.convert_fx(ours, _remove_qconfig=False).get_submodule("graph_module.2")
+    assert kept.qconfig is None
 
 
 def test_stack_traces_survive_every_step() -> None:

@@ -255,6 +255,7 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         "mylib.act.swish",
         "torch.ops.mylib.op",
         "torch.ops.aten.relux",
+        "torch.ops.quantized_decomposed.relux.default",
     ):
         with pytest.raises(ArtifactError) as caught:
             find_function(path)

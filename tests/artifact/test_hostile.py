@@ -12,8 +12,10 @@ from torch import nn
 
 import backquant
 from backquant.artifact.file import read_file, write_file
+from backquant.artifact.kernels import check_tensors
 from backquant.errors import ArtifactError
 from backquant.lower import QuantizedModel
+from backquant.lower.kernels.configured import KernelModule
 
 Document = dict[str, Any]
 NODE = {"node": "x"}
@@ -72,6 +74,17 @@ def test_a_call_that_is_fine_is_not(quantized: QuantizedModel, tmp_path: Path) -
     assert loaded(torch.ones(2)).shape == (4,)
 
 
+@pytest.mark.parametrize("hole", ["results into an argument", "a window that overflows"])
+def test_the_refusal_of_a_call(
+    hole: str, quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
+    target, args, kwargs = FUNCTIONS[hole]
+    call = {"op": "call_function", "target": target, "args": args, "kwargs": kwargs}
+    with pytest.raises(ArtifactError) as caught:
+        backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+    snapshot(f"call-{hole.replace(' ', '-')}", caught.value)
+
+
 @pytest.mark.parametrize(
     "method",
     ["as_strided", "set_", "resize_", "data_ptr", "storage", "new_empty", "t_", "squeeze_"],
@@ -119,6 +132,28 @@ def test_a_kernel_is_refused(damage: str, quantized: QuantizedModel, tmp_path: P
         backquant.load(tmp_path / "m.bq")
 
 
+def test_the_refusal_of_a_kernel(
+    quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
+    backquant.save(quantized, tmp_path / "m.bq")
+    document, tensors = read_file(tmp_path / "m.bq")
+    config(document, "x_scale", 0.0)
+    write_file(tmp_path / "m.bq", document, tensors)
+    with pytest.raises(ArtifactError) as caught:
+        backquant.load(tmp_path / "m.bq")
+    kernel = fc(document)["class"].rpartition(".")[2]  # another one on another CPU
+    snapshot("kernel-number", caught.value, {kernel: "<kernel>"})
+
+
+def test_a_kernel_whose_tensors_nobody_checks(snapshot: Callable[..., None]) -> None:
+    class Unchecked(KernelModule):
+        pass
+
+    with pytest.raises(ArtifactError) as caught:
+        check_tensors(Unchecked, None, {}, "fc")
+    snapshot("kernel-unchecked", caught.value)
+
+
 def changed_lstm(**attributes: Any) -> nn.LSTM:
     lstm = nn.LSTM(4, 8).eval()
     lstm.__dict__.update(attributes)
@@ -126,14 +161,17 @@ def changed_lstm(**attributes: Any) -> nn.LSTM:
 
 
 def test_weights_of_recurrent_layers_fit(
-    wrapped: Callable[[nn.Module], QuantizedModel], round_trip: Callable[..., QuantizedModel]
+    wrapped: Callable[[nn.Module], QuantizedModel],
+    round_trip: Callable[..., QuantizedModel],
+    snapshot: Callable[..., None],
 ) -> None:
     """torch reads past the end of weights that are too small."""
     small = nn.LSTM(4, 8).eval()
     small._parameters["weight_ih_l0"] = nn.Parameter(torch.rand(32, 1))
     for module in (small, changed_lstm(hidden_size=9), changed_lstm(num_layers=2)):
-        with pytest.raises(ArtifactError, match="do not fit"):
+        with pytest.raises(ArtifactError, match="do not fit") as caught:
             round_trip(wrapped(nn.Sequential(module)))
+    snapshot("weights-of-another-size", caught.value)
 
 
 def test_heads_of_attention_are_some(

@@ -259,6 +259,11 @@ CRAFTED: dict[str, dict[str, Any]] = {
     "dunder attribute": {"attributes": {"__class__": {"class": "torch.nn.modules.linear.Linear"}}},
     "class of no module": {"class": "subprocess.Popen"},
     "configured, yet no kernel": {"config": {"dict": []}},
+    "kernel without a configuration": {
+        "class": "backquant.lower.kernels.packed.PackedKernel",
+        "config": {"dict": []},
+    },
+    "module that did not come before": {"same_as": "encoder"},
 }
 
 

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.graph.export import OutputRecord
+from backquant.artifact.records import _encode, decode_records
+from backquant.artifact.tensors import TensorReader, TensorWriter
+from backquant.artifact.values import Decoder, Encoder
+from backquant.errors import ArtifactError
+from backquant.graph.export import OutputRecord, Structure
 from backquant.lower import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
@@ -75,6 +79,28 @@ def test_dataclasses_are_records_unless_their_package_is_allowed(
     allowed = round_trip(model, allow=(package,))(x)
     assert type(allowed).__qualname__ == "Found"
     assert torch.equal(allowed.rest[0], inside.rest[0])
+
+
+CRAFTED: dict[str, tuple[Any, Any]] = {
+    "record-method": (("scores",), {"update": 1}),
+    "record-unnamed": ((0,), {}),
+}
+
+
+@pytest.mark.parametrize("message", CRAFTED)
+def test_what_no_encoder_wrote(message: str, snapshot: Callable[..., None]) -> None:
+    keys, made = CRAFTED[message]
+    name = "transformers.cache_utils.DynamicCache"
+    structure = Structure("record", keys, (Structure("value"),), name)
+    with pytest.raises(ArtifactError) as caught:
+        decode_records(structure, {"parts": [{}], "made": made}, Decoder(TensorReader({}, {})))
+    snapshot(message, caught.value)
+
+
+def test_a_class_in_an_output_that_no_file_may_name(snapshot: Callable[..., None]) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        _encode(Found, Encoder(TensorWriter().add))
+    snapshot("record-class", caught.value, {Found.__module__: "<module>"})
 
 
 def test_no_other_class_of_transformers_is_imported() -> None:

@@ -117,3 +117,7 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         with pytest.raises(ArtifactError) as caught:
             TensorReader({"t0": torch.zeros(2, 3)}, {"t0": strides})
     snapshot("tensor-strides", caught.value)
+    odd = torch.full((8,), 255, dtype=torch.uint8).view(torch.bool)
+    with pytest.raises(ArtifactError) as caught:
+        TensorReader({"t0": odd}, {})
+    snapshot("tensor-booleans", caught.value)

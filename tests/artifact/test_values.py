@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import math
 from collections import OrderedDict, defaultdict
@@ -164,12 +165,20 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         with pytest.raises(ArtifactError) as caught:
             encoder.encode(value, "fc.attribute (Linear)")
         snapshot(f"value-{name}", caught.value)
+    with pytest.raises(ArtifactError) as caught:
+        encoder.encode(torch.add, "fc.attribute (Linear)")
+    snapshot("value-function", caught.value)
     decoder = Decoder(TensorReader({}, {}))
     contents: dict[str, Any] = {
         "tag": {"later": 1},
         "dtype": {"dtype": "float7"},
         "getattr": {"function": "builtins.getattr"},
         "namedtuple": {"namedtuple": ["torch.nn.modules.linear.Linear", 1]},
+        "two-kinds": {"tuple": [], "set": []},
+        "node": {"node": "relu_7"},
+        "device": {"device": "file:/dev/sda"},
+        "layout": {"layout": "sparse_csr"},
+        "deep": functools.reduce(lambda inner, _: [inner], range(65), 1),
     }
     for name, value in contents.items():
         with pytest.raises(ArtifactError) as caught:

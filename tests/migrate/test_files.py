@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
@@ -90,17 +89,3 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_text(link, "y\n")
     assert link.is_symlink()
     assert (tmp_path / "a.py").read_text(encoding="utf-8") == "y\n"
-
-
-def test_a_failed_write_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("x\n", encoding="utf-8")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fdopen", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_text(path, "y\n")
-    assert path.read_text(encoding="utf-8") == "x\n"
-    assert list(tmp_path.iterdir()) == [path]

@@ -150,17 +150,6 @@ def test_saving_makes_folders_and_leaves_no_temporary_file(tmp_path: Path) -> No
     assert [p.name for p in target.parent.iterdir()] == ["report.html"]
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "report.html"
-    target.write_text("before")
-    monkeypatch.setattr(Path, "chmod", lambda *_: (_ for _ in ()).throw(OSError("no")))
-    with pytest.raises(OSError, match="no"):
-        save_html(Report("x86"), target)
-    assert [p.name for p in tmp_path.iterdir()] == [
-        "report.html"
-    ] and target.read_text() == "before"
-
-
 def test_edges_lead_through_what_is_no_operator() -> None:
     """An attention layer gives a tuple; what reads its first item reads the layer."""
     rows = (

@@ -1,8 +1,8 @@
-"""The tests that do not count, with the reason of each."""
+"""The tests that do not count, and those that fail because backquant differs on purpose, with reasons."""
 
 from __future__ import annotations
 
-__all__ = ["EXCLUDED", "FILES", "reason_to_exclude"]
+__all__ = ["EXCLUDED", "FILES", "ON_PURPOSE", "reason_to_exclude"]
 
 _PRIVATE = "calls a private function of PyTorch's implementation: "
 
@@ -23,6 +23,45 @@ EXCLUDED: dict[str, str] = {
     + "_reroute_tuple_getitem_pattern",
     "TestQuantizeFx.test_static_lstm_with_custom_fixed_qparams": _PRIVATE
     + "_get_lstm_with_individually_observed_parts",
+}
+
+
+_CLIPPED = (
+    "the input of a sigmoid is measured; PyTorch gives it the qparams of the output, which clips it"
+)
+_NO_ENGINE = (
+    "a description without an engine gives the reference model; PyTorch runs native's kernels"
+)
+_KEPT = "what stands between two quantized values runs on their integers: fewer conversions"
+_TRAINING = "converted in training mode, where a batch norm reads its batch: it stays float"
+_OWN_TENSORS = (
+    "custom modules take quantized tensors, kernels give plain integers: converted between"
+)
+_LSTM = (
+    "quantized.LSTM computes in float on values that are rounded: no quantized tensors in its tuple"
+)
+_NO_KERNEL = (
+    "what torch has no integer kernel for (its own model does not run) is computed in float"
+)
+
+#: Tests that count and fail, by outputs or by graph, because of what is done otherwise.
+ON_PURPOSE: dict[str, str] = {
+    "TestQuantizeFx.test_backend_config_quantization_range": _NO_ENGINE,
+    "TestQuantizeFx.test_backend_config_scale_min": _NO_ENGINE,
+    "TestQuantizeFx.test_convert_qconfig_mapping": _KEPT,
+    "TestQuantizeFx.test_convtranspose_per_channel_fails_early": "a kernel runs it: fails nowhere",
+    "TestQuantizeFx.test_custom_module_class": _OWN_TENSORS,
+    "TestQuantizeFx.test_qconfig_for_call_method": _KEPT,
+    "TestQuantizeFx.test_qconfig_mapping_from_dict": "an unknown key of a dict is an error, not nothing",
+    "TestQuantizeFx.test_qconfig_module_name_object_type_order": _KEPT,
+    "TestQuantizeFx.test_static_lstm": _LSTM,
+    "TestQuantizeFx.test_static_lstm_consume_tuple": _LSTM,
+    "TestQuantizeFx.test_sub_scalar": _KEPT,
+    "TestQuantizeFxOps.test_general_shape_ops": _NO_KERNEL,
+    "TestQuantizeFxOps.test_general_value_ops": _NO_KERNEL,
+    "TestQuantizeFxOps.test_getitem": _CLIPPED,
+    "TestQuantizeFxOps.test_qbatch_norm": _TRAINING,
+    "TestQuantizeFxOps.test_qbatch_norm_relu": _TRAINING,
 }
 
 

@@ -7,6 +7,7 @@ Both sides are brought to one vocabulary:
   range than the dtype's) has no counterpart and no word.
 - ``quantized conv2d_relu``: ``nniq.ConvReLU2d`` and ``torch.ops.quantized.conv2d_relu`` alike, since
   ours is one kernel whether a module or a function was called. ``dynamic linear``: likewise.
+- ``to``, ``dequantize``: also the conversions to float16 and back.
 - an operator that PyTorch runs unchanged on quantized tensors, or in float: its name, whichever way it is
   spelled (module, function or method). Ours is a kernel, a table of 256 results, or the operator
   itself on integers.
@@ -132,8 +133,12 @@ def _of_node(graph_module: GraphModule, node: Node) -> Iterator[str]:
     elif node.op in ("call_function", "call_method"):
         target: Any = node.target
         home = getattr(target, "__module__", None) or ""
-        if not home.startswith("backquant.lower.kernels."):
+        if _is_float_of_half(node):
+            yield "dequantize"
+        elif not home.startswith("backquant.lower.kernels."):
             yield _plain(target)
+        elif target.__name__ == "clamp" and node.args[2] in (127, 255):
+            yield "relu"
         elif home.endswith(".boundary"):
             yield from _BOUNDARIES[target.__name__]
         elif target.__name__ in _QUANTIZED:
@@ -143,13 +148,19 @@ def _of_node(graph_module: GraphModule, node: Node) -> Iterator[str]:
             yield _plain(getattr(nn.functional, name, None) or getattr(torch, name))
 
 
+def _is_float_of_half(node: Node) -> bool:
+    """Whether a node makes float32 of float16, which PyTorch's reference models write ``dequantize``."""
+    converts = str(node.target).startswith("quantized_decomposed.convert_element_type")
+    return converts and node.args[1] == torch.float32
+
+
 def _of_kernel(module: KernelModule) -> tuple[str, ...]:
     """The word of a kernel, from its configuration."""
     kind, config = type(module).__name__, module.config
     post = getattr(config, "post_op", "none")
     behind = "" if post == "none" else f"_{post}"
     if kind == "Lookup":
-        name = config.operator.replace("+", "_")
+        name = config.operator.replace("+", "_").replace("leakyrelu", "leaky_relu")
         return (f"quantized {name}" if name in _TABLES | _QUANTIZED else name,)
     if kind == "QuantizedWeighted":
         return (f"quantized {config.operator}",)

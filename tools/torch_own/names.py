@@ -130,7 +130,8 @@ def assert_within_a_step(case: Any, result: Any, other: Any) -> None:
     case.assertEqual(result, other, atol=1.01 * step, rtol=0)
 
 
-#: Configs that PyTorch keeps for its tests: converted, as a user's own would be.
+#: Configs that PyTorch keeps for its tests: converted, as a user's own would be; the description with the
+#: engine on which PyTorch runs whatever it converts.
 _CONVERTED: dict[str, str] = {
     "get_test_only_legacy_native_backend_config": "torch.ao.quantization.backend_config.native",
     "_get_symmetric_qnnpack_qconfig_mapping": "torch.ao.quantization.qconfig_mapping",
@@ -140,7 +141,14 @@ _CONVERTED: dict[str, str] = {
 
 def _converted(name: str) -> Any:
     make = getattr(importlib.import_module(_CONVERTED[name]), name)
-    return lambda: backquant.from_torch_ao(make())
+
+    def converted() -> Any:
+        found = backquant.from_torch_ao(make())
+        if isinstance(found, backquant.BackendConfig):
+            found.set_engine(backquant.get_native_backend_config().engine)
+        return found
+
+    return converted
 
 
 def _found(path: str) -> Any:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import benchmarks.stock  # noqa: F401  # torchvision, which the tests import, needs its operators' schemas
 import pytest
 
 from torch_own.excluded import reason_to_exclude

@@ -28,6 +28,16 @@ LINES: tuple[Line, ...] = (
         "TorchScript is left out: the model itself stands where a test scripts it",
     ),
     Line(
+        r"torch\.jit\.save\(",
+        "torch.save(",
+        "TorchScript: likewise, where the script is saved",
+    ),
+    Line(
+        r"torch\.jit\.load\(buffer\)",
+        "torch.load(buffer, weights_only=False)",
+        "TorchScript: likewise, where it is loaded",
+    ),
+    Line(
         r"(?m)^ +FileCheck\(\)\.check_count\('FakeQuantize = prim::GetAttr.*\n.*\.run\(scripted.*$",
         "",
         "TorchScript: the code of the scripted model is looked at",
@@ -71,6 +81,16 @@ LINES: tuple[Line, ...] = (
         r"hasattr\(m, attr_name\)",
         "torch_own.names.has_qparams(m, attr_name)",
         "scales and zero points are model.qparams[path], not attributes with generated names",
+    ),
+    Line(
+        r"quantized\.softmax\.scale",
+        'quantized.qparams["softmax"].output[0]',
+        "likewise",
+    ),
+    Line(
+        r"quantized\.softmax\.zero_point",
+        'quantized.qparams["softmax"].output[1]',
+        "likewise",
     ),
     Line(
         r"qconfig2 = get_default_qconfig\(\)",

@@ -13,7 +13,7 @@ from backquant.api.arguments import given_backend, given_model
 from backquant.api.kernels_alone import kernels_alone
 from backquant.api.skipped import warn_of_skipped
 from backquant.backend_config import BackendConfig
-from backquant.errors import UsageError
+from backquant.errors import UsageError, did_you_mean
 from backquant.graph import get_module, without_collector
 from backquant.lower.kernels.configured import KernelModule
 from backquant.qconfig import (
@@ -117,12 +117,13 @@ def _asked_by_path(
     """The QConfig of each module that can be replaced: its own, its class's, or that of what it is in."""
     modules = dict(model.named_modules())
     known = {*modules, *(type(module) for module in modules.values())}
+    paths = [path for path in modules if path]
     for key in spec:
         if isinstance(key, str) and key not in known:
             raise UsageError(
                 f"no module is called {key!r}",
                 where="qconfig_spec",
-                fix="paths are those of model.named_modules()",
+                fix=did_you_mean(key, paths, "paths are those of model.named_modules()"),
             )
     found: dict[str, QConfig | None] = {}
     for path, module in modules.items():

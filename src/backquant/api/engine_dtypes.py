@@ -57,7 +57,7 @@ def _lacking(config: DTypeConfig, engine: EngineInfo) -> Iterator[tuple[str, tor
         return
     weight = config.weight_dtype
     for role, dtype in activations:
-        if dtype is not None and storage_dtype(dtype) not in engine.activation_dtypes:
+        if dtype is not None and not engine.computes_in(storage_dtype(dtype)):
             yield role, dtype
     if (
         weight is not None

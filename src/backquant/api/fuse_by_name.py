@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from backquant.api.arguments import given_backend, given_model
 from backquant.backend_config import BackendConfig, get_fuser_method_mapping
 from backquant.backend_config.fusers import ForwardFuser
-from backquant.errors import UsageError
+from backquant.errors import UsageError, did_you_mean
 from backquant.graph import get_module, set_module
 
 __all__ = ["fuse_modules", "fuse_modules_qat"]
@@ -99,15 +98,12 @@ def _as_lists(names: Names) -> list[list[str]]:
 
 
 def _check(model: nn.Module, path: Any) -> None:
-    known = dict(model.named_modules())
-    if path not in known or path == "":
-        near = difflib.get_close_matches(str(path), known, 1)
+    known = [name for name, _ in model.named_modules() if name]
+    if path not in known:
         raise UsageError(
             f"no module is called {path!r}",
             where="modules_to_fuse",
-            fix=f"did you mean {near[0]!r}?"
-            if near
-            else "paths are those of model.named_modules()",
+            fix=did_you_mean(path, known, "paths are those of model.named_modules()"),
         )
 
 

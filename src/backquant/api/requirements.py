@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from backquant.errors import CoverageError, UsageError
+from backquant.errors import CoverageError, UsageError, did_you_mean
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed
 from backquant.report.share import percent
@@ -120,10 +119,8 @@ def _check_modules(report: Report, names: Sequence[str]) -> None:
 def _nearest(name: str, report: Report) -> str:
     paths = {path for row in report.operators for path in (row.module_path, *row.fused) if path}
     parents = {path.rsplit(".", 1)[0] for path in paths}
-    near = get_close_matches(name, sorted(paths | parents), 3)
-    if near:
-        return "did you mean " + " or ".join(map(repr, near)) + "?"
-    return "modules with operators: " + ", ".join(sorted(paths)[:12])
+    shown = "modules with operators: " + ", ".join(sorted(paths)[:12])
+    return did_you_mean(name, sorted(paths | parents), shown, most=3)
 
 
 def _inside(row: Row, name: str) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from backquant.errors import SpecError
+from backquant.errors import SpecError, did_you_mean
 
 __all__ = [
     "check_bool",
@@ -19,20 +18,9 @@ __all__ = [
     "check_keys",
     "check_module_class",
     "check_number",
-    "nearest",
     "renamed",
     "within",
 ]
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like ``word``; empty when none is near.
-
-    >>> nearest("output_dtpye", ["input_dtype", "output_dtype"])
-    'output_dtype'
-    """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else ""
 
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
@@ -52,8 +40,7 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> Non
     known = list(known)
     for key in given:
         if key not in known:
-            near = nearest(str(key), known)
-            fix = f"did you mean {near!r}?" if near else f"fields: {', '.join(known)}"
+            fix = did_you_mean(key, known, f"fields: {', '.join(known)}")
             raise SpecError(f"{what} has no field {key!r}", where=str(key), fix=fix)
 
 
@@ -138,8 +125,7 @@ def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
     """
     if value is None or any(value is c or value == c for c in choices):
         return
-    near = nearest(str(value), [str(c) for c in choices])
-    fix = f"did you mean {near!r}?" if near else f"one of {', '.join(map(repr, choices))}"
+    fix = did_you_mean(value, choices, f"one of {', '.join(map(repr, choices))}")
     raise SpecError(f"{field} cannot be {value!r}", where=field, fix=fix)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backquant.backend_config.checks import nearest
 from backquant.backend_config.naming import spelled
 from backquant.backend_config.pattern import (
     MatchAllNode,
@@ -22,7 +21,7 @@ from backquant.backend_config.pattern import (
     Spelling,
     classify,
 )
-from backquant.errors import SpecError
+from backquant.errors import SpecError, did_you_mean
 
 __all__ = ["AnyOrder", "GraphNode", "GraphPattern", "Value"]
 
@@ -153,11 +152,10 @@ class GraphPattern(Spelling):
         """Raise ``SpecError`` unless ``name`` is one of ``names``, which are of this pattern."""
         known = list(names)
         if name not in known:
-            near = nearest(str(name), known)
             raise SpecError(
                 f"the pattern has no {name!r} there",
                 where=where,
-                fix=f"did you mean {near!r}?" if near else f"one of {', '.join(map(repr, known))}",
+                fix=did_you_mean(name, known, f"one of {', '.join(map(repr, known))}"),
             )
 
     def _check_names(self) -> None:
@@ -225,11 +223,11 @@ class _Builder:
     def _check_earlier(self, name: str, user: str) -> None:
         where = f"pattern.nodes.{user}"
         if name not in self.places:
-            near = nearest(name, [other for other in self.places if other != user])
+            others = [other for other in self.places if other != user]
             raise SpecError(
                 f"{user!r} reads {name!r}, which is neither an input nor a node",
                 where=where,
-                fix=f"did you mean {near!r}?" if near else f"Value({name!r}) for the text itself",
+                fix=did_you_mean(name, others, f"Value({name!r}) for the text itself"),
             )
         if self.places[name] >= self.places[user]:
             raise SpecError(

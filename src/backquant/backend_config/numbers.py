@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["number_text"]
+__all__ = ["number_text", "short_text"]
 
 _SMALL = 2.0**-4
 
@@ -21,3 +21,13 @@ def number_text(value: Any) -> str:
         if mantissa == 0.5:
             return f"2**{exponent - 1}"
     return repr(value)
+
+
+def short_text(value: float) -> str:
+    """The same with six digits, for what was measured.
+
+    >>> short_text(2.0**-12), short_text(1 / 3), short_text(127)
+    ('2**-12', '0.333333', '127')
+    """
+    text = number_text(value)
+    return text if text.startswith("2**") or not isinstance(value, float) else f"{value:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from importlib import metadata
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backquant.backend_config.config import BackendConfig
-from backquant.errors import SpecError, UnknownBackendError
+from backquant.errors import SpecError, UnknownBackendError, did_you_mean
 
 __all__ = [
     "get_backend_config",
@@ -231,9 +230,8 @@ def is_spec_file(name_or_path: str | os.PathLike[str]) -> bool:
 
 
 def _unknown(name: str, known: list[str]) -> UnknownBackendError:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    names = " or ".join(map(repr, near))
-    fix = f"did you mean {names}? list_backends() names all" if near else f"one of {known}"
+    meant = did_you_mean(name, known, most=3)
+    fix = f"{meant} list_backends() names all" if meant else f"one of {known}"
     return UnknownBackendError(f"no backend is called {name!r}", where=f"backend={name!r}", fix=fix)
 
 

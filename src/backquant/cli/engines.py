@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from backquant.files import replace_file
 from backquant.version import __version__
 
 __all__ = ["engine_here", "engines_here", "memory_file"]
@@ -104,9 +104,6 @@ def _cpu() -> str:
 def _remember(path: Path, found: dict[str, str]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(found, file)
-        Path(name).replace(path)
+        replace_file(path, json.dumps(found).encode())
     except OSError:
         pass  # a read-only home: torch is asked again next time

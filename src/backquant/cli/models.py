@@ -12,14 +12,13 @@ import inspect
 import sys
 import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from backquant.errors import BackquantError, UsageError
+from backquant.errors import BackquantError, UsageError, did_you_mean
 from backquant.graph.export import load_exported
 
 _IMPORTLIB = str(Path(importlib.__file__).parent)
@@ -78,10 +77,8 @@ def _spelled(module_name: str) -> str:
 
 def _has(target: Any, wanted: str) -> str:
     public = sorted(name for name in dir(target) if not name.startswith("_"))
-    near = get_close_matches(wanted, public, 3)
-    if near:
-        return "did you mean " + " or ".join(map(repr, near)) + "?"
-    return "it has: " + ", ".join(public[:12]) + (", …" if len(public) > 12 else "")
+    has = "it has: " + ", ".join(public[:12]) + (", …" if len(public) > 12 else "")
+    return did_you_mean(wanted, public, has, most=3)
 
 
 def _failed(what: str, where: str, error: Exception) -> UsageError:

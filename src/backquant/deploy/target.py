@@ -11,14 +11,13 @@ import importlib.util
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
-from backquant.errors import MissingExtraError, UsageError
+from backquant.errors import MissingExtraError, UsageError, did_you_mean
 from backquant.match.plan import Reason
 
 __all__ = [
@@ -150,9 +149,9 @@ def find_target(name: str | None, path: Path, backend: str = "") -> Target:
 def _named(name: str) -> Target:
     names = list_targets()
     if name not in names:
-        near = get_close_matches(name, names, 1)
+        meant = did_you_mean(name, names)
         raise UsageError(
-            f"there is no target {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""),
+            f"there is no target {name!r}" + (f" ({meant})" if meant else ""),
             where="to",
             fix=f"one of {', '.join(names)}",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-from backquant.errors import CaptureError, ConfigError
+from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
 from backquant.graph.decompose import Decomposition
@@ -115,15 +115,8 @@ def _check_names(model: nn.Module, names: Collection[str]) -> None:
             raise ConfigError(
                 f"the model has no module {name!r} to leave untraced",
                 where="PrepareCustomConfig.set_non_traceable_module_names",
-                fix=_nearest(name, known),
+                fix=did_you_mean(name, known, most=3),
             )
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=3)
-    return "did you mean " + " or ".join(map(repr, near)) + "?" if near else ""
 
 
 def preserve(module: fx.GraphModule, source: nn.Module, names: Sequence[str], config: str) -> None:

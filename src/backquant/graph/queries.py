@@ -109,6 +109,21 @@ class GraphIndex:
         module = self.module_of(node)
         return module is not None and not is_leaf(module)
 
+    def gives_tuple(self, node: fx.Node) -> bool:
+        """Whether a node gives several tensors: a recurrent layer, a cell, attention; a part of an LSTM's.
+
+        >>> gm = fx.symbolic_trace(nn.Sequential(nn.LSTM(2, 2)))
+        >>> lstm = next(node for node in gm.graph.nodes if node.op == "call_module")
+        >>> state = gm.graph.call_function(operator.getitem, (lstm, 1))
+        >>> hidden = gm.graph.call_function(operator.getitem, (state, 0))
+        >>> index = GraphIndex(gm)
+        >>> [index.gives_tuple(node) for node in (lstm, state, hidden)]
+        [True, True, False]
+        """
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            return node.args[1] == 1 and isinstance(self.module_of(node.args[0]), nn.LSTM)
+        return isinstance(self.module_of(node), (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention))
+
     def takes_tuple_apart(self, node: fx.Node) -> bool:
         """Whether a node only picks an item of the tuple that a recurrent layer or cell returns.
 

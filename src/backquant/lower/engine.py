@@ -14,13 +14,12 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from backquant.dtypes import dtype_name
-from backquant.errors import ArtifactError, EngineError
+from backquant.errors import ArtifactError, EngineError, did_you_mean
 
 __all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_here", "engine_info", "machine_facts"]
 
@@ -99,6 +98,17 @@ class EngineInfo:
     wide_accumulation: bool = True
     wide_depthwise: bool = True
 
+    def computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether activations may be integers of ``dtype``; int8 runs as uint8, 128 further up.
+
+        >>> info = EngineInfo("fbgemm", "avx2", "2.13.0", (), (torch.uint8,), (torch.int8,))
+        >>> info.computes_in(torch.int8), info.computes_in(torch.int16)
+        (True, False)
+        """
+        return dtype in self.activation_dtypes or (
+            dtype == torch.int8 and torch.uint8 in self.activation_dtypes
+        )
+
     def max_product(self, depthwise: bool = False) -> int | None:
         """Largest |activation × weight| of which two add up within 16 bits; ``None``: no limit.
 
@@ -172,10 +182,9 @@ def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
     ...
     """
     if name not in ENGINES:
-        near = get_close_matches(name, ENGINES, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        meant = did_you_mean(name, ENGINES)
         raise EngineError(
-            f"there is no engine {name!r}{hint}",
+            f"there is no engine {name!r}" + (f" ({meant})" if meant else ""),
             where=f"engine: {name}",
             fix=f"choose one of {', '.join(ENGINES)}, or no engine: the reference model runs anywhere",
         )

@@ -20,6 +20,7 @@ from backquant.errors import PassError
 from backquant.graph import DeferredGraphModule, assemble, call_before, copied_graph
 from backquant.lower.absorb import absorb_clamps
 from backquant.lower.any_layout import reshape_views
+from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
@@ -75,6 +76,7 @@ def lower(
     """
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     read_results(result.graph, result)
+    as_unsigned(result.graph, engine, apart)
     return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
+from backquant.backend_config.numbers import short_text
 from backquant.dtypes import dtype_name, plain_dtype
-from backquant.match.names import number
 from backquant.match.plan import TensorAsk
 
 __all__ = ["Refusal", "RULES", "asked_text", "check_tensor", "demand_text", "measured_rules"]
@@ -94,11 +94,11 @@ def scale_at_least(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | No
     asked = (
         f"{ask.observer} with no eps"
         if smallest is None
-        else f"scale {number(smallest)}"
+        else f"scale {short_text(smallest)}"
         if ask.is_fixed
-        else f"scale ≥ {number(smallest)} (eps)"
+        else f"scale ≥ {short_text(smallest)} (eps)"
     )
-    return Refusal("scale-min", asked, f"scale ≥ {number(float(bound))}")
+    return Refusal("scale-min", asked, f"scale ≥ {short_text(float(bound))}")
 
 
 def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -114,7 +114,9 @@ def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     smallest = ask.scale if ask.is_fixed else ask.eps
     if bound is None or smallest is None or smallest <= bound:
         return None
-    return Refusal("scale-max", f"scale ≥ {number(smallest)}", f"scale ≤ {number(float(bound))}")
+    return Refusal(
+        "scale-max", f"scale ≥ {short_text(smallest)}", f"scale ≤ {short_text(float(bound))}"
+    )
 
 
 def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -131,10 +133,10 @@ def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     wrong_zero = zero_point is not None and ask.zero_point != zero_point
     if ask.is_fixed and not wrong_scale and not wrong_zero:
         return None
-    parts = [] if scale is None else [f"scale {number(scale)}"]
+    parts = [] if scale is None else [f"scale {short_text(scale)}"]
     parts += [] if zero_point is None else [f"zero point {zero_point}"]
     asked = (
-        f"fixed scale {number(ask.scale)}, zero point {ask.zero_point}"
+        f"fixed scale {short_text(ask.scale)}, zero point {ask.zero_point}"
         if ask.scale is not None
         else f"measured by {ask.observer}"
     )
@@ -200,7 +202,7 @@ def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     if not demand.power_of_two_scale or ask.scale is None or is_power_of_two(ask.scale):
         return None
     return Refusal(
-        "power-of-two-scale", f"scale {number(ask.scale)}", "scale that is a power of two"
+        "power-of-two-scale", f"scale {short_text(ask.scale)}", "scale that is a power of two"
     )
 
 
@@ -255,7 +257,7 @@ def measured_rules(
     found: list[tuple[str, float | None, str]] = []
     bound = demand.scale_max_upper_bound
     if bound is not None:
-        found.append(("scale-max", float(bound), f"scale ≤ {number(float(bound))}"))
+        found.append(("scale-max", float(bound), f"scale ≤ {short_text(float(bound))}"))
     if demand.power_of_two_scale:
         found.append(("power-of-two-scale", None, "scale that is a power of two"))
     return found
@@ -273,11 +275,11 @@ def demand_text(demand: DTypeWithConstraints) -> str:
         text += f" {_interval(low, high)}"
     parts = []
     if demand.scale_min_lower_bound is not None:
-        parts.append(f"scale ≥ {number(float(demand.scale_min_lower_bound))}")
+        parts.append(f"scale ≥ {short_text(float(demand.scale_min_lower_bound))}")
     if demand.scale_max_upper_bound is not None:
-        parts.append(f"scale ≤ {number(float(demand.scale_max_upper_bound))}")
+        parts.append(f"scale ≤ {short_text(float(demand.scale_max_upper_bound))}")
     if demand.scale_exact_match is not None:
-        parts.append(f"scale = {number(demand.scale_exact_match)}")
+        parts.append(f"scale = {short_text(demand.scale_exact_match)}")
     if demand.zero_point_exact_match is not None:
         parts.append(f"zero point = {demand.zero_point_exact_match}")
     if demand.symmetric is not None:

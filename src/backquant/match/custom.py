@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.errors import ConfigError
+from backquant.errors import ConfigError, did_you_mean
 from backquant.graph import GraphIndex
-from backquant.match.names import did_you_mean
 from backquant.match.plan import MatchKind, TensorAsk
 from backquant.qconfig import PrepareCustomConfig, QuantType
 from backquant.qconfig.quant_type import quant_type_of
@@ -79,7 +78,7 @@ class CustomMatching:
                 raise ConfigError(
                     f"the model has no module {name!r} to prepare on its own",
                     where="PrepareCustomConfig.set_standalone_module_name",
-                    fix=did_you_mean(name, known).strip(" ()"),
+                    fix=did_you_mean(name, known, most=2, quote='"{}"'.format),
                 )
             if name in self.non_traceable_names:
                 raise ConfigError(

@@ -12,9 +12,9 @@ from torch import fx
 
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.naming import operator_name
+from backquant.backend_config.numbers import short_text
 from backquant.dtypes import is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
-from backquant.match.names import number
 from backquant.match.plan import RuleKind, TensorAsk
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles
@@ -186,7 +186,7 @@ def _range(demand: DTypeWithConstraints, ask: TensorAsk | None) -> dict[str, Any
             high = high if ask.quant_max is None else min(high, ask.quant_max)
         values.update(quant_min=low, quant_max=high)
     if demand.scale_min_lower_bound is not None:
-        values["eps"] = _Code(number(float(demand.scale_min_lower_bound)))
+        values["eps"] = _Code(short_text(float(demand.scale_min_lower_bound)))
     return values
 
 

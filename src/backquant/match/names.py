@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +10,7 @@ from backquant.backend_config.naming import short_name
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_text import calls_text
 
-__all__ = ["did_you_mean", "entry_text", "number", "op_name", "pattern_text"]
+__all__ = ["entry_text", "op_name", "pattern_text"]
 
 
 def op_name(op: Any) -> str:
@@ -56,28 +54,3 @@ def entry_text(config: BackendPatternConfig) -> str:
     """
     named = isinstance(config.pattern, GraphPattern) and config.pattern.name
     return named or pattern_text(config.normal_pattern)
-
-
-def number(value: float) -> str:
-    """Small powers of two as such: ``2**-12``.
-
-    >>> number(2**-12), number(0.5), number(127)
-    ('2**-12', '0.5', '127')
-    """
-    if isinstance(value, float) and 0 < value < 2**-4:
-        mantissa, exponent = value.hex().split("p")
-        if mantissa == "0x1.0000000000000":
-            return f"2**{exponent}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean "fc1"?)``, or nothing.
-
-    >>> did_you_mean("fc", ["fc1", "conv"])
-    ' (did you mean "fc1"?)'
-    """
-    near = get_close_matches(name, list(known), n=2)
-    if not near:
-        return ""
-    return " (did you mean " + " or ".join(f'"{item}"' for item in near) + "?)"

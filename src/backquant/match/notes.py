@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from backquant.errors import did_you_mean
 from backquant.graph import Scope
-from backquant.match.names import did_you_mean
 from backquant.match.plan import Decision, Fusion, RuleKind, RuleRef
 from backquant.match.rules import RuleTable
 
@@ -65,5 +65,6 @@ def _note(rule: RuleRef, table: RuleTable, paths: dict[str, None], fused: dict[s
     if name in fused:
         return f'{text} does nothing: "{name}" became a part of "{fused[name]}"'
     if name and name not in paths:
-        return f"{text} matches no module{did_you_mean(name, paths)}"
+        meant = did_you_mean(name, paths, most=2, quote='"{}"'.format)
+        return f"{text} matches no module" + (f" ({meant})" if meant else "")
     return f"{text} applies to no operator"

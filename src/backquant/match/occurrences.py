@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -133,7 +134,20 @@ def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> fro
     known = known_types(graph.graph, shares.__contains__)
     computed = (node for node in graph.calls() if graph.has_no_tensors(node))
     integers = _integer_constants(graph, shares)
-    return frozenset(node.name for node in (*known, *computed, *integers))
+    tuples = _tuples_passed_on(graph, shares)
+    return frozenset(node.name for node in (*known, *computed, *integers, *tuples))
+
+
+def _tuples_passed_on(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:
+    """What ``shares`` make of the tuple of a recurrent layer as a whole: a tuple, which none observes."""
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        source = node.args[0] if node in shares and node.args else None
+        if not isinstance(source, fx.Node) or node.target is operator.getitem:
+            continue
+        if source in found or graph.gives_tuple(source):
+            found.add(node)
+    return found
 
 
 def _integer_constants(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from backquant.backend_config.numbers import short_text
 from backquant.match.constraints import is_power_of_two
-from backquant.match.names import number
 from backquant.match.plan import Decision, Outcome, Plan, Predicate, Reason
 
 __all__ = ["MeasuredScales", "recheck"]
@@ -69,7 +69,7 @@ def _broken(predicate: Predicate, scales: tuple[float, ...]) -> Reason | None:
     return Reason(
         node=predicate.node,
         rule=predicate.rule,
-        asked=f"{predicate.role} scale {number(max(wrong))}, as measured",
+        asked=f"{predicate.role} scale {short_text(max(wrong))}, as measured",
         admitted=f"{predicate.role} {predicate.admitted}",
         place=predicate.place,
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import io
 import os
-import shutil
-import tempfile
 import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from backquant.errors import UsageError
+from backquant.files import replace_file
 
 __all__ = ["SUFFIXES", "find_files", "read_text", "write_text"]
 
@@ -97,18 +95,6 @@ def write_text(path: Path, text: str, encoding: str = "utf-8") -> None:
 
     A link stays a link; mode bits are kept. Raises OSError, with the file as it was.
     """
-    target = path.resolve()
-    if not os.access(target, os.W_OK):
+    if not os.access(path, os.W_OK):
         raise PermissionError(f"{path} may not be written")
-    data = text.encode(encoding)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        shutil.copymode(target, temporary)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    replace_file(path, text.encode(encoding))

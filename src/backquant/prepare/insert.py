@@ -60,6 +60,7 @@ def insert_observers(
     editor = GraphEditor(prepared, origin.provenance.copy())
     _install(prepared, table, source)
     _connect(editor, table)
+    _give_qconfigs(prepared, plan, source)
     if custom is not None and custom.float_to_observed_mapping:
         observe_custom_modules(prepared, plan, qconfig_mapping, custom)
     editor.finish()
@@ -110,6 +111,14 @@ def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource)
             made[site.name] = observer.to(device) if elsewhere else observer
     for site in table.sites:
         set_module(prepared, site.name, made[site.group])
+
+
+def _give_qconfigs(prepared: PreparedModule, plan: Plan, source: ObserverSource) -> None:
+    """Set ``module.qconfig`` of the modules that the graph calls: the QConfig of their rule, or None."""
+    for node in prepared.graph.nodes:
+        if node.op == "call_module" and node.name in plan.decisions:
+            module = prepared.get_submodule(str(node.target))
+            module.qconfig = source.qconfig(plan.decisions[node.name].rule)  # type: ignore[assignment]
 
 
 def _connect(editor: GraphEditor, table: SiteTable) -> None:

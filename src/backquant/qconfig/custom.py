@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from backquant.errors import ConfigError
+from backquant.errors import ConfigError, did_you_mean
 from backquant.qconfig.quant_type import QuantType, quant_type_from_str
 
 __all__ = ["ConvertCustomConfig", "CustomConfig", "FuseCustomConfig"]
@@ -40,13 +39,10 @@ class CustomConfig:
         """
         for key in values:
             if key not in cls._KEYS:
-                near = difflib.get_close_matches(str(key), cls._KEYS, 1)
                 raise ConfigError(
                     f"{cls.__name__} has no key {key!r}",
                     where=f"{cls.__name__}.from_dict",
-                    fix=f"did you mean {near[0]!r}?"
-                    if near
-                    else "use " + ", ".join(map(repr, cls._KEYS)),
+                    fix=did_you_mean(key, cls._KEYS, f"use {', '.join(map(repr, cls._KEYS))}"),
                 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections import OrderedDict
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backquant.backend_config import operator_name
-from backquant.errors import ConfigError
+from backquant.errors import ConfigError, did_you_mean
 from backquant.qconfig.qconfig import qconfig_equals
 
 __all__ = ["RULE_KINDS", "MappingRule", "QConfigMapping"]
@@ -299,11 +298,10 @@ def _check_keys(qconfig_dict: Mapping[str, Any]) -> None:
     known = (_GLOBAL_KEY, *RULE_KINDS[1:])
     for key in qconfig_dict:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
             raise ConfigError(
                 f"a qconfig dict has no key {key!r}",
                 where="QConfigMapping.from_dict",
-                fix=f"did you mean {near[0]!r}?" if near else f"use {', '.join(map(repr, known))}",
+                fix=did_you_mean(key, known, f"use {', '.join(map(repr, known))}"),
             )
 
 

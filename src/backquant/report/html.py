@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from backquant.files import replace_file
 from backquant.report.grouping import Refusal, by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
@@ -75,20 +75,8 @@ def render_html(report: Report) -> str:
 def save_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the page under a temporary name, then rename; folders are made."""
     target = Path(path)
-    page = render_html(report)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(page)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(target, render_html(report).encode())
 
 
 def _script_json(value: Any) -> str:

@@ -10,6 +10,7 @@ import torch
 import torch.ao.nn.quantizable as torch_quantizable
 import torch.ao.nn.quantized as torch_quantized
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import backquant as bq
 from backquant.nn import quantizable, quantized
@@ -131,6 +132,31 @@ def test_tuples_and_missing_states(both: Any) -> None:
     assert (output - expected).abs().mean() < 0.03
     assert (hidden - expected_hidden).abs().mean() < 0.03
     assert (cell - expected_cell).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("item", [None, 1])
+def test_a_tuple_that_is_passed_on_is_not_observed(both: Any, item: int | None) -> None:
+    """``nn.Identity`` shares qparams between input and output, and a tuple has none."""
+
+    class PassedOn(WholeTuple):
+        def __init__(self) -> None:
+            super().__init__()
+            self.identity = nn.Identity()
+
+        def forward(self, x):
+            found = self.lstm(x)
+            return self.identity(found if item is None else found[item])
+
+    model, x = PassedOn().eval(), torch.randn(6, 4, 8)
+    for side in (both.ours, both.theirs):
+        prepared = both.feed(side.prepare(model, x, lstm_configs(side)[0]), x)
+        observed = {str(node.args[0]) for node in prepared.graph.nodes if "post" in node.name}
+        assert observed == {"x"}
+    result = bq.convert_fx(both.feed(both.ours.prepare(model, x, lstm_configs(both.ours)[0]), x))(x)
+    for found, expected in zip(
+        pytree.tree_leaves(result), pytree.tree_leaves(model(x)), strict=True
+    ):
+        assert (found - expected).abs().mean() < 0.05
 
 
 def test_torchs_own_classes_take_quantized_tensors(both: Any) -> None:

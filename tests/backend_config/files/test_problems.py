@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backquant.backend_config.files.problems import Problem, SpecFileError, did_you_mean
+from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
 from backquant.errors import SpecError
 
 
@@ -25,6 +25,6 @@ def test_a_problem_without_line_or_field():
 
 
 def test_did_you_mean():
-    assert did_you_mean("patern", ["pattern", "patterns"]) == 'did you mean "pattern"?'
-    assert did_you_mean("zzz", []) == ""
-    assert did_you_mean("zzz", [f"name{i}" for i in range(20)]).endswith(", …")
+    assert suggestion("patern", ["pattern", "patterns"]) == 'did you mean "pattern"?'
+    assert suggestion("zzz", []) == ""
+    assert suggestion("zzz", [f"name{i}" for i in range(20)]).endswith(", …")

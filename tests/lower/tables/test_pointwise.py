@@ -83,6 +83,20 @@ def test_a_relu_that_floats_read_runs_on_integers(tools):
     assert torch.equal(lowered.graph_module(x), reference(x))
 
 
+def test_the_mode_of_a_function_means_nothing(tools):
+    """As after ``convert_fx`` of a model that was trained, and not put into evaluation mode."""
+
+    def forward(self, x):
+        return tools.qdq(self.op(tools.qdq(x, tools.u8)), tools.u8)
+
+    for op in (nn.Hardswish(), nn.ELU(), nn.PReLU()):
+        reference = tools.trace(forward, op=op.train())
+        lowered = tools.lower(reference)
+        assert lowered.left_in_float == ()
+        x = torch.randn(20)
+        assert torch.equal(lowered.graph_module(x), reference(x))
+
+
 def test_what_is_refused(tools):
     def float_result(self, x):
         return torch.sigmoid(tools.qdq(x, tools.u8))

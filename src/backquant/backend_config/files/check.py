@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
-from backquant.backend_config.files.problems import Problem, did_you_mean
+from backquant.backend_config.files.problems import Problem, suggestion
 
 __all__ = ["structure_problems"]
 
@@ -50,7 +50,7 @@ def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
     context: dict[str, Any] = details.get("ctx", {})
     given = details["input"]
     if kind == "extra_forbidden":
-        return "unknown field", did_you_mean(str(path[-1]), _fields_at(path[:-1]))
+        return "unknown field", suggestion(str(path[-1]), _fields_at(path[:-1]))
     if kind == "missing":
         return _MISSING, ""
     if kind == "literal_error" and path == ("schema_version",):
@@ -62,7 +62,7 @@ def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
         words = [
             word.strip("' ") for word in str(context["expected"]).replace(" or ", ", ").split(",")
         ]
-        return f"{given!r} is not one of the values allowed here", did_you_mean(str(given), words)
+        return f"{given!r} is not one of the values allowed here", suggestion(str(given), words)
     if kind == "string_pattern_mismatch":
         return f"{given!r} {_misspelt(str(context['pattern']))}", ""
     message = details["msg"].removeprefix("Input ").removesuffix(" after validation")

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from backquant.backend_config.files.problems import did_you_mean
+from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
 
 __all__ = ["DEFAULT_ALLOW", "SpellingError", "Resolver", "path_of"]
@@ -145,7 +145,7 @@ class Resolver:
 
 
 def _nearest(part: str, known: list[str], so_far: str) -> str:
-    hint = did_you_mean(part, known)
+    hint = suggestion(part, known)
     return hint.replace('"', f'"{so_far}.', 1) if hint.startswith("did you mean") else ""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from backquant.backend_config.checks import nearest
-from backquant.errors import SpecError
+from backquant.errors import SpecError, nearest
 
-__all__ = ["Problem", "SpecFileError", "did_you_mean"]
+__all__ = ["Problem", "SpecFileError", "suggestion"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,17 @@ class SpecFileError(SpecError):
         )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """A question naming the nearest known word, or the list of known words when none is near.
 
-    >>> did_you_mean("patern", ["pattern", "root_module"])
+    >>> suggestion("patern", ["pattern", "root_module"])
     'did you mean "pattern"?'
-    >>> did_you_mean("x", ["pattern", "root_module"])
+    >>> suggestion("x", ["pattern", "root_module"])
     'known: pattern, root_module'
     """
     names = list(dict.fromkeys(known))
     starts = [name for name in names if word and name.lower().startswith(word.lower())]
-    near = nearest(word, names) or next(iter(starts), "")
+    near = next(iter([*nearest(word, names), *starts]), "")
     if near:
         return f'did you mean "{near}"?'
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

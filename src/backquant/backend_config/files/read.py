@@ -12,20 +12,19 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from backquant.backend_config.checks import nearest
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError
-from backquant.backend_config.files.problems import Problem, SpecFileError, did_you_mean
+from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
 from backquant.backend_config.files.spelling import callable_from, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
-from backquant.errors import SpecError
+from backquant.errors import SpecError, did_you_mean
 
 __all__ = ["Base", "build"]
 
@@ -220,11 +219,10 @@ class _Builder:
                 del self.entries[found[2]]
                 self.places.pop(found[2], None)
             else:
-                near = nearest(str(found[2]), map(str, self.entries))
                 self.problem(
                     path,
                     f"the extended backend has no entry {found[2]}",
-                    f"did you mean {near}?" if near else "",
+                    did_you_mean(found[2], self.entries, quote=str),
                 )
 
     # -- entries ---------------------------------------------------------------------------------
@@ -280,7 +278,7 @@ class _Builder:
         if reference not in self.named:
             raise SpellingError(
                 f'no dtype config is called "{reference}" in this file',
-                did_you_mean(reference, self.named),
+                suggestion(reference, self.named),
             )
         return copy.deepcopy(self.named[reference])
 

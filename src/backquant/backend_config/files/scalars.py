@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from backquant.backend_config.files.names import SpellingError
-from backquant.backend_config.files.problems import did_you_mean
+from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.numbers import number_text
 
 __all__ = ["dtype_from", "number_from", "number_data", "qscheme_from"]
@@ -43,7 +43,7 @@ def _constant(text: str, kind: Any, what: str) -> Any:
     if isinstance(value, kind):
         return value
     known = [word for word, item in vars(torch).items() if isinstance(item, kind)]
-    raise SpellingError(f'unknown {what} "{text}"', did_you_mean(name, sorted(known)))
+    raise SpellingError(f'unknown {what} "{text}"', suggestion(name, sorted(known)))
 
 
 def number_data(value: Any) -> Any:

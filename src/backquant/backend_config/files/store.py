@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +19,7 @@ from backquant.backend_config.files.write import to_data
 from backquant.backend_config.files.yaml_reader import read_yaml
 from backquant.backend_config.registry import get_backend_config, is_spec_file
 from backquant.errors import BackquantError, SpecError
+from backquant.files import replace_file
 
 __all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
 
@@ -73,21 +73,9 @@ def save_file(config: BackendConfig, path: str | os.PathLike[str]) -> None:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise SpecError(f"cannot be stored as UTF-8: {error}", where=str(target)) from error
-    temporary = ""
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".tmp", delete=False
-        ) as handle:
-            temporary = handle.name
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(temporary).chmod(_mode(target))
-        Path(temporary).replace(target)
+        replace_file(target, content)
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
         raise SpecError(f"cannot be written: {error.strerror}", where=str(target)) from error
 
 
@@ -188,12 +176,3 @@ def _other_files(path: Path) -> str:
         if names:
             return f"files there: {', '.join(names[:5])}"
     return ""
-
-
-def _mode(target: Path) -> int:
-    """The permissions of the file being replaced, else what a new file would get."""
-    with contextlib.suppress(OSError):
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

@@ -83,8 +83,6 @@ def _build(site: Site) -> Emit | Reason:
     slopes = getattr(site.steps[0].module, "num_parameters", 1)
     if slopes != 1:
         return site.refuse("per-channel", f"{slopes} slopes, one per channel", "one slope for all")
-    if any(step.module is not None and step.module.training for step in site.steps):
-        return site.refuse("training", "an operator in training mode", "evaluation mode")
     table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))
     kernel = Lookup(_config(site, site.out), table)
     return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)
