@@ -121,7 +121,7 @@ class GraphIndex:
         [True, True, False]
         """
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            return node.args[1] == 1 and isinstance(self.module_of(node.args[0]), nn.LSTM)
+            return bool(node.args[1] == 1) and isinstance(self.module_of(node.args[0]), nn.LSTM)
         return isinstance(self.module_of(node), (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention))
 
     def takes_tuple_apart(self, node: fx.Node) -> bool:
