@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from backquant.dtypes import QParams
 from backquant.lower.engine import EngineInfo
-from backquant.lower.qdq import QParams, is_dequantize, is_quantize, qparams_of
+from backquant.lower.qdq import is_dequantize, is_quantize, qparams_of
 
 __all__ = ["as_unsigned"]
 
