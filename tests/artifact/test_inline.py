@@ -7,6 +7,7 @@ import torch
 from torch import fx, nn
 
 import backquant
+from backquant import get_default_qconfig_mapping
 from backquant.errors import ArtifactError
 from backquant.lower import QuantizedModel
 
@@ -40,7 +41,9 @@ def test_a_wrapped_function_is_taken_apart_in_the_file(
     round_trip: Callable[..., QuantizedModel],
 ) -> None:
     x = torch.randn(3, 4)
-    model = backquant.quantize(Net().eval(), x, calibration=[x], capture="trace")
+    prepared = backquant.prepare_fx(Net().eval(), get_default_qconfig_mapping("x86"), x)
+    prepared(x)
+    model = backquant.convert_fx(prepared)
     before = [node.name for node in model.graph_module.graph.nodes]
     assert "dropped" in before
     loaded = round_trip(model)

@@ -18,7 +18,7 @@ from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
-from backquant.graph import Captured, called_whole, capture, fold_constants
+from backquant.graph import Captured, called_whole, capture, fold_constants, inline_wrapped
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
@@ -47,8 +47,8 @@ class Capturing:
 
     ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``leave_float``: nobody
     passed a mapping, so that what the backend leaves in float by default stays there. ``decompose``: a trace
-    goes through attention and transformer layers, as an export does (PyTorch's keeps them whole), but for
-    those of ``whole_classes``.
+    goes through attention and transformer layers and wrapped functions, as an export does (PyTorch's keeps
+    them whole), but for ``whole_classes`` and ``whole_functions``.
     """
 
     how: str = "auto"
@@ -57,6 +57,7 @@ class Capturing:
     leave_float: bool = False
     decompose: bool = False
     whole_classes: frozenset[type] = frozenset()
+    whole_functions: frozenset[Any] = frozenset()
 
     def __post_init__(self) -> None:
         if self.how not in CAPTURES:
@@ -167,6 +168,7 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
         decomposition=_decomposition(apart, model, capturing),
     )
     if capturing.decompose and not model.training:
+        inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
         fold_constants(captured.module, captured.scopes)
     return captured
 

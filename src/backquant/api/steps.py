@@ -96,7 +96,11 @@ def planned(  # size: what is asked for of a model, and how to capture it
     exported, too, and the plan that puts more of them on integers is taken.
     """
     if capturing is not None and capturing.decompose:
-        capturing = replace(capturing, whole_classes=_named_by(backend))
+        capturing = replace(
+            capturing,
+            whole_classes=_named_by(backend, "module"),
+            whole_functions=_named_by(backend, "function"),
+        )
     captured = captured_with(custom, model, capturing)
     asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing, more_rules)
     made = asked.plan(captured)
@@ -105,10 +109,10 @@ def planned(  # size: what is asked for of a model, and how to capture it
     return made if is_exported(captured) else _better(made, model, custom, asked)
 
 
-def _named_by(backend: BackendConfig) -> frozenset[type]:
-    """The classes of modules that entries of a backend name: none of them is taken apart."""
+def _named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
+    """The classes of modules, or the functions, that entries of a backend name: none is taken apart."""
     nodes = (node for pattern in backend.entries for node in pattern.nodes)
-    return frozenset(node.op for node in nodes if node.kind == "module")
+    return frozenset(node.op for node in nodes if node.kind == kind)
 
 
 @dataclass(frozen=True)

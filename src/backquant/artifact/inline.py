@@ -1,21 +1,18 @@
 """Functions that a trace left whole (``torch.fx.wrap``), taken apart for the file where that is possible.
 
-A file holds operators, not anybody's functions. A wrapped function whose branches hang on constants alone,
-such as the ``stochastic_depth`` of a model in evaluation mode, is no more than the operators that it calls.
+A file holds operators, not anybody's functions; see ``backquant.graph.wrapped``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import FunctionType
-from typing import Any
 
 from torch import fx
-from torch.fx.proxy import GraphAppendingTracer
 
 from backquant.artifact.functions import function_path
 from backquant.errors import ArtifactError
-from backquant.graph import copied_graph
+from backquant.graph import copied_graph, inline_call
 
 __all__ = ["inlined"]
 
@@ -36,9 +33,8 @@ def inlined(graph: fx.Graph, allow: Sequence[str] = ()) -> fx.Graph:
         return graph
     graph = copied_graph(graph)
     for node in list(graph.nodes):
-        body = _body(node) if _is_foreign(node, allow) else None
-        if body is not None:
-            _replace(graph, node, body)
+        if _is_foreign(node, allow):
+            inline_call(graph, node)
     return graph
 
 
@@ -50,32 +46,3 @@ def _is_foreign(node: fx.Node, allow: Sequence[str]) -> bool:
     except ArtifactError:
         return True
     return False
-
-
-def _body(node: fx.Node) -> fx.Graph | None:
-    """What the function does with these arguments, one placeholder for each of ``node``'s inputs."""
-    body = fx.Graph()
-    tracer = GraphAppendingTracer(body)
-    proxies: dict[fx.Node, Any] = {
-        n: fx.Proxy(body.placeholder(n.name), tracer) for n in node.all_input_nodes
-    }
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), proxies.__getitem__)
-    assert callable(node.target)
-    try:
-        result = node.target(*args, **kwargs)
-    except Exception:  # code of somebody else: it is refused by name
-        return None
-    if not isinstance(result, fx.Proxy):
-        return None
-    body.output(result.node)
-    return body
-
-
-def _replace(graph: fx.Graph, node: fx.Node, body: fx.Graph) -> None:
-    inner = [n for n in body.nodes if n.op == "placeholder"]
-    known: dict[fx.Node, fx.Node] = dict(zip(inner, node.all_input_nodes, strict=True))
-    with graph.inserting_before(node):
-        result = graph.graph_copy(body, known)
-    assert isinstance(result, fx.Node)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)

@@ -42,8 +42,11 @@ from backquant.graph.queries import (
 )
 from backquant.graph.scope import Scope
 from backquant.graph.verify import complaints, verify
+from backquant.graph.wrapped import inline_call, inline_wrapped
 
 __all__ = [
+    "inline_call",
+    "inline_wrapped",
     "Captured",
     "CapturedForTraining",
     "DeferredGraphModule",
