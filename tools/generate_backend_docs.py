@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from backquant.artifact.manifest import json_schema as artifact_schema  # noqa: E402
 from backquant.backend_config import get_backend_config, list_backends  # noqa: E402
 from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.backend_config.tables import (  # noqa: E402
@@ -50,11 +51,13 @@ What each backend quantizes, made from its description. The same in a terminal:
 def files() -> dict[Path, str]:
     """Every generated file with its content."""
     schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    artifact = json.dumps(artifact_schema(), indent=1, ensure_ascii=False) + "\n"
     package = ROOT / "src" / "backquant" / "backend_config" / "files"
     return {
         ROOT / "docs" / "backends.md": backends_page(),
         package / "schema_v1.json": schema,
         package.parent / "built_in.json": built_in(),
+        ROOT / "src" / "backquant" / "artifact" / "schema_v2.json": artifact,
     }
 
 

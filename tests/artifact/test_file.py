@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +16,34 @@ import torch
 from safetensors.torch import save_file
 
 from backquant.artifact import file
-from backquant.artifact.file import read_document, read_file, readable, write_file
+from backquant.artifact.file import (
+    manifest_text,
+    packed,
+    read_file,
+    read_text,
+    readable,
+    write_file,
+)
 from backquant.errors import ArtifactError, EngineError
+from backquant.match.plan import Plan
 
+SUM = hashlib.sha256(b"".join(struct.pack("<f", n) for n in range(1000))).hexdigest()
 TENSORS = {"t0": torch.arange(1000.0)}
+MANIFEST: dict[str, Any] = {
+    "versions": {"backquant": "0.1.0", "torch": "2.13.0"},
+    "engine": None,
+    "kernels": [],
+    "left_in_float": [],
+    "inputs": [],
+    "outputs": [],
+    "example": None,
+    "backend": {"name": "ü"},
+    "plan": Plan("x86").to_dict(),
+    "interface": None,
+    "report": None,
+    "model": {"training": False, "class": "torch.nn.modules.linear.Identity"},
+    "strides": {},
+}
 
 
 def only(folder: Path) -> list[str]:
@@ -26,28 +52,28 @@ def only(folder: Path) -> list[str]:
 
 def test_a_document_and_its_tensors(tmp_path: Path) -> None:
     target = tmp_path / "model.bq"
-    write_file(target, {"a": [1, None, "ü"]}, TENSORS)
+    write_file(target, MANIFEST, TENSORS)
     document, tensors = read_file(target)
-    assert document == {"format_version": 1, "a": [1, None, "ü"]} == read_document(target)
+    entry = {"dtype": "float32", "shape": [1000], "sha256": SUM}
+    assert document == {**MANIFEST, "tensors": {"t0": entry}}
+    assert json.loads(read_text(target).manifest) == document
     assert torch.equal(tensors["t0"], TENSORS["t0"])
     assert only(tmp_path) == ["model.bq"]
 
 
 def test_the_same_content_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_file(
-            tmp_path / name, {"x": 1, "y": {"z": 2}}, {"t1": torch.ones(2), "t0": torch.zeros(3)}
-        )
+        write_file(tmp_path / name, MANIFEST, {"t1": torch.ones(2), "t0": torch.zeros(3)})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_permissions_are_those_of_new_files_or_of_the_old_one(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:
-        write_file(tmp_path / "new", {}, TENSORS)
+        write_file(tmp_path / "new", MANIFEST, TENSORS)
         (tmp_path / "old").touch()
         (tmp_path / "old").chmod(0o604)
-        write_file(tmp_path / "old", {}, TENSORS)
+        write_file(tmp_path / "old", MANIFEST, TENSORS)
     finally:
         os.umask(mask)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
@@ -55,13 +81,13 @@ def test_permissions_are_those_of_new_files_or_of_the_old_one(tmp_path: Path) ->
 
 
 FULL_DISK = """
-import resource, signal, sys, torch
+import json, resource, signal, sys, torch
 from backquant.artifact.file import write_file
 from backquant.errors import ArtifactError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
-    write_file(sys.argv[1], {}, {"t0": torch.arange(1000.0)})
+    write_file(sys.argv[1], json.loads(sys.argv[2]), {"t0": torch.arange(1000.0)})
 except ArtifactError as error:
     print(error)
 """
@@ -75,7 +101,10 @@ def test_a_full_disk_leaves_what_was_there(
     if before is not None:
         target.write_bytes(before)
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(target)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FULL_DISK, str(target), json.dumps(MANIFEST)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     snapshot("file-full-disk", done.stdout)
     assert only(tmp_path) == ([] if before is None else ["model.bq"])
@@ -90,7 +119,7 @@ def test_an_interruption_leaves_no_temporary_file(
 
     monkeypatch.setattr(file.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_file(tmp_path / "model.bq", {}, TENSORS)
+        write_file(tmp_path / "model.bq", MANIFEST, TENSORS)
     assert only(tmp_path) == []
 
 
@@ -110,6 +139,11 @@ def make(path: Path) -> dict[str, Path]:
             "foreign",
             "no-metadata",
             "newer",
+            "older",
+            "manifest-changed",
+            "header-changed",
+            "tensor-changed",
+            "tensor-added",
             "no-version",
             "no-json",
             "no-object",
@@ -126,18 +160,27 @@ def make(path: Path) -> dict[str, Path]:
     write_header(files["no-version"], {"backquant": "{}"})
     write_header(files["no-json"], {"backquant": "{not json"})
     write_header(files["no-object"], {"backquant": "[1]"})
-    write_file(files["truncated-data"], {}, TENSORS)
+    write_header(files["older"], {"backquant": json.dumps({"format_version": 1})})
+    manifest, other = manifest_text(MANIFEST, TENSORS), {"t0": TENSORS["t0"].int()}
+    whole = packed(manifest, TENSORS)
+    files["manifest-changed"].write_bytes(whole.replace(b"2.13.0", b"2.14.0"))
+    files["tensor-changed"].write_bytes(whole[:-1] + b"\x01")
+    files["header-changed"].write_bytes(packed(manifest, other))
+    files["tensor-added"].write_bytes(packed(manifest, {**TENSORS, "t1": torch.ones(1)}))
+    write_file(files["truncated-data"], MANIFEST, TENSORS)
     whole = files["truncated-data"].read_bytes()
     files["truncated-data"].write_bytes(whole[:-100])
     files["truncated-header"].write_bytes(whole[:20])
     return files
 
 
-@pytest.mark.parametrize("read", [read_document, read_file])
+@pytest.mark.parametrize("read", [read_text, read_file])
 def test_files_that_are_no_artifacts(
     tmp_path: Path, read: Callable[[Path], Any], snapshot: Callable[..., None]
 ) -> None:
     for name, path in make(tmp_path).items():
+        if read is read_text and name in ("tensor-changed", "header-changed", "tensor-added"):
+            continue  # no tensor is read
         with pytest.raises(ArtifactError) as caught:
             read(path)
         text = re.sub(r"(not a readable artifact): .*", r"\1: <reason>", str(caught.value))
@@ -146,10 +189,10 @@ def test_files_that_are_no_artifacts(
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path, snapshot: Callable[..., None]) -> None:
     with pytest.raises(ArtifactError) as caught:
-        write_file(tmp_path / "deep" / "model.bq", {}, TENSORS)
+        write_file(tmp_path / "deep" / "model.bq", MANIFEST, TENSORS)
     snapshot("file-no-folder", caught.value)
     with pytest.raises(ArtifactError) as caught:
-        write_file(tmp_path, {}, TENSORS)
+        write_file(tmp_path, MANIFEST, TENSORS)
     snapshot("file-is-folder", caught.value)
     assert only(tmp_path) == []
 

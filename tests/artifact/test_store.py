@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.artifact.file import read_file, write_file
+from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.errors import ArtifactError, EngineError, UsageError
 from backquant.lower import QuantizedModel
 from backquant.lower import engine as engines
@@ -267,7 +267,7 @@ def tampered(model: QuantizedModel, path: Path, change: Callable[[dict[str, Any]
     backquant.save(model, path)
     document, tensors = read_file(path)
     change(document)
-    write_file(path, document, tensors)
+    path.write_bytes(packed(manifest_text(document, tensors), tensors))
     return path
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from backquant.artifact import manifest
 from backquant.backend_config import get_backend_config, json_schema, list_backends
 from backquant.cli import listed
-from backquant.cli.listed import listed_backends, published_schema
+from backquant.cli.listed import artifact_schema, listed_backends, published_schema
 
 
 def test_what_is_stored_is_what_the_descriptions_say() -> None:
@@ -21,6 +22,7 @@ def test_what_is_stored_is_what_the_descriptions_say() -> None:
 
 def test_the_schema_is_the_published_one() -> None:
     assert published_schema() == json_schema()
+    assert artifact_schema() == manifest.json_schema()
 
 
 def test_backends_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_schema(run: Run) -> None:
     plain, data = run("schema"), run("schema", "--json")
     assert plain.status == 0 and plain.out == data.out
     assert plain.data == backquant.json_schema()
+    assert run("schema", "--of", "artifact").data["title"] == "backquant artifact"
 
 
 @pytest.mark.parametrize(

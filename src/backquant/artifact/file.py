@@ -1,17 +1,21 @@
 """The artifact file: a safetensors file whose ``__metadata__`` holds one JSON document. No pickle.
 
-The document, under the key ``backquant``, names the format version, the versions of torch and
-backquant that wrote it, the engine with its instruction set, and holds the graph and modules, the
-backend's spec, the plan and the report. One model gives one file, byte for byte.
+The document, under the key ``backquant``, is ``{"format_version": 2, "sha256": "…", "manifest": {…}}``, in
+this order: the digest is that of the text of the manifest. The manifest (``manifest.py``) holds everything
+beside the bytes of tensors, with a digest of those of each; so the digest of the manifest is one of the
+whole. One model gives one file, byte for byte.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_save
 
+from backquant.artifact.manifest import check_manifest
 from backquant.errors import ArtifactError, BackquantError, EngineError
 
-__all__ = ["FORMAT_VERSION", "read_document", "read_file", "readable", "write_file"]
+__all__ = [
+    "FORMAT_VERSION",
+    "ManifestText",
+    "manifest_text",
+    "packed",
+    "read_file",
+    "read_text",
+    "readable",
+    "write_file",
+]
 
 _KEY = "backquant"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_VERSION = re.compile(r'\{"format_version": (\d{1,9})[,}]')
+_LAYOUT = re.compile(
+    r'\{"format_version": \d+, "sha256": "([0-9a-f]{64})", "manifest": (.*)\}', re.DOTALL
+)
 _SAVE_AGAIN = "write it again: backquant.save(quantized, path)"
 # What reading data of an unexpected shape raises.
 _CAUSES = (
@@ -45,7 +63,8 @@ _CAUSES = (
 def write_file(
     path: str | os.PathLike[str], document: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Write to a temporary name beside ``path`` and rename: no half-written file is ever seen.
+    """Write manifest and tensors to a temporary name beside ``path`` and rename: no half-written file is
+    ever seen. The table of tensors, with their digests, is added to the manifest.
 
     Raises ``ArtifactError`` when the folder does not exist or cannot be written to, or the disk is
     full; what stood at ``path`` before then still does.
@@ -61,8 +80,9 @@ def write_file(
         raise ArtifactError(
             f"{target} is a folder", where=str(target), fix=f"name a file: {target / 'model.bq'}"
         )
-    metadata = {_KEY: json.dumps({"format_version": FORMAT_VERSION, **document})}
-    payload = safetensors_save(tensors, metadata=metadata)
+    manifest = manifest_text(document, tensors)
+    check_manifest(manifest)
+    payload = packed(manifest, tensors)
     try:
         _replace(target, payload)
     except OSError as error:
@@ -71,6 +91,29 @@ def write_file(
             where=str(target),
             fix=f"make room or choose another folder; the file needs {len(payload):,} bytes",
         ) from error
+
+
+def packed(manifest: str, tensors: dict[str, torch.Tensor]) -> bytes:
+    """The bytes of a file, whatever the manifest says."""
+    digest = hashlib.sha256(manifest.encode()).hexdigest()
+    text = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{digest}", "manifest": {manifest}}}'
+    return safetensors_save(tensors, metadata={_KEY: text})
+
+
+def manifest_text(document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
+    """``document`` as JSON, with the table of tensors and their digests."""
+    table = {key: {**_entry(tensor), "sha256": _digest(tensor)} for key, tensor in tensors.items()}
+    return json.dumps({**document, "tensors": table})
+
+
+def _entry(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """Of the bytes, as they lie in the file."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).hexdigest()
 
 
 def _replace(target: Path, payload: bytes) -> None:
@@ -126,41 +169,94 @@ def readable(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def _document(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ManifestText:
+    """The text of a manifest that is what its digest says, and that digest."""
+
+    manifest: str
+    sha256: str
+
+
+def _text(path: Path, metadata: dict[str, str] | None) -> ManifestText:
     if not metadata or _KEY not in metadata:
         raise ArtifactError(
             f"{path} is a safetensors file, but not one that backquant wrote",
             where=str(path),
             fix="backquant.save(quantized, path) writes such files",
         )
-    document: dict[str, Any] = json.loads(metadata[_KEY])
-    if int(document["format_version"]) > FORMAT_VERSION:
+    stored = metadata[_KEY]
+    version = _VERSION.match(stored)
+    if version is not None:
+        _check_version(path, int(version[1]))
+    layout = _LAYOUT.fullmatch(stored)
+    if layout is None:
         raise ArtifactError(
-            f"{path} has format version {document['format_version']}; this backquant reads up to "
-            f"{FORMAT_VERSION}",
+            f"{path} does not hold a manifest and its digest", where=str(path), fix=_SAVE_AGAIN
+        )
+    text = ManifestText(layout[2], layout[1])
+    if hashlib.sha256(text.manifest.encode()).hexdigest() != text.sha256:
+        raise _changed(path, "the manifest")
+    return text
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} has format version {version}; this backquant reads up to {FORMAT_VERSION}",
             where=str(path),
             fix="pip install --upgrade backquant",
         )
-    return document
+    if version < FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} is of before the first release: it has no digests",
+            where=str(path),
+            fix="quantize the model again, and backquant.save(quantized, path)",
+        )
 
 
-def _open(
-    path: Path, names: Sequence[str] | None
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _changed(path: Path, what: str) -> ArtifactError:
+    return ArtifactError(
+        f"{what} of {path} is not what was saved: its sha-256 digest differs",
+        where=str(path),
+        fix="copy the file again from where it was saved; it was damaged or changed on the way",
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ArtifactError(f"{path} {what}", where=str(path), fix="check the path")
     with readable(path), safe_open(str(path), framework="pt") as stream:
-        document = _document(path, stream.metadata())
-        keys = stream.keys() if names is None else names
-        return document, {key: stream.get_tensor(key) for key in keys}
+        yield stream
 
 
-def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON document alone; no tensor is read. Raises ``ArtifactError``."""
-    return _open(Path(path), ())[0]
+def read_text(path: str | os.PathLike[str]) -> ManifestText:
+    """The manifest alone; no tensor is read. Raises ``ArtifactError``."""
+    with _opened(Path(path)) as stream:
+        return _text(Path(path), stream.metadata())
 
 
-def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The JSON document and all tensors. Raises ``ArtifactError``."""
-    return _open(Path(path), None)
+def read_file(
+    path: str | os.PathLike[str], *, verify: bool = True
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The checked manifest and all tensors. Raises ``ArtifactError``.
+
+    Without ``verify`` tensors are mapped into memory and read when they are used, and what they hold is
+    not compared with their digests.
+    """
+    target = Path(path)
+    with _opened(target) as stream:
+        document = check_manifest(_text(target, stream.metadata()).manifest)
+        table = document["tensors"]
+        if set(stream.keys()) != set(table):
+            raise _changed(target, "the table of tensors")
+        tensors = {}
+        for key, entry in table.items():
+            tensor = stream.get_tensor(key).clone() if verify else stream.get_tensor(key)
+            if {**_entry(tensor), "sha256": entry["sha256"]} != entry:
+                raise _changed(target, f"the header of tensor {key!r}")
+            if verify and _digest(tensor) != entry["sha256"]:
+                raise _changed(target, f"tensor {key!r}")
+            tensors[key] = tensor
+        return document, tensors

@@ -12,7 +12,8 @@ import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from backquant.artifact.file import read_document, read_file, readable, write_file
+from backquant.artifact.file import ManifestText, read_file, read_text, readable, write_file
+from backquant.artifact.manifest import check_manifest
 from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
 from backquant.artifact.records import decode_records, encode_records
 from backquant.artifact.tensors import TensorReader, TensorWriter
@@ -28,7 +29,7 @@ from backquant.report.model import Report
 from backquant.report.text import renderable
 from backquant.version import __version__
 
-__all__ = ["Description", "describe", "load", "save"]
+__all__ = ["Description", "describe", "digest", "load", "save"]
 
 
 def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> None:
@@ -103,7 +104,9 @@ def _literals(qparams: QParams) -> list[Any]:
     return [*numbers, str(dtype).removeprefix("torch.")]
 
 
-def load(path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> QuantizedModel:
+def load(
+    path: str | os.PathLike[str], *, allow: Sequence[str] = (), verify: bool = True
+) -> QuantizedModel:
     """Read back what ``save`` wrote. The model's own code is not needed.
 
     Nothing that a file says is executed beyond operators of tensors: see ``backquant.artifact``.
@@ -111,15 +114,19 @@ def load(path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> Quantize
     Args:
         path: the file.
         allow: packages besides torch and backquant whose classes and functions the file may name.
+        verify: compare each tensor with its digest. Without it a very large file is mapped into memory and
+            read when it is used; it must then stay as it is while the model lives.
 
     Raises:
         ArtifactError: no such file, not one of ours, damaged, written by a newer version, or it names
             something that an artifact may not.
         EngineError: this build or CPU lacks the engine that the model was lowered to.
     """
-    document, tensors = read_file(path)
+    document, tensors = read_file(path, verify=verify)
     with readable(path):
-        return _model(document, tensors, tuple(allow))
+        model = _model(document, tensors, tuple(allow))
+    model.source = str(path)
+    return model
 
 
 def _model(
@@ -181,11 +188,33 @@ def _qparams(stored: list[Any]) -> tuple[Any, QParams]:
     return label, QParams(float(scale), int(zero_point), int(low), int(high), token)
 
 
+def digest(path: str | os.PathLike[str]) -> str:
+    """The sha-256 digest of a saved model, by which it can be signed or listed.
+
+    It is that of the manifest, which holds those of all tensors: ``load`` refuses a file of which one
+    differs. Raises ``ArtifactError`` as ``load`` does.
+
+    >>> import tempfile
+    >>> import backquant
+    >>> model = backquant.quantize(torch.nn.Linear(4, 4), calibration=[torch.randn(8, 4)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(model, f"{folder}/model.bq")
+    ...     digest(f"{folder}/model.bq")
+    'sha256:...'
+    """
+    return _named(read_text(path))
+
+
+def _named(text: ManifestText) -> str:
+    return f"sha256:{text.sha256}"
+
+
 @dataclass(frozen=True)
 class Description:
     """What a file says about itself; made without reading a tensor."""
 
     path: str
+    digest: str
     versions: dict[str, str]
     engine: EngineInfo | None
     backend: str
@@ -196,6 +225,7 @@ class Description:
         """The same as JSON-able data."""
         return {
             "path": self.path,
+            "digest": self.digest,
             "versions": self.versions,
             "engine": None if self.engine is None else self.engine.to_dict(),
             "backend": self.backend,
@@ -208,24 +238,26 @@ class Description:
         engine = "reference model" if self.engine is None else self.engine.describe()
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"{self.path}: {self.backend} on {engine}, written by {versions}"]
+        lines += [f"  {self.digest}"]
         lines += [f"  {count:4d} × {kernel}" for kernel, count in self.kernels.items()]
         return Group(Text("\n".join(lines)), Text(""), renderable(self.report))
 
 
 def describe(path: str | os.PathLike[str]) -> Description:
     """What the file at ``path`` holds. Raises ``ArtifactError`` as ``load`` does."""
-    document = read_document(path)
+    text = read_text(path)
     with readable(path):
-        return _description(str(path), document)
+        return _description(str(path), _named(text), check_manifest(text.manifest))
 
 
-def _description(path: str, document: dict[str, Any]) -> Description:
+def _description(path: str, name: str, document: dict[str, Any]) -> Description:
     kernels: dict[str, int] = {}
     for use in document["kernels"]:
         kernels[use["kernel"]] = kernels.get(use["kernel"], 0) + 1
     stored = document["report"]
     return Description(
         path=path,
+        digest=name,
         versions=document["versions"],
         engine=None if document["engine"] is None else EngineInfo.from_dict(document["engine"]),
         backend=document["backend"]["name"],

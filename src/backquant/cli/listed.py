@@ -8,9 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["ListedBackend", "listed_backends", "published_schema"]
+__all__ = ["ListedBackend", "artifact_schema", "listed_backends", "published_schema"]
 
-_ROOM = Path(__file__).resolve().parent.parent / "backend_config"
+_PACKAGE = Path(__file__).resolve().parent.parent
+_ROOM = _PACKAGE / "backend_config"
 _GROUP = "backquant.backends"
 
 
@@ -48,3 +49,12 @@ def published_schema() -> Any:
     'backquant backend description'
     """
     return json.loads((_ROOM / "files" / "schema_v1.json").read_text(encoding="utf-8"))
+
+
+def artifact_schema() -> Any:
+    """The JSON Schema of the manifests of saved models.
+
+    >>> artifact_schema()["title"]
+    'backquant artifact'
+    """
+    return json.loads((_PACKAGE / "artifact" / "schema_v2.json").read_text(encoding="utf-8"))

@@ -35,6 +35,13 @@ class Format(str, Enum):
     html = "html"
 
 
+class SchemaOf(str, Enum):
+    """What ``schema`` prints the schema of."""
+
+    BACKEND = "backend"
+    ARTIFACT = "artifact"
+
+
 def backends(as_json: Json = False) -> None:
     """List the backends that are found by name, and which of their engines run here."""
     from backquant.cli.engines import engine_here
@@ -147,8 +154,14 @@ def _finding_lines(found: list[Finding]) -> Iterator[str]:
             yield f"  … and the same at {len(same) - len(few)} more places (--json lists them)"
 
 
-def schema(as_json: Json = True) -> None:  # noqa: ARG001 - accepted as on every command
-    """Print the JSON Schema of description files. It is JSON with and without --json."""
-    from backquant.cli.listed import published_schema
+def schema(
+    of: Annotated[
+        SchemaOf, typer.Option("--of", help="Descriptions of backends, or saved models.")
+    ] = SchemaOf.BACKEND,
+    as_json: Json = True,  # noqa: ARG001 - accepted as on every command
+) -> None:
+    """Print the JSON Schema of description files, or of saved models. It is JSON with and without --json."""
+    from backquant.cli.listed import artifact_schema, published_schema
 
-    emit(as_json=True, data=published_schema(), shown="")
+    data = published_schema() if of is SchemaOf.BACKEND else artifact_schema()
+    emit(as_json=True, data=data, shown="")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from backquant.dtypes import QParams
 from backquant.errors import UsageError
@@ -17,6 +18,7 @@ from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import EngineInfo, engine_here
+from backquant.lower.failed_call import failed_call
 from backquant.lower.fingerprint import fingerprint
 from backquant.lower.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.lower.kernels.boundary import quantize
@@ -61,6 +63,7 @@ class QuantizedModel(nn.Module):
     runs on; ``None`` for a reference model. ``kernels`` and ``left_in_float``: what the lowering did.
     ``report``: set by ``backquant.quantize``.
     ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
+    ``source``: the file that it was loaded from.
     ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
 
     ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
@@ -115,6 +118,7 @@ class QuantizedModel(nn.Module):
         self.left_in_float = tuple(left_in_float)
         self.report: Any = None
         self.example: ExampleSpec | None = None
+        self.source = ""
         self.input_qparams: dict[int, QParams] = {}
         self.output_qparams: dict[int | str, QParams] = {}
         self.replays: Replays | None = None
@@ -186,7 +190,19 @@ class QuantizedModel(nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original model's arguments and result."""
+        """The original model's arguments and result. Raises ``InputError`` where it cannot run on them,
+        ``ArtifactError`` where it cannot although they are like the example that its file names."""
+        if _is_traced():
+            return self._called(args, kwargs)
+        try:
+            return self._called(args, kwargs)
+        except Exception as error:
+            told = failed_call(error, (args, kwargs), self.example, self.source)
+            if told is error:
+                raise
+            raise told from error
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.interface is not None:
             self.interface.check(args, kwargs)
         if self.input_qparams:
@@ -281,6 +297,11 @@ class QuantizedModel(nn.Module):
     def extra_repr(self) -> str:
         engine = self.engine.describe() if self.engine is not None else "reference model"
         return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
+
+
+def _is_traced() -> bool:
+    """Whether somebody follows the call: errors are then for them."""
+    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

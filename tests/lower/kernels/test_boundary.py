@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backquant.errors import InputError
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 
@@ -67,7 +68,16 @@ def test_layouts_are_kept():
     assert dequantize(q, 0.1, 3, 0, 255, torch.uint8).stride() == x.stride()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64])
+def test_what_the_reference_operator_refuses_is_refused(dtype):
+    x = torch.ones(5).to(dtype)
+    with pytest.raises(AssertionError):
+        torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.1, 3, 0, 255, torch.uint8)
+    with pytest.raises(InputError, match="quantizes float32"):
+        quantize(x, 0.1, 3, 0, 255, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_other_floats_are_quantized_through_float32(dtype):
     x = torch.randn(50).to(dtype)
     expected = quantize(x.float(), 0.1, 3, 0, 255, torch.uint8)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from backquant.errors import InputError
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
 
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")
@@ -81,9 +82,12 @@ def test_activations(engine, post_op):
 
 def test_the_result_has_the_dtype_of_the_input():
     kernel = DynamicLinear(DynamicLinearConfig("fbgemm", torch.int8), _tensors())
-    x = torch.randn(3, 16).double()
-    assert kernel(x).dtype == torch.float64
-    assert torch.equal(kernel(x).float(), kernel(x.float()))
+    x = torch.randn(3, 16).half()
+    assert kernel(x).dtype == torch.float16
+    assert torch.equal(kernel(x), kernel(x.float()).half())
+    for other in (x.double(), x.long(), x[:, 1:]):
+        with pytest.raises(InputError, match="16-bit floats"):
+            kernel(other)
 
 
 def test_the_input_need_not_be_contiguous():

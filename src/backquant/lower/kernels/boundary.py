@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from backquant.dtypes import tensor_token
+from backquant.errors import InputError
 from backquant.lower.kernels.views import as_quantized, integer_view
 
 __all__ = ["dequantize", "quantize", "requantize", "saturate"]
@@ -23,18 +24,30 @@ def quantize(
 
     Equal to ``quantized_decomposed::quantize_per_tensor``, but for values exactly between two
     integers: with an odd zero point they round the other way, as in every model that torch's own
-    lowering makes. NaN has no defined result.
+    lowering makes. NaN has no defined result. As there, float16 and bfloat16 are taken, and any other
+    dtype is refused: ``InputError``.
 
     >>> quantize(torch.tensor([-9.0, 0.0, 0.5, 99.0]), 0.5, 10, 0, 127, torch.uint8)
     tensor([  0,  10,  11, 127], dtype=torch.uint8)
     """
     if x.dtype != torch.float32:
-        x = x.float()
+        x = _as_float32(x)
     q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, tensor_token(dtype)))
     info = torch.iinfo(dtype)
     if quant_min > info.min or quant_max < info.max:
         q.clamp_(quant_min, quant_max)
     return q
+
+
+def _as_float32(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        dtype = str(x.dtype).removeprefix("torch.")
+        raise InputError(
+            f"{dtype} values where the model quantizes float32",
+            where=f"{dtype}{list(x.shape)}",
+            fix="model(x.float())",
+        )
+    return x.float()
 
 
 # size: the arguments of quantized_decomposed::dequantize_per_tensor, whose nodes it replaces.

@@ -180,6 +180,7 @@ class OnednnConv(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, ...]`` to ``[batch, out, ...]``; also without a batch."""
+        self.check_input(x)
         dims = len(self._least)
         if x.dim() == dims + 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)

@@ -152,6 +152,7 @@ class OnednnConvAdd(PackedKernel):
 
     def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
+        self.check_input(x)
         if x.dim() == 3:
             # what has a batch is added to one image, and keeps it
             found = self.forward(x.unsqueeze(0), other)

@@ -120,6 +120,7 @@ class OnednnLinear(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[..., in]`` to ``[..., out]``."""
+        self.check_input(x)
         if not x.numel():  # the operator would give a matrix
             shape = (*x.shape[:-1], self.weight.shape[0])
             return torch.empty(shape, dtype=self.config.out_dtype)

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from backquant.errors import ArtifactError
+from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["PACKINGS", "PackedKernel", "WeightTensors"]
 
+_INTEGERS = (torch.uint8, torch.int8)
 PACKINGS = 3  # packed weights per kernel: each is as large as the integer weight
 
 
@@ -61,6 +62,22 @@ class PackedKernel(KernelModule):
         bias = tensors.bias
         self.register_buffer("bias", None if bias is None else bias.detach().float())
         self._packed: dict[tuple[int, ...], Any] = {}
+        self._dims = len(getattr(config, "stride", ()))
+        transposed = getattr(config, "operator", "").startswith("conv_transpose")
+        inputs, groups = tensors.weight.shape[0 if transposed else 1], getattr(config, "groups", 1)
+        self._channels = inputs if transposed else inputs * groups
+
+    def check_input(self, x: torch.Tensor) -> None:
+        """Raise ``InputError`` for what the engine might read past the end of: it checks not all."""
+        extra = x.dim() - self._dims  # channels, and of a convolution at most a batch
+        fits = extra in (1, 2) if self._dims else extra > 0
+        if not fits or x.shape[-1 - self._dims] != self._channels or x.dtype not in _INTEGERS:
+            spatial = ", …" * self._dims
+            raise InputError(
+                f"{self.name} takes 8-bit integers […, {self._channels}{spatial}]",
+                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
+                fix="inputs of the shape that the float model takes",
+            )
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         """The weight packed for inputs of spatial size ``size`` (a linear layer: empty)."""

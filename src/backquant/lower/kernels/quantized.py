@@ -85,6 +85,7 @@ class QuantizedWeighted(PackedKernel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 integers to uint8 integers, by the rules of the operator."""
+        self.check_input(x)
         c = self.config
         if x.dim() == (len(c.stride) + 1 if c.stride else 1):  # without a batch
             return self.forward(x.unsqueeze(0)).squeeze(0)

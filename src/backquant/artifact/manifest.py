@@ -1,0 +1,204 @@
+"""The manifest of an artifact: what its JSON document holds, field by field, as pydantic checks it.
+
+The schema is published: ``backquant schema --of artifact``, ``src/backquant/artifact/schema_v2.json``.
+Beyond types, ``check_manifest`` follows references: each tensor that is named is in the file; each node
+reads nodes before it, so that graphs have no cycles; a module that stands for another comes after it.
+Nothing is built, and no tensor read, before a manifest has passed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, create_model
+
+from backquant.artifact.data_models import STRICT, DTypeName, data_model
+from backquant.artifact.references import check_references
+from backquant.artifact.value_schema import Name, Path, TensorReference, Value
+from backquant.errors import ArtifactError
+from backquant.graph.example_spec import ExampleSpec
+from backquant.lower import EngineInfo, KernelUse
+from backquant.lower.engine import ENGINES
+from backquant.match.plan import Decision, Plan, Reason
+from backquant.report.model import Report
+
+__all__ = ["check_manifest", "json_schema"]
+
+# What reading a manifest takes in memory is some 30 times its length, at most.
+_LONGEST, _MOST = 1 << 26, 1 << 21
+_Plain = bool | int | float | str | None
+_Size = Annotated[int, Field(ge=0, lt=2**48)]
+_Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = STRICT
+
+
+class TensorEntry(_Model):
+    """A tensor of the file; ``sha256`` is the digest of its bytes, row by row, lowest byte first."""
+
+    dtype: DTypeName
+    shape: Annotated[list[_Size], Field(max_length=64)]
+    sha256: _Digest
+
+
+class Node(_Model):
+    """A node of a graph, which reads nodes before it."""
+
+    op: Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
+    name: Name
+    target: Name
+    args: list[Value] = []
+    kwargs: dict[str, Value] = {}
+
+
+class Same(_Model):
+    """A module that stands in another place, too."""
+
+    same_as: str
+
+
+class Module(_Model):
+    """A module: of a class, or of a graph."""
+
+    training: bool
+    class_: Annotated[Path | None, Field(alias="class")] = None
+    graph: list[Node] | None = None
+    preserved: dict[Name, Value] = {}
+    parameters: dict[Name, TensorReference | None] = {}
+    buffers: dict[Name, TensorReference | None] = {}
+    frozen: list[Name] = []
+    non_persistent: list[Name] = []
+    config: Value = None
+    attributes: dict[Name, Value] = {}
+    children: dict[Name, Module | Same] = {}
+    absent: list[Name] = []
+
+
+class Argument(_Model):
+    """An input of an exported graph."""
+
+    name: Name
+    shapes: list[list[_Size | str | None]]
+    value: _Plain
+    dtypes: list[DTypeName]
+
+
+class RecordClass(_Model):
+    """A class as an attribute of an output."""
+
+    record_class: Path
+
+
+class Structure(_Model):
+    """What an exported graph returns."""
+
+    kind: Literal["value", "tuple", "list", "dict", "record", "constant"]
+    keys: list[_Plain] = []
+    parts: list[Structure] = []
+    name: str = ""
+    made: Literal["called"] | dict[Name, RecordClass | Value] | None = None
+
+
+class Interface(_Model):
+    """Inputs and outputs of an exported graph."""
+
+    arguments: list[Argument]
+    output: Structure
+
+
+class Backend(_Model):
+    """The description of the backend as JSON text, or why there is none."""
+
+    name: str
+    spec: str | None = None
+    unstored: str | None = None
+
+
+def _report() -> type[BaseModel]:
+    """The report, with what is computed from it for other readers."""
+    return create_model("Report", __base__=data_model(Report), coverage=(float | None, None))
+
+
+def _engine() -> type[BaseModel]:
+    named: Any = Literal[ENGINES]
+    return data_model(EngineInfo, {"name": named})
+
+
+@cache
+def _manifest() -> TypeAdapter[Any]:
+    """All that a file holds beside the bytes of its tensors."""
+    plan = data_model(Plan, {"decisions": list[data_model(Decision)]})  # type: ignore[misc]
+    fields: dict[str, Any] = {
+        "versions": dict[Literal["backquant", "torch"], str],
+        "engine": _engine() | None,
+        "kernels": list[data_model(KernelUse)],  # type: ignore[misc]
+        "left_in_float": list[data_model(Reason)],  # type: ignore[misc]
+        "inputs": list[tuple[int, _Scale, _Int32, _Int32, _Int32, DTypeName]],
+        "outputs": list[tuple[int | str, _Scale, _Int32, _Int32, _Int32, DTypeName]],
+        "example": data_model(ExampleSpec) | None,
+        "backend": Backend,
+        "plan": plan,
+        "interface": Interface | None,
+        "report": _report() | None,
+        "model": Module,
+        "tensors": dict[Name, TensorEntry],
+        "strides": dict[Name, list[_Size]],
+    }
+    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    return TypeAdapter(create_model("Manifest", __config__=STRICT, **required))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of manifests.
+
+    >>> sorted(json_schema()["properties"])[:4]
+    ['backend', 'engine', 'example', 'inputs']
+    """
+    found = _manifest().json_schema(by_alias=True)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "backquant artifact",
+    }
+    return {**found, **head}
+
+
+def check_manifest(text: str) -> dict[str, Any]:
+    """The manifest in ``text``, as plain data. Raises ``ArtifactError`` for the first thing that is wrong.
+
+    >>> check_manifest('{"versions": 1}')
+    Traceback (most recent call last):
+    backquant.errors.ArtifactError: Input should be an object: 1
+      where  versions
+    ...
+    """
+    if len(text) > _LONGEST or text.count("[") + text.count("{") > _MOST:
+        raise ArtifactError(
+            f"a manifest has at most {_LONGEST:,} characters and {_MOST:,} lists and objects",
+            where="manifest",
+        )
+    try:
+        _manifest().validate_json(text)
+    except ValidationError as error:
+        raise _told(error) from None
+    document: dict[str, Any] = json.loads(text)
+    check_references(document["model"], set(document["tensors"]))
+    return document
+
+
+def _told(error: ValidationError) -> ArtifactError:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    given = repr(first["input"])
+    short = given if len(given) <= 60 else given[:57] + "…"
+    return ArtifactError(
+        f"{first['msg']}: {short}",
+        where=place[:200],
+        fix="write the file again: backquant.save(quantized, path); backquant schema --of artifact shows "
+        "what a manifest holds",
+    )

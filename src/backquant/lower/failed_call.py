@@ -1,0 +1,67 @@
+"""What a model that cannot run on its inputs says, in place of an operator's own words alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from backquant.errors import ArtifactError, BackquantError, EngineError, InputError
+from backquant.graph.example_spec import ExampleSpec
+
+__all__ = ["failed_call"]
+
+_LONGEST = 300
+
+
+def failed_call(
+    error: Exception,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    example: ExampleSpec | None,
+    source: str,
+) -> BackquantError:
+    """The error of ours for ``error``, which an operator raised; one of ours is given back.
+
+    ``source`` names the file that the model came from, if any. Where it fails on inputs of the dtypes and
+    shapes that it was calibrated with, the file is at fault, else the inputs.
+
+    >>> print(failed_call(RuntimeError("shapes differ"), ((torch.ones(3),), {}), None, ""))
+    the model fails on these inputs: shapes differ
+      where  float32[3]
+    """
+    given = _told(inputs[0], inputs[1])
+    asked = "" if example is None else _told(example.args, example.kwargs)
+    words = (
+        error.what
+        if isinstance(error, BackquantError)
+        else f"{error}".split("\n", 1)[0] or type(error).__name__
+    )
+    words = words[:_LONGEST]
+    if source and given == asked and not isinstance(error, (ArtifactError, EngineError)):
+        return ArtifactError(
+            f"the graph in the file cannot run: {words}",
+            where=f"{source}, called with {given}",
+            fix="backquant.save(quantized, path) again; what saved this file wrote another graph",
+        )
+    if isinstance(error, BackquantError):
+        return error
+    fix = f"inputs like those of the calibration: {asked}" if asked and asked != given else ""
+    return InputError(f"the model fails on these inputs: {words}", where=given, fix=fix)
+
+
+def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    named = [f"{name}={_one(value)}" for name, value in kwargs.items()]
+    return ", ".join([*map(_one, args), *named])[:_LONGEST]
+
+
+def _one(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Mapping) and "tensor" in value and "dtype" in value:
+        return f"{value['dtype']}{list(value['tensor'])}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_one, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_one(item)}' for key, item in value.items())}}}"
+    return repr(value)[:60]
