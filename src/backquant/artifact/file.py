@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from safetensors.torch import save as safetensors_save
 
 from backquant.artifact.manifest import check_manifest
 from backquant.errors import ArtifactError, BackquantError, EngineError
+from backquant.files import replace_file
 
 __all__ = [
     "FORMAT_VERSION",
@@ -84,7 +84,7 @@ def write_file(
     check_manifest(manifest)
     payload = packed(manifest, tensors)
     try:
-        _replace(target, payload)
+        replace_file(target, payload)
     except OSError as error:
         raise ArtifactError(
             f"{target} cannot be written: {error.strerror or error}",
@@ -114,30 +114,6 @@ def _digest(tensor: torch.Tensor) -> str:
     """Of the bytes, as they lie in the file."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()
-
-
-def _replace(target: Path, payload: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(payload)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(_mode(target))
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _mode(target: Path) -> int:
-    """The permissions of the file that is replaced, else those of any new file."""
-    with contextlib.suppress(OSError):
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 @contextlib.contextmanager
