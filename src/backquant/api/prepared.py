@@ -49,7 +49,7 @@ def observed(step: Planned, asked: Asked) -> PreparedModule:
         step.plan,
         step.backend,
         step.mapping,
-        origin=Origin(step.fused.scopes, step.fused.provenance),
+        origin=Origin(step.fused.scopes, step.fused.provenance, step.shapes),
         custom=asked.custom,
     )
     released(step.module)

@@ -94,7 +94,8 @@ def prepare_qat_fx(
     _, shapes = example_that_runs(evaluation_copy(model), example_inputs)
     asked = Asked(backend, mapping, custom)
     graph = _fused(model, backend, custom)
-    prepared = observe_quantized_inputs(_prepared(graph, asked))
+    example = None if shapes else example_inputs
+    prepared = observe_quantized_inputs(_prepared(graph, asked, example))
     with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = (graph.difference, _unrounded(prepared, backend.name), shapes)
     inside = skipped_inside(prepared)
@@ -122,8 +123,10 @@ def _unrounded(prepared: PreparedModule, backend: str) -> str:
     )
 
 
-def _prepared(graph: _FusedForTraining, asked: Asked) -> PreparedModule:
-    decision = decided(graph.fused, asked.backend_config, asked.qconfig_mapping, asked.custom)
+def _prepared(graph: _FusedForTraining, asked: Asked, example: Any = None) -> PreparedModule:
+    decision = decided(
+        graph.fused, asked.backend_config, asked.qconfig_mapping, asked.custom, example
+    )
     put_back(decision.module, graph.made_plain)
     step = with_standalone_modules(decision, asked, _standalone)
     trained = swap_for_training(step.module, step.plan, asked.backend_config, asked.qconfig_mapping)

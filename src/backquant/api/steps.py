@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -24,6 +24,7 @@ from backquant.api.left_float import LeftRules, rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
 from backquant.graph import Captured, released, shallow_copy, without_collector
+from backquant.graph.values import GraphValues, TensorFacts
 from backquant.match import CustomMatching, Fusion, Plan, Reason, make_plan, plan_fusion
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
@@ -47,13 +48,15 @@ _DEFAULT_RULES: tuple[Rules, ...] = (rules_for_left, rules_beside_float)
 class Planned:
     """A fused graph with the decision about each of its operators; nothing is observed yet.
 
-    ``backend`` and ``mapping``: those that were asked for, in the spelling of the graph.
+    ``backend`` and ``mapping``: those that were asked for, in the spelling of the graph. ``shapes``: of its
+    values, as far as conditions of the backend asked for them.
     """
 
     fused: Fused
     plan: Plan
     backend: BackendConfig
     mapping: QConfigMapping
+    shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
 
     @property
     def module(self) -> fx.GraphModule:
@@ -129,7 +132,8 @@ class _Planning:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.backend, self.mapping)
         attention_apart(captured, backend, mapping)
-        fused, plan = plan_fused(captured, backend, mapping, self.custom)
+        values = self._values(captured)
+        fused, plan = plan_fused(captured, backend, mapping, self.custom, values)
         notes: tuple[str, ...] = ()
         reasons: dict[str, Reason] = {}
         by_default = self.capturing is not None and self.capturing.leave_float
@@ -138,10 +142,17 @@ class _Planning:
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
                 reasons |= chosen.reasons
-                fused, plan = plan_fused(captured, backend, mapping, self.custom)
+                fused, plan = plan_fused(captured, backend, mapping, self.custom, values)
         plan = with_reasons(_explained(plan, reasons, notes), captured)
         released(captured.module)
-        return Planned(fused, plan, backend, mapping)
+        values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
+        return Planned(fused, plan, backend, mapping, values.seen())
+
+    def _values(self, captured: Captured) -> GraphValues:
+        """Shapes of the captured graph, measured when a condition asks for them."""
+        if self.capturing is None:
+            return GraphValues(None)
+        return GraphValues(captured.module, self.capturing.example_inputs, captured.free)
 
 
 def _explained(plan: Plan, reasons: Mapping[str, Reason], notes: tuple[str, ...]) -> Plan:
@@ -190,8 +201,10 @@ def decided(
     backend: BackendConfig,
     mapping: QConfigMapping,
     custom: PrepareCustomConfig | None = None,
+    example_inputs: Any = None,
 ) -> Planned:
-    """A fused graph with the plan for it."""
+    """A fused graph with the plan for it; ``example_inputs``: for conditions of the backend on shapes."""
+    values = GraphValues(graph.fused.module, example_inputs)
     chosen = make_plan(
         graph.fused.module,
         graph.fused.scopes,
@@ -199,8 +212,9 @@ def decided(
         mapping,
         fusions=graph.fusions,
         custom=CustomMatching.of(custom),
+        values=values,
     )
-    return Planned(graph.fused, chosen, backend, mapping)
+    return Planned(graph.fused, chosen, backend, mapping, values.seen())
 
 
 def evaluation_copy(model: Any) -> nn.Module:

@@ -133,10 +133,10 @@ def describe_dtype_config(config: DTypeConfig) -> str:
         words.append(f"bias {str(config.bias_dtype).removeprefix('torch.')}")
     if config.bias_scale is not None:
         words.append("bias scale = input × weight")
-    if config.only is not None:
-        words.append(config.only.replace("_", " "))
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
+    if config.where is not None:
+        words.append(f"where {config.where}")
     return ", ".join(words)
 
 

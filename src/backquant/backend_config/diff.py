@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from backquant.backend_config.conditions import AllOf, AnyOf, Comparison, NotSo
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.describe import (
@@ -49,6 +50,7 @@ _FIELDS = {
     "num_tensor_args_to_observation_type": "_num_tensor_args_to_observation_type",
     "input_type_to_index": "_input_type_to_index",
     "ports": "ports",
+    "where": "where",
     "input_output_observed": "_input_output_observed",
     "overwrite_output_fake_quantize": "_overwrite_output_fake_quantize",
     "overwrite_output_observer": "_overwrite_output_observer",
@@ -332,7 +334,7 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, ObservationType):
         return value.name
-    if isinstance(value, (Port, NamedNode, NamedNodes)):
+    if isinstance(value, (Port, NamedNode, NamedNodes, AllOf, AnyOf, Comparison, NotSo)):
         return str(value)
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_text(item) or item}" for key, item in value.items())
@@ -382,8 +384,8 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
             left, right = getattr(old, field.name), getattr(new, field.name)
             if left != right:
                 yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
-    for name in ("bias_scale", "only"):
-        one, two = getattr(before, name) or "", getattr(after, name) or ""
+    for name in ("bias_scale", "where"):
+        one, two = (str(getattr(config, name) or "") for config in (before, after))
         if one != two:
             yield FieldChange(f"{head}.{name}", one, two)
 

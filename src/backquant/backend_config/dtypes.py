@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -20,12 +20,16 @@ from backquant.backend_config.checks import (
     renamed,
     within,
 )
+from backquant.backend_config.conditions.condition import (
+    Condition,
+    condition_data,
+    condition_from,
+)
 from backquant.backend_config.numbers import number_text
 from backquant.errors import SpecError
 
 __all__ = ["DTypeConfig", "DTypeWithConstraints", "Only", "as_dtype_config"]
 
-Only = Literal["not_grouped", "not_depthwise", "short_last_stride", "inner_axes"]
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
     "output_dtype",
@@ -33,7 +37,7 @@ _DTYPE_CONFIG_KEYS = (
     "bias_dtype",
     "is_dynamic",
     "bias_scale",
-    "only",
+    "where",
 )
 
 
@@ -121,10 +125,8 @@ class DTypeConfig:
     ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
     ``DTypeWithConstraints``, or None (not constrained).
     ``bias_scale="input_times_weight"``: the bias is quantized with scale input × weight.
-    ``only``: which uses of the operator are admitted so: ``"not_grouped"`` or ``"not_depthwise"``
-    convolutions (depthwise: every channel a group), ``"short_last_stride"``: convolutions that are not
-    grouped, with a stride of at most 3 along the last axis, ``"inner_axes"``: reductions over the last two
-    axes.
+    ``where``: the uses of the operator that are admitted so, as a condition or its mapping
+    (``{"groups": 1}``); see ``BackendPatternConfig.set_where``.
 
     Raises ``SpecError`` for values of another kind.
 
@@ -142,7 +144,7 @@ bias_dtype=torch.float32)
     bias_dtype: torch.dtype | None
     is_dynamic: bool | None
     bias_scale: Literal["input_times_weight"] | None
-    only: Only | None
+    where: Condition | None
 
     def __init__(  # size: PyTorch's arguments, and two demands by keyword
         self,
@@ -153,7 +155,7 @@ bias_dtype=torch.float32)
         is_dynamic: bool | None = None,
         *,
         bias_scale: Literal["input_times_weight"] | None = None,
-        only: Only | None = None,
+        where: Condition | Mapping[str, Any] | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
         self.output_dtype_with_constraints = _constrained(output_dtype, "output_dtype")
@@ -164,8 +166,8 @@ bias_dtype=torch.float32)
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
         self.bias_scale = bias_scale
-        check_choice(only, "only", get_args(Only))
-        self.only = only
+        with within("where"):
+            self.where = condition_from(where)
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -188,7 +190,7 @@ bias_dtype=torch.float32)
 
         ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
         ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
-        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``only``.
+        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``where``.
         Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
 
         >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})
@@ -214,9 +216,11 @@ bias_dtype=torch.float32)
             constrained = getattr(self, f"{key}_with_constraints")
             if constrained != DTypeWithConstraints():
                 values[key] = constrained
-        for key in ("bias_dtype", "is_dynamic", "bias_scale", "only"):
+        for key in ("bias_dtype", "is_dynamic", "bias_scale"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
+        if self.where is not None:
+            values["where"] = condition_data(self.where)
         return values
 
     def __repr__(self) -> str:

@@ -15,6 +15,12 @@ from backquant.backend_config.checks import (
     renamed,
     within,
 )
+from backquant.backend_config.conditions import (
+    Condition,
+    check_names,
+    condition_data,
+    condition_from,
+)
 from backquant.backend_config.dtypes import DTypeConfig, as_dtype_config
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.internal_setters import InternalSetters
@@ -50,6 +56,7 @@ _OPTIONAL_FIELDS = {
     "overwrite_output_observer": "_overwrite_output_observer",
     "pattern_complex_format": "_pattern_complex_format",
     "ports": "ports",
+    "where": "where",
 }
 _KEYS = ("observation_type", "dtype_configs", *_OPTIONAL_FIELDS)
 _PATTERN_KEYS = ("pattern", "pattern_complex_format")
@@ -90,6 +97,7 @@ root_module=torch.nn.Linear)
         self.fused_module: type[torch.nn.Module] | None = None
         self.fuser_method: Callable[..., Any] | None = None
         self.ports: dict[str, Port] = {}
+        self.where: Condition | None = None
         self._pattern_complex_format: Pattern | None = None
         if pattern is not None:
             self.set_pattern(pattern)
@@ -199,8 +207,7 @@ root_module=torch.nn.Linear)
         >>> len(BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig()).dtype_configs)
         1
         """
-        self.dtype_configs.append(as_dtype_config(dtype_config))
-        return self
+        return self.set_dtype_configs([*self.dtype_configs, dtype_config])
 
     def set_dtype_configs(self, dtype_configs: Iterable[DTypeConfig]) -> BackendPatternConfig:
         """Replace all admitted combinations of dtypes. The iterable is copied.
@@ -212,8 +219,33 @@ root_module=torch.nn.Linear)
         for index, dtype_config in enumerate(dtype_configs):
             with within(f"dtype_configs[{index}]"):
                 configs.append(as_dtype_config(dtype_config))
+                self._check_condition(configs[-1].where)
         self.dtype_configs = configs
         return self
+
+    # -- conditions ------------------------------------------------------------------------------
+
+    def set_where(self, where: Condition | Mapping[str, Any] | None) -> BackendPatternConfig:
+        """Set which uses of the pattern the backend takes: a mapping of quantities; ``None``: all.
+
+        What does not hold at an operator leaves it in float, with the reason. ``DTypeConfig(where=…)``
+        is the same for one combination of dtypes. ``docs/spec-files.md`` lists the quantities.
+
+        Raises ``SpecError`` for a quantity that is not there, and for a comparison that is none.
+
+        >>> conv = BackendPatternConfig(torch.nn.Conv2d)
+        >>> print(conv.set_where({"kernel_size": {"max": 7}, "stride": [1, 2]}).where)
+        kernel_size ≤ 7, stride one of 1, 2
+        """
+        with within("where"):
+            condition = condition_from(where)
+            self._check_condition(condition)
+        self.where = condition
+        return self
+
+    def _check_condition(self, condition: Condition | None) -> None:
+        if condition is not None and (self.pattern, self._pattern_complex_format) != (None, None):
+            check_names(condition, self)
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -313,7 +345,9 @@ root_module=torch.nn.Linear)
         }
         for key, attribute in _OPTIONAL_FIELDS.items():
             value = getattr(self, attribute)
-            if value is not None and value != {}:
+            if key == "where" and value is not None:
+                values[key] = condition_data(value)
+            elif value is not None and value != {}:
                 values[key] = dict(value) if isinstance(value, dict) else value
         return values
 

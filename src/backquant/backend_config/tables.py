@@ -30,6 +30,7 @@ from backquant.backend_config.describe import (
     mode_of,
     operator_label,
 )
+from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
@@ -150,13 +151,18 @@ def _row(entry: BackendPatternConfig) -> SupportRow:
     return SupportRow(
         operators=(describe_entry(entry),),
         modes=tuple(dict.fromkeys(map(mode_of, configs))),
-        dtypes=tuple(f"{mode_of(config)}: {describe_dtype_config(config)}" for config in configs),
+        dtypes=tuple(_dtypes(config, entry) for config in configs),
         per_channel=_per_channel(entry),
         fused_as=_name(entry.fused_module),
         qat=_name(entry.qat_module),
         reference=_name(entry.reference_quantized_module),
         observation=_observation(entry),
     )
+
+
+def _dtypes(config: DTypeConfig, entry: BackendPatternConfig) -> str:
+    where = "" if entry.where is None else f", where {entry.where}"
+    return f"{mode_of(config)}: {describe_dtype_config(config)}{where}"
 
 
 def _name(module: Any) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ DECONVOLUTION = DTypeConfig(
     DTypeWithConstraints(torch.qint8, symmetric=True),
     DTypeWithConstraints(torch.qint8, symmetric=True, ch_axis=1),
     torch.float,
-    only="short_last_stride",
+    where={"groups": 1, "stride[-1]": {"max": 3}},
 )
 BY_OUTPUT_CHANNEL = DefaultOverride(
     TRANSPOSED,

@@ -57,13 +57,13 @@ def _weight(**more: Any) -> DTypeWithConstraints:
 PLAIN = DTypeConfig(ACTIVATION, ACTIVATION)
 WEIGHTED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=0), torch.float)
 WEIGHTED_TRANSPOSED = DTypeConfig(
-    ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float, only="not_grouped"
+    ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float, where={"groups": 1}
 )
 WEIGHTED_GROUPED = DTypeConfig(
     ACTIVATION, ACTIVATION, _weight(granularity="per_tensor"), torch.float
 )
 TRANSPOSED_WEIGHTS = [WEIGHTED_TRANSPOSED, WEIGHTED_GROUPED]
-MEAN = DTypeConfig(ACTIVATION, ACTIVATION, only="inner_axes")
+MEAN = DTypeConfig(ACTIVATION, ACTIVATION, where={"dim": {"one_of": [(-2, -1), (2, 3)]}})
 DYNAMIC = DTypeConfig(
     torch.qint8,
     torch.float,
@@ -72,13 +72,15 @@ DYNAMIC = DTypeConfig(
     is_dynamic=True,
 )
 
+# depthwise: every channel a group
+NOT_DEPTHWISE = {"any": [{"groups": 1}, {"groups": {"not": {"equals": "in_channels"}}}]}
 DYNAMIC_CONV = DTypeConfig(
     torch.qint8,
     torch.float,
     _weight(ch_axis=0, granularity="per_channel"),
     torch.float,
     is_dynamic=True,
-    only="not_depthwise",
+    where=NOT_DEPTHWISE,
 )
 
 _INTEGER_WEIGHT = QuantDefault(

@@ -20,6 +20,7 @@ from backquant.backend_config import BackendConfig
 from backquant.convert.weights import without_training
 from backquant.errors import ConfigError
 from backquant.graph import set_module
+from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
 from backquant.prepare import ObserverSource, PreparedState, turned_to_float, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals
@@ -57,6 +58,7 @@ def replanned(
         changed.qconfig_mapping,
         fusions=state.plan.fusions,
         custom=CustomMatching.of(state.custom),
+        values=GraphValues.given(state.shapes),
     )
     if backend is not None:
         plan = replace(plan, unreached_entries=())

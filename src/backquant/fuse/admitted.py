@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from backquant.backend_config import BackendConfig
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.graph import Captured, OperatorKey
+from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Decision, Fusion, Outcome, Plan, make_plan, plan_fusion
 from backquant.match.index import PatternIndex
 from backquant.match.verdict import Asks, Roles, judge
@@ -38,8 +39,11 @@ def plan_fused(
     backend_config: BackendConfig,
     qconfig_mapping: QConfigMapping,
     custom: CustomMatching | None = None,
+    values: GraphValues | None = None,
 ) -> FusedPlan:
     """Fuse a captured model for inference, and decide what each operator becomes.
+
+    ``values``: shapes of the captured graph, for the conditions of the backend.
 
     Raises ConfigError as ``plan_fusion``, ``apply_fusion`` and ``make_plan`` do.
 
@@ -59,7 +63,7 @@ def plan_fused(
     >>> [(d.operator, d.outcome.value) for d in found.plan.decisions.values()]
     [('Linear', 'quantized'), ('ReLU', 'float')]
     """
-    attempts = _Attempts(captured, backend_config, qconfig_mapping, custom)
+    attempts = _Attempts(captured, backend_config, qconfig_mapping, custom, values)
     first = current = attempts.make(frozenset())
     declined: dict[tuple[str, int], str] = {}  # anchor and entry of the fusion: its root
     while hiding := attempts.hiding(current):
@@ -92,8 +96,10 @@ class _Attempts:
         backend: BackendConfig,
         mapping: QConfigMapping,
         custom: CustomMatching | None,
+        values: GraphValues | None,
     ) -> None:
         self._captured = captured
+        self._values = values or GraphValues(None)
         self._backend = backend
         self._mapping = mapping
         self._custom = custom or CustomMatching()
@@ -112,6 +118,7 @@ class _Attempts:
             self._mapping,
             fusions=fusions,
             custom=replace(self._custom, declined=declined),
+            values=self._values.renamed({fusion.root: fusion.anchor for fusion in fusions}),
         )
         return FusedPlan(fused, decided)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import fx, nn
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-__all__ = ["ordered_arguments"]
+__all__ = ["Argument", "argument_named", "ordered_arguments"]
 
 
 def ordered_arguments(node: fx.Node, module: nn.Module | None = None) -> tuple[Any, ...] | None:
@@ -79,3 +80,50 @@ def _is_default(value: Any, default: Any) -> bool:
     return value is default or (
         isinstance(value, (bool, int, float, str, type(None))) and value == default
     )
+
+
+class Argument(NamedTuple):
+    """The value of an argument: as it is given, or the parameter's default."""
+
+    value: Any
+
+
+def argument_named(node: fx.Node, name: str) -> Argument | None:
+    """The argument of a function or method by its parameter's name; ``None`` if there is none.
+
+    >>> gm = fx.symbolic_trace(lambda x: nn.functional.interpolate(x, scale_factor=2).mean((2, 3)))
+    >>> up, mean = [n for n in gm.graph.nodes if n.op.startswith("call")]
+    >>> argument_named(up, "mode"), argument_named(mean, "dim"), argument_named(mean, "mode")
+    (Argument(value='nearest'), Argument(value=(2, 3)), None)
+    """
+    if name in node.kwargs:
+        return Argument(node.kwargs[name])
+    for signature in _named_signatures(node.target):
+        kwargs = {key: v for key, v in node.kwargs.items() if key in signature.parameters}
+        try:
+            bound = signature.bind(*node.args, **kwargs)
+        except TypeError:
+            continue
+        bound.apply_defaults()
+        if name in bound.arguments:
+            return Argument(bound.arguments[name])
+    known = any(name in signature.parameters for signature in _named_signatures(node.target))
+    return Argument(None) if known else None  # of another overload: x.mean() has no dim
+
+
+@lru_cache(maxsize=4096)
+def _named_signatures(callee: Any) -> tuple[inspect.Signature, ...]:
+    """Signatures with the names of all parameters: of methods and of functions that dispatch, too."""
+    found = _signatures(callee) if callable(callee) else ()
+    if found and not any(_takes_anything(signature) for signature in found):
+        return found
+    name = callee if isinstance(callee, str) else getattr(callee, "__name__", "")
+    alike = getattr(torch, name.rstrip("_"), None) or getattr(
+        torch.ops.aten, name.rstrip("_"), None
+    )
+    return tuple(get_signature_for_torch_op(alike) or ()) if callable(alike) else ()
+
+
+def _takes_anything(signature: inspect.Signature) -> bool:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})

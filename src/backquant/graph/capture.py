@@ -28,7 +28,7 @@ class Captured:
 
     The graph's modules are copies of the model's and hold the model's own tensors. ``origin`` says
     how it was captured, ``notes`` what a user should know of that, ``whole`` why which modules were left
-    whole, by path.
+    whole, by path, ``free`` the axes of tensors whose sizes were declared free, by node name.
     """
 
     module: fx.GraphModule
@@ -36,6 +36,7 @@ class Captured:
     origin: str = "symbolic trace"
     notes: tuple[str, ...] = ()
     whole: dict[str, str] = field(default_factory=dict)
+    free: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 def capture(

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import quantize_bounds, storage_dtype
+from backquant.graph.values import GraphValues
 from backquant.interop.respelled import respelled
 from backquant.match import Plan, make_plan
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
@@ -113,7 +114,10 @@ class PlanQuantizer(Quantizer):
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         """Put torchao's annotations on the nodes that the plan quantizes."""
         spelled = respelled(model)
-        plan = make_plan(spelled.module, spelled.scopes, self._backend, self._mapping)
+        values = GraphValues.traced(model)
+        plan = make_plan(
+            spelled.module, spelled.scopes, self._backend, self._mapping, values=values
+        )
         self.plan, table = self._placed(spelled.module, plan)
         nodes = {node.name: node for node in model.graph.nodes}
         order = {node: position for position, node in enumerate(model.graph.nodes)}

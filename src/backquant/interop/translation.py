@@ -18,8 +18,8 @@ __all__ = ["Library", "Translation"]
 #: Fields that PyTorch's forms have not, by a key that tells the form.
 _OWN_FIELDS = {
     "BackendConfig": ("engine", "defaults", "qdq"),
-    "entry": ("ports", "overwrite_output_fake_quantize", "overwrite_output_observer"),
-    "DTypeConfig": ("bias_scale",),
+    "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
+    "DTypeConfig": ("bias_scale", "where"),
     "DTypeWithConstraints": ("symmetric", "granularity", "ch_axis", "power_of_two_scale"),
 }
 _STANDALONE = ("standalone_module_name", "standalone_module_class")

@@ -30,6 +30,7 @@ class Refusal:
     rule: str
     asked: str
     admitted: str
+    fix: str = ""
 
 
 Rule = Callable[[TensorAsk, DTypeWithConstraints], "Refusal | None"]

@@ -8,8 +8,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
+from backquant.graph.values import GraphValues
 from backquant.match.asks import AskReader
+from backquant.match.conditions import unmet
+from backquant.match.constraints import Refusal
 from backquant.match.custom import CustomMatching, kind_asked
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
@@ -31,12 +35,14 @@ from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
 from backquant.match.unasked import Unasked
 from backquant.match.verdict import Asks, Judge
+from backquant.match.weight_sums import WeightSums
+from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
 
 __all__ = ["make_plan"]
 
 
-def make_plan(
+def make_plan(  # size: the graph, the two inputs that meet, and what is known beside them
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],
     backend_config: BackendConfig,
@@ -44,6 +50,7 @@ def make_plan(
     *,
     fusions: tuple[Fusion, ...] = (),
     custom: CustomMatching | None = None,
+    values: GraphValues | None = None,
 ) -> Plan:
     """Decide for every node of a (fused) graph what it becomes, and say why.
 
@@ -54,6 +61,7 @@ def make_plan(
         qconfig_mapping: what is asked for.
         fusions: what was fused before, for rules about the parts of fused modules.
         custom: modules that are no patterns.
+        values: shapes, for the conditions of the backend; without them what asks for shapes is refused.
 
     Raises:
         ConfigError: a QConfig makes no observer, or a getter of an entry fails.
@@ -87,6 +95,7 @@ def make_plan(
         judge=judge,
         unasked=Unasked(backend_config, asks, judge),
         custom=custom or CustomMatching(),
+        values=values or GraphValues(None),
     )
     declined = facts.custom.declined
     found = find_occurrences(graph, patterns, backend_config, facts.special(), declined)
@@ -123,6 +132,7 @@ class _Facts:
     judge: Judge
     unasked: Unasked
     custom: CustomMatching
+    values: GraphValues
     valueless: frozenset[str] = frozenset()
 
     def special(self) -> dict[fx.Node, MatchKind]:
@@ -151,6 +161,18 @@ class _Facts:
         """What could be asked for an occurrence that no rule asks for."""
         roles = roles_of(occurrence, self.graph, self.patterns, self.valueless)
         return self.unasked.request(occurrence.match.entry, roles)
+
+    def unmet(
+        self, occurrence: Occurrence, config: BackendPatternConfig, hit: Hit
+    ) -> tuple[tuple[Refusal, ...], ...]:
+        """What of the entry's conditions does not hold, for each of its dtype configs."""
+        if not has_conditions(config):
+            return ()
+        sums = WeightSums(hit.qconfig)
+        root, anchor = occurrence.root, occurrence.anchor
+        use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums)
+        common = unmet(config.where, use)
+        return tuple((*common, *unmet(one.where, use)) for one in config.dtype_configs)
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:
         """A decision for float without reasons: what is known of a node by itself."""
@@ -214,6 +236,7 @@ def _judged(
 ) -> tuple[Decision, list[Predicate]]:
     entry = occurrence.match.entry
     roles = roles_of(occurrence, facts.graph, facts.patterns, facts.valueless)
+    roles = replace(roles, unmet=facts.unmet(occurrence, config, hit))
     asks = facts.read(hit, occurrence.anchor)
     ruling = facts.judge.rule(entry, config, asks, roles)
     if ruling.dtype_config is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
@@ -37,6 +38,7 @@ class Occurrence:
     config: BackendPatternConfig | None
     observation: ObservationType | None
     tensors: int
+    parts: Mapping[str, fx.Node] = field(default_factory=dict)  # by the names conditions use
 
     @property
     def anchor(self) -> fx.Node:
@@ -101,7 +103,14 @@ def _occurrence(found: Found, graph: GraphIndex, backend: BackendConfig) -> Occu
     tensors = _tensors_in(match, graph) if match.ports else _tensor_arguments(root, graph)
     by_count = candidate.config._num_tensor_args_to_observation_type
     observation = by_count.get(tensors) if by_count else candidate.config.observation_type
-    return Occurrence(match, members, root, candidate.config, observation, tensors)
+    parts = _named_parts(found) if has_conditions(candidate.config) else {}
+    return Occurrence(match, members, root, candidate.config, observation, tensors, parts)
+
+
+def _named_parts(found: Found) -> dict[str, fx.Node]:
+    names = part_names(found.candidate.config).items()
+    bound = ((name, found.bound[position]) for name, position in names)
+    return {name: value for name, value in bound if isinstance(value, fx.Node)}
 
 
 def _tensor_arguments(root: fx.Node, graph: GraphIndex) -> int:

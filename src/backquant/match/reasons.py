@@ -157,8 +157,9 @@ class ReasonWriter:
         config = self._entries[match.entry].dtype_configs[nearest]
         code = qconfig_code(config, request.asks, request.roles)
         fix = mapping_call(node, self._path(node), request.hit, code)
-        if any(role == "operator" for role, _ in refused[nearest]):
-            fix = ""  # no QConfig changes what the operator is
+        unmet = [refusal for role, refusal in refused[nearest] if role == "operator"]
+        if unmet:  # no QConfig changes what the operator is
+            fix = "; ".join(dict.fromkeys(refusal.fix for refusal in unmet if refusal.fix))
         reasons: list[Reason] = []
         for position in (nearest, *(i for i in range(len(refused)) if i != nearest)):
             dtype_config = self._entries[match.entry].dtype_configs[position]
@@ -193,6 +194,8 @@ def _by_tensor(refused: tuple[tuple[str, Refusal], ...]) -> dict[str, list[Refus
 
 def _asked(role: str, broken: list[Refusal], asks: Asks) -> str:
     """The request, with what of it was refused beyond dtype and range."""
+    if role == "operator":
+        return ", ".join(dict.fromkeys(refusal.asked for refusal in broken))
     ask = asks.weight if role == "weight" else asks.activation
     if role == "bias" or ask is None or any(refusal.rule in _WHOLE for refusal in broken):
         return f"{role} {broken[0].asked}"
@@ -202,6 +205,8 @@ def _asked(role: str, broken: list[Refusal], asks: Asks) -> str:
 
 def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
     """The whole demand on a tensor, not only the part that was broken."""
+    if role == "operator":
+        return ", ".join(dict.fromkeys(refusal.admitted for refusal in broken))
     if role == "bias" or any(refusal.rule in _WHOLE for refusal in broken):
         return f"{role} {broken[0].admitted}"
     demands = {
@@ -216,4 +221,4 @@ def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
 
 # Refusals that a request's dtype and range already show, and those that stand for themselves.
 _IN_TEXT = ("quant-range", "dtype", "dtype-token")
-_WHOLE = ("no-tensor", "no-observer", "operator")
+_WHOLE = ("no-tensor", "no-observer")

@@ -11,7 +11,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from backquant.graph import GraphIndex, OperatorKey, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.occurrences import Occurrence
-from backquant.match.uses import uses_beyond
 from backquant.match.verdict import Roles
 
 __all__ = ["argument_positions", "roles_of"]
@@ -60,7 +59,6 @@ def roles_of(
         output=output != "float",
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
-        beyond=uses_beyond(root, graph),
     )
 
 

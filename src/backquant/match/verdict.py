@@ -62,9 +62,7 @@ class Roles:
     input_known: bool = True
     output_known: bool = True
     output: bool = True  # False: the entry leaves it in float
-    beyond: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # what ``DTypeConfig.only`` would refuse, and why
+    unmet: tuple[tuple[Refusal, ...], ...] = ()  # conditions that do not hold, by dtype config
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,11 @@ def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
     """
     refused = []
     for position, dtype_config in enumerate(config.dtype_configs):
-        found = tuple(_refusals(dtype_config, asks, roles))
+        conditions = roles.unmet[position] if roles.unmet else ()
+        found = (
+            *(("operator", refusal) for refusal in conditions),
+            *_refusals(dtype_config, asks, roles),
+        )
         if not found:
             return Ruling(position, (), tuple(_predicates(dtype_config, asks, roles)))
         refused.append(found)
@@ -125,9 +127,6 @@ class Judge:
 
 
 def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
-    for only, why in roles.beyond:
-        if config.only == only:
-            yield "operator", Refusal("operator", why, only.replace("_", " "))
     if roles.activation and config.input_dtype is not None:
         yield from _input_refusals(config, asks, roles)
     if roles.weight and config.weight_dtype is not None:
@@ -193,7 +192,7 @@ def _predicates(
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.
-_WEIGHTS = {"operator": 1000, "dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
+_WEIGHTS = {"condition": 1000, "dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
 
 
 def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:

@@ -73,6 +73,7 @@ def insert_observers(
         sites=table,
         provenance=editor.provenance,
         custom=custom,
+        shapes=origin.shapes,
     )
     with_state(prepared, state)
     return prepared

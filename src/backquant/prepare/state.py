@@ -14,6 +14,7 @@ from backquant.errors import UsageError
 from backquant.graph import DeferredGraphModule, Provenance, Scope
 from backquant.graph.costs import GraphCosts
 from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.values import TensorFacts
 from backquant.match.plan import Decision, Outcome, Plan, Reason
 from backquant.observe import HistogramObserver
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
@@ -38,10 +39,12 @@ _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "s
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the nodes of a graph come from: by name, their module and their captured nodes."""
+    """Where the nodes of a graph come from: by name, their module and their captured nodes; and their
+    shapes, as far as conditions of the backend asked for them."""
 
     scopes: Mapping[str, Scope] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
+    shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class PreparedState:
     provenance: Provenance
     custom: PrepareCustomConfig | None = None
     reporting: Reporting = field(default_factory=Reporting)
+    shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
 
 
 class KeptGraphModule(DeferredGraphModule):

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from backquant.backend_config import get_backend_config, normal_form
+from backquant.backend_config import BackendPatternConfig, get_backend_config, normal_form
+from backquant.backend_config.conditions import contradictions
+from backquant.backend_config.conditions.expressions import FUNCTIONS
+from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR
 from backquant.backend_config.files import dumps, loads
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "spec-files.md"
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+_AXES = ("_depth", "_height", "_width")
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -36,3 +41,16 @@ def test_the_extending_example():
     gone = set(x86.entries) - set(child.entries)
     assert gone == {normal_form(torch.nn.LSTM), normal_form(torch.nn.GRU)}
     assert list(child.entries)[-1] == normal_form(torch.sub)
+
+
+def test_every_quantity_is_on_the_page():
+    page = PAGE.read_text(encoding="utf-8")
+    names = [name for name in (*OPERATOR, *TENSOR) if not name.endswith(_AXES) or name in TENSOR]
+    assert [name for name in (*names, *SUBJECTS, *FUNCTIONS) if f"`{name}`" not in page] == []
+
+
+def test_the_condition_of_the_page():
+    text = PAGE.read_text(encoding="utf-8").split("```text\nwhere:\n")[1].split("```")[0]
+    where = yaml.safe_load("where:\n" + text)["where"]
+    entry = BackendPatternConfig(torch.nn.Conv2d).set_where(where)
+    assert list(contradictions(entry.where)) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -97,10 +97,18 @@ def _fields_at(path: Path) -> list[str]:
     models: list[type[BaseModel]] = [FileModel]
     for part in path:
         if isinstance(part, str):
-            fields = [model.model_fields.get(part) for model in models]
-            below = [field.annotation for field in fields if field is not None]
+            below = [kind for model in models for kind in _kinds_of(model, part)]
             models = _models_in(below) if below else models
-    return [name for model in models for name in model.model_fields]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _kinds_of(model: type[BaseModel], part: str) -> list[Any]:
+    """What may stand at a field of ``model``, or at a name of the file's own where it takes any."""
+    for name, field in model.model_fields.items():
+        if part == (field.alias or name):
+            return [field.annotation]
+    extra = model.__annotations__.get("__pydantic_extra__")
+    return [] if extra is None else [get_type_hints(model)["__pydantic_extra__"]]
 
 
 def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, Tag
 from typing_extensions import TypeAliasType
 
-from backquant.backend_config.dtypes import Only
+from backquant.backend_config.files.condition_models import Where
 from backquant.backend_config.files.model_parts import (
     Count,
     DTypeName,
@@ -66,7 +66,7 @@ class DTypeConfig(Model):
     bias_dtype: DTypeName | None = None
     is_dynamic: bool | None = None
     bias_scale: Literal["input_times_weight"] | None = None
-    only: Only | None = Field(None, description="The uses of the operator that are admitted so.")
+    where: Where | None = Field(None, description="The uses of the operator that are admitted so.")
 
 
 class Sequential(Model):
@@ -131,6 +131,9 @@ class Entry(Model):
     dtype_configs: list[DTypeConfigRef] | None = None
     add_dtype_configs: list[DTypeConfigRef] | None = Field(
         None, description="Appended to the dtype configs that the entry inherits."
+    )
+    where: Where | None = Field(
+        None, description="The uses of the pattern that the backend takes; all without it."
     )
     root_module: ImportPath | None = None
     qat_module: ImportPath | None = None

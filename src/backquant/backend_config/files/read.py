@@ -12,9 +12,11 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from backquant.backend_config.conditions import check_names
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError
 from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
@@ -139,6 +141,7 @@ class _Builder:
                 values[role] = _at((role,), self.tensor, values[role])
         if values.get("bias_dtype") is not None:
             values["bias_dtype"] = _at(("bias_dtype",), dtype_from, values["bias_dtype"])
+        values["where"] = _at(("where",), condition_at, values.get("where"))
         return DTypeConfig(**values)
 
     def tensor(self, data: Any) -> DTypeWithConstraints:
@@ -263,6 +266,8 @@ class _Builder:
             ]
             kept = config.dtype_configs if field == "add_dtype_configs" else []
             config.set_dtype_configs([*kept, *configs])
+        elif field == "where":
+            config.set_where(condition_at(value, lambda found: check_names(found, config)))
         elif field in _MODULES:
             module = None if value is None else self.resolver.resolve(value)
             getattr(config, f"set_{field}")(module)

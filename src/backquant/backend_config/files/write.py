@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from backquant.backend_config.conditions import condition_data
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
@@ -121,9 +122,11 @@ def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
             data[role] = _constraints(constrained)
     if config.bias_dtype is not None:
         data["bias_dtype"] = dtype_name(config.bias_dtype)
-    for name in ("is_dynamic", "bias_scale", "only"):
+    for name in ("is_dynamic", "bias_scale"):
         if getattr(config, name) is not None:
             data[name] = getattr(config, name)
+    if config.where is not None:
+        data["where"] = condition_data(config.where)
     return data
 
 
@@ -193,6 +196,8 @@ def _entry(entry: BackendPatternConfig, names: _Names, place: str) -> dict[str, 
         ]
     if entry._input_type_to_index:
         data["input_type_to_index"] = dict(entry._input_type_to_index)
+    if entry.where is not None:
+        data["where"] = condition_data(entry.where)
     if entry.ports:
         data["ports"] = {name: _port(port) for name, port in entry.ports.items()}
     _add_names(data, entry, place)

@@ -41,7 +41,7 @@ def validate(config: BackendConfig, engine: Any = None) -> list[Finding]:
     for index, (pattern, entry) in enumerate(config.entries.items()):
         place = Place(index, str(pattern))
         findings.extend(entry_findings(entry, neighbours, place))
-        findings.extend(dtype_config_findings(entry.dtype_configs, place))
+        findings.extend(dtype_config_findings(entry.dtype_configs, place, entry.where))
         if dtypes is not None:
             findings.extend(engine_findings(entry.dtype_configs, dtypes, place))
     return findings

@@ -2,13 +2,15 @@
 
 1. ``dynamic-output``: under dynamic quantization the output is computed in float.
 2. ``bias-scale``: a bias scaled by input × weight is an integer, and needs both quantized.
-3. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
+3. ``contradiction``: a condition that nothing satisfies, alone or with that of the entry.
+4. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from backquant.backend_config.conditions import AllOf, Condition, conjuncts, contradictions
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Finding, Place
@@ -29,8 +31,11 @@ _EQUAL = (
 )
 
 
-def dtype_config_findings(configs: Sequence[DTypeConfig], place: Place) -> Iterator[Finding]:
-    """Everything that the rules of this module and of ``constraints`` say about ``configs``.
+def dtype_config_findings(
+    configs: Sequence[DTypeConfig], place: Place, entry_where: Condition | None = None
+) -> Iterator[Finding]:
+    """Everything that the rules of this module and of ``constraints`` say about ``configs``, which are
+    those of an entry with this condition.
 
     >>> twice = [DTypeConfig(is_dynamic=True), DTypeConfig(is_dynamic=True)]
     >>> [finding.rule for finding in dtype_config_findings(twice, Place(0, "torch.add"))]
@@ -43,6 +48,7 @@ def dtype_config_findings(configs: Sequence[DTypeConfig], place: Place) -> Itera
             yield from constraint_findings(constraints, here.at(role))
         yield from _dynamic(config, here)
         yield from _bias_scale(config, here)
+        yield from _condition(config, entry_where, here)
         earlier = next((i for i in range(index) if subsumes(configs[i], config)), None)
         if earlier is not None:
             same = configs[earlier] == config
@@ -53,6 +59,15 @@ def dtype_config_findings(configs: Sequence[DTypeConfig], place: Place) -> Itera
                 f"{message} dtype_configs[{earlier}], which is tried first",
                 "remove it" if same else "remove it, or put it first",
             )
+
+
+def _condition(
+    config: DTypeConfig, entry_where: Condition | None, place: Place
+) -> Iterator[Finding]:
+    own, common = conjuncts(config.where), conjuncts(entry_where)
+    if own:
+        for message in contradictions(AllOf((*common, *own))):
+            yield place.at("where").find("error", "contradiction", message, "loosen one of them")
 
 
 def subsumes(wide: DTypeConfig, narrow: DTypeConfig) -> bool:
@@ -67,9 +82,9 @@ def subsumes(wide: DTypeConfig, narrow: DTypeConfig) -> bool:
         return False
     if wide.bias_dtype not in (None, narrow.bias_dtype):
         return False
-    if any(
-        getattr(wide, name) not in (None, getattr(narrow, name)) for name in ("bias_scale", "only")
-    ):
+    if wide.bias_scale not in (None, narrow.bias_scale):
+        return False
+    if not set(conjuncts(wide.where)) <= set(conjuncts(narrow.where)):
         return False
     return all(
         _wider(

@@ -10,6 +10,7 @@
 6. ``weight-index-missing``: a function's weight is found by its position among the arguments, that of
    a graph pattern by its port.
 7. ``pattern-shadowed``: an earlier pattern of the same size matches all that this one matches.
+8. ``contradiction``: a condition that nothing satisfies.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from backquant.backend_config.conditions import contradictions
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
@@ -78,6 +80,8 @@ def entry_findings(
     yield from _fusion(entry, place)
     yield from _qat(entry, neighbours, place)
     yield from _weight_index(entry, neighbours, place)
+    for message in contradictions(entry.where):
+        yield place.at("where").find("error", "contradiction", message, "loosen one of them")
     shadow = neighbours.shadow(place.entry, entry.normal_pattern)
     if shadow is not None:
         message = f"never reached: the earlier pattern {shadow} matches all that this one does"

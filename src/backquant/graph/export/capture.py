@@ -148,7 +148,10 @@ def lifted(
     module = assemble(DeferredGraphModule, result.graph, root)
     set_interface(module, signature.interface)
     preserve(module, root, options.preserved_attributes, "PrepareCustomConfig")
-    return Captured(module, result.scopes, "torch.export", exported.notes, dict(exported.opaque))
+    free = {} if options.dynamic_shapes is None else result.free
+    return Captured(
+        module, result.scopes, "torch.export", exported.notes, dict(exported.opaque), free
+    )
 
 
 def _tidied(program: ExportedProgram, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:

@@ -24,7 +24,7 @@ from backquant.graph.export.constants import Constants
 from backquant.graph.export.leaves import Leaf
 from backquant.graph.export.opaque import TENSOR, OpaqueCall, opaque_operator
 from backquant.graph.export.scopes import place_of
-from backquant.graph.export.signature import Signature
+from backquant.graph.export.signature import Signature, free_axes
 from backquant.graph.export.spelling import Call, Speller
 from backquant.graph.scope import Scope
 
@@ -33,10 +33,12 @@ __all__ = ["Lifted", "Lifting"]
 
 @dataclass
 class Lifted:
-    """The new graph, with the scope of each node by name. Buffers were added to the root."""
+    """The new graph, with the scope of each node by name, and the axes of its tensor whose size is free.
+    Buffers were added to the root."""
 
     graph: fx.Graph
     scopes: dict[str, Scope] = field(default_factory=dict)
+    free: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class _Writer:
             elif node.op == "output":
                 self._write_output(node)
         self._drop_unused()
-        return Lifted(self._graph, self._scopes)
+        pairs = ((made, free_axes(node)) for node, made in self._made.items())
+        free = {made.name: axes for made, axes in pairs if axes and isinstance(made, fx.Node)}
+        return Lifted(self._graph, self._scopes, free)
 
     # -- values --------------------------------------------------------------------------------------
 

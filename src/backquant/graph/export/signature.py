@@ -180,5 +180,17 @@ def _sizes(value: Any) -> list[int | str] | None:
     return [int(size) if _is_fixed(size) else str(size) for size in value.shape]
 
 
+def free_axes(node: fx.Node) -> frozenset[int]:
+    """The axes of a node's tensor whose size may vary.
+
+    >>> program = torch.export.export(
+    ...     torch.nn.ReLU(), (torch.zeros(2, 3),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    >>> [free_axes(node) for node in program.graph.nodes if node.name == "relu"]
+    [frozenset({0})]
+    """
+    sizes = _sizes(node.meta.get("val")) or ()
+    return frozenset(axis for axis, size in enumerate(sizes) if isinstance(size, str))
+
+
 def _is_fixed(size: Any) -> bool:
     return isinstance(size, int) or bool(size.node.expr.is_number)

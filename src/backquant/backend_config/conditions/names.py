@@ -1,0 +1,150 @@
+"""Which names a condition on an entry may use: quantities, parameters of its operators, its own names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
+
+from backquant.backend_config.conditions.condition import Condition, quantities_of
+from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR
+from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.naming import operator_name
+from backquant.errors import SpecError, did_you_mean
+
+__all__ = ["check_names", "has_conditions", "parameters_of", "part_names"]
+
+
+@lru_cache(maxsize=4096)
+def parameters_of(op: Any) -> frozenset[str] | None:
+    """The names of an operator's parameters; ``None`` if nothing tells them.
+
+    >>> sorted(parameters_of(nn.GELU)), "align_corners" in parameters_of(nn.functional.interpolate)
+    (['approximate'], True)
+    """
+    if isinstance(op, type):
+        return _of_signature(op)
+    if isinstance(op, OpOverload):
+        return frozenset(argument.name for argument in op._schema.arguments)
+    if not isinstance(op, str):
+        found = _of_signature(op)
+        if found is not None:
+            return found
+    return _of_packet(op if isinstance(op, str) else getattr(op, "__name__", ""))
+
+
+def _of_signature(function: Any) -> frozenset[str] | None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters) - {"self", "device", "dtype"}
+
+
+def _of_packet(name: str) -> frozenset[str] | None:
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None) if name.isidentifier() else None
+    if not isinstance(packet, OpOverloadPacket):
+        return None
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return frozenset(argument.name for each in overloads for argument in each._schema.arguments)
+
+
+def part_names(entry: Any) -> dict[str, int]:
+    """How a condition may call the operators of a pattern: name → position among its nodes.
+
+    The names of a graph pattern; else those of the classes and functions, the first of each name.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> part_names(BackendPatternConfig((nn.Conv2d, nn.ReLU)))
+    {'Conv2d': 0, 'ReLU': 1}
+    """
+    nodes = entry.normal_pattern.nodes
+    if isinstance(entry.pattern, GraphPattern):
+        return {name: at for at, name in enumerate(entry.pattern.names) if name}
+    found: dict[str, int] = {}
+    for at, node in enumerate(nodes):
+        if node.kind in ("module", "function", "method"):
+            found.setdefault(_part_name(node.op), at)
+    return found
+
+
+def _part_name(op: Any) -> str:
+    if isinstance(op, OpOverload):
+        return str(op._overloadpacket.__name__)
+    return operator_name(op).strip(".()").rsplit(".", 1)[-1]
+
+
+def has_conditions(entry: Any) -> bool:
+    """Whether an entry, or one of its dtype configs, has a condition.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> has_conditions(BackendPatternConfig(nn.Conv2d).set_where({"groups": 1}))
+    True
+    """
+    return entry.where is not None or any(
+        config.where is not None for config in entry.dtype_configs
+    )
+
+
+def check_names(condition: Condition | None, entry: Any) -> None:
+    """Raise ``SpecError`` for the first name that means nothing for the pattern of ``entry``.
+
+    >>> from backquant.backend_config import BackendPatternConfig
+    >>> from backquant.backend_config.conditions import condition_from
+    >>> check_names(condition_from({"kernel_sise": 3}), BackendPatternConfig(nn.Conv2d))
+    Traceback (most recent call last):
+    backquant.errors.SpecError: torch.nn.Conv2d has no quantity and no parameter 'kernel_sise'
+      where  kernel_sise
+      fix    did you mean 'kernel_size'?
+    """
+    for quantity in quantities_of(condition):
+        subjects = [*SUBJECTS, *part_names(entry)]
+        if quantity.subject and quantity.subject not in subjects:
+            message = f"there is no tensor and no operator {quantity.subject!r} in this pattern"
+            raise SpecError(message, where=str(quantity), fix=_advice(quantity.subject, subjects))
+        known, parameters = set(_known(quantity.subject)), _parameters(entry)
+        if quantity.subject in SUBJECTS:
+            parameters = set()
+        if quantity.name not in known and (parameters is None or quantity.name in parameters):
+            continue
+        if quantity.name not in known:
+            what = quantity.subject or str(entry.normal_pattern)
+            message = f"{what} has no quantity and no parameter {quantity.name!r}"
+            near = _advice(quantity.name, [*known, *(parameters or ())])
+            raise SpecError(message, where=str(quantity), fix=near)
+
+
+def _known(subject: str) -> Iterator[str]:
+    if not subject or subject not in SUBJECTS:
+        yield from OPERATOR
+    yield from TENSOR
+
+
+def _parameters(entry: Any) -> set[str] | None:
+    """The parameters of all operators of a pattern; ``None`` if those of one are not known."""
+    found: set[str] = set()
+    for node in entry.normal_pattern.nodes:
+        if node.kind not in ("module", "function", "method"):
+            continue
+        own = parameters_of(node.op)
+        if own is None or _is_container(node.op):
+            return None
+        found |= own
+    return found
+
+
+def _is_container(op: Any) -> bool:
+    """A fused module has the parameters of its parts."""
+    return isinstance(op, type) and issubclass(op, nn.Sequential)
+
+
+def _advice(word: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    return did_you_mean(word, names, f"known: {', '.join(names)}")

@@ -1,0 +1,170 @@
+"""Shape and dtype of each node's value, as one run of the graph on example inputs shows them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.graph.clone import own_buffers
+from backquant.graph.example import as_arguments
+from backquant.graph.objects import fresh
+
+__all__ = ["GraphValues", "TensorFacts", "values_of"]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """A tensor without its values. ``free``: the axes whose size was declared free."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    free: frozenset[int] = frozenset()
+
+
+class GraphValues:
+    """``TensorFacts`` by node name, measured when they are first asked for.
+
+    Args:
+        module: a float graph; it is run once, on tensors of its own where it would change them.
+        example_inputs: as for a call; ``None``: there are none, and nothing is known.
+        free: the axes of tensors whose sizes were declared free, by node name.
+
+    >>> gm = fx.symbolic_trace(lambda x: x.flatten(1))
+    >>> GraphValues(gm, (torch.zeros(2, 3, 4),)).of("flatten").shape
+    (2, 12)
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule | None,
+        example_inputs: Any = None,
+        free: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
+        self._module = module
+        self._example = example_inputs
+        self._free = free or {}
+        self._known: Mapping[str, TensorFacts] | None = None
+
+    @property
+    def measured(self) -> Mapping[str, TensorFacts]:
+        """All of them; empty where the graph cannot be run on the inputs."""
+        if self._known is None:
+            self._known = {}
+            if self._module is not None and self._example is not None:
+                self._known = values_of(self._module, self._example, self._free)
+            self._module = None
+        return self._known
+
+    def of(self, node: str) -> TensorFacts | None:
+        """What is known of a node's value."""
+        return self.measured.get(node)
+
+    def seen(self) -> dict[str, TensorFacts]:
+        """What was measured so far: everything, or nothing when nobody asked.
+
+        >>> GraphValues(None).seen()
+        {}
+        """
+        return dict(self._known or {})
+
+    @classmethod
+    def given(cls, known: Mapping[str, TensorFacts]) -> GraphValues:
+        """Values that were measured before.
+
+        >>> GraphValues.given({"x": TensorFacts((2,), torch.float32)}).of("x").shape
+        (2,)
+        """
+        made = cls(None)
+        made._known = known
+        return made
+
+    @classmethod
+    def traced(cls, module: fx.GraphModule) -> GraphValues:
+        """The values that ``torch.export`` noted in the graph; free sizes are as in its example.
+
+        >>> program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 3),))
+        >>> GraphValues.traced(program.module()).of("relu").shape
+        (2, 3)
+        """
+        notes = ((node, node.meta.get("val")) for node in module.graph.nodes)
+        return cls.given(
+            {
+                node.name: TensorFacts(tuple(map(_example_size, val.shape)), val.dtype, _free(val))
+                for node, val in notes
+                if isinstance(val, torch.Tensor)
+            }
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> GraphValues:
+        """The same with the values of other nodes under some names: {name: the node it stands for}.
+
+        >>> GraphValues(None).renamed({"conv": "relu"}).of("conv") is None
+        True
+        """
+        return _Renamed(self, names) if names else self
+
+
+class _Renamed(GraphValues):
+    def __init__(self, source: GraphValues, names: Mapping[str, str]) -> None:
+        super().__init__(None)
+        self._source = source
+        self._names = names
+
+    def of(self, node: str) -> TensorFacts | None:
+        return self._source.of(self._names.get(node, node))
+
+    def seen(self) -> dict[str, TensorFacts]:
+        known = self._source.seen()
+        return known | {name: known[of] for name, of in self._names.items() if of in known}
+
+
+class _Runner(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, free: Mapping[str, frozenset[int]]) -> None:
+        super().__init__(module)
+        self.free = free
+        self.found: dict[str, TensorFacts] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor):
+            free = self.free.get(n.name, frozenset())
+            self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free)
+        return value
+
+
+def _free(traced: Any) -> frozenset[int]:
+    sizes = traced.shape if isinstance(traced, torch.Tensor) else ()
+    return frozenset(axis for axis, size in enumerate(sizes) if not isinstance(size, int))
+
+
+def _example_size(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def values_of(
+    module: fx.GraphModule, example_inputs: Any, free: Mapping[str, frozenset[int]] | None = None
+) -> dict[str, TensorFacts]:
+    """What a run of ``module`` shows, by node name; empty when it fails on these inputs.
+
+    >>> gm = fx.symbolic_trace(lambda x: x + 1)
+    >>> values_of(gm, torch.zeros(2))["add"]
+    TensorFacts(shape=(2,), dtype=torch.float32, free=frozenset())
+    """
+    trial = own_buffers(module).eval()
+    assert isinstance(trial, fx.GraphModule)
+    trial.recompile()
+    args, kwargs = as_arguments(example_inputs)
+    runner = _Runner(trial, free or {})
+    try:
+        bound = inspect.signature(trial.forward).bind(*fresh(args), **fresh(kwargs))
+        bound.apply_defaults()
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            runner.run(*bound.args, *bound.kwargs.values())
+    except Exception:  # the costs of the graph, which run it on the same inputs, say why
+        return {}
+    return runner.found

@@ -1,0 +1,277 @@
+"""Do the conditions of an entry hold at a match? What does not is a refusal, with the nearest that would.
+
+Three answers, as in SQL: holds, does not, not known. What is not known is refused: its reason says what
+would tell (example inputs), or that the operator has no such quantity.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backquant.backend_config.conditions import (
+    AllOf,
+    AnyOf,
+    Comparison,
+    Condition,
+    Literals,
+    NotSo,
+    conjuncts,
+)
+from backquant.backend_config.conditions.expressions import (
+    Apply,
+    Expression,
+    Item,
+    Number,
+    Quantity,
+)
+from backquant.match.constraints import Refusal
+from backquant.operators.facts import Unknown, UseFacts
+
+__all__ = ["unmet"]
+
+RULE = "condition"
+_SHOWN = 6
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_WHOLE: dict[str, Callable[[Any], Any]] = {
+    "product": math.prod,
+    "sum": sum,
+    "max": max,
+    "min": min,
+    "count": len,
+}
+_EACH: dict[str, Callable[[Any], Any]] = {"abs": abs, "ceil": math.ceil, "floor": math.floor}
+
+
+def unmet(condition: Condition | None, use: UseFacts) -> tuple[Refusal, ...]:
+    """The refusals of the conditions that do not hold, or of which that is not known.
+
+    >>> from torch import fx, nn
+    >>> from backquant.backend_config.conditions import condition_from
+    >>> from backquant.graph import GraphIndex
+    >>> from backquant.graph.values import GraphValues
+    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Conv2d(4, 8, 9)))
+    >>> node = list(gm.graph.nodes)[1]
+    >>> use = UseFacts(GraphIndex(gm), GraphValues(None), node, node)
+    >>> [refusal] = unmet(condition_from({"kernel_size": {"max": 7}, "groups": 1}), use)
+    >>> refusal.asked, refusal.admitted, refusal.fix
+    ('kernel_size 9, 9', 'kernel_size ≤ 7', 'kernel_size 7 in place of 9')
+    """
+    found = (_answer(part, use) for part in conjuncts(condition))
+    return tuple(answer.refusal for answer in found if answer.refusal is not None)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """``holds`` is ``None`` when it is not known; then, and when it is False, ``refusal`` says why."""
+
+    holds: bool | None
+    refusal: Refusal | None = None
+    facts: tuple[str, ...] = ()  # the values that were looked at
+
+
+def _answer(condition: Condition, use: UseFacts) -> _Answer:
+    if isinstance(condition, Comparison):
+        return _compared(condition, use)
+    if isinstance(condition, NotSo):
+        return _negated(condition, use)
+    answers = [_answer(part, use) for part in condition.conditions]
+    facts = tuple(dict.fromkeys(fact for each in answers for fact in each.facts))
+    if isinstance(condition, AllOf):
+        wrong = next((a for a in answers if a.holds is False), None) or next(
+            (a for a in answers if a.holds is None), None
+        )
+        return _Answer(True, None, facts) if wrong is None else replace(wrong, facts=facts)
+    if any(each.holds for each in answers):
+        return _Answer(True, None, facts)
+    return _none_of(condition, answers, facts)
+
+
+def _none_of(condition: AnyOf, answers: list[_Answer], facts: tuple[str, ...]) -> _Answer:
+    """None of several holds: the fix is that of the first that is known not to."""
+    unknown = any(answer.holds is None for answer in answers)
+    refusals = [a.refusal for a in answers if a.refusal is not None]
+    fixes = [refusal.fix for refusal in refusals if refusal.fix]
+    whys = [a.refusal.asked for a in answers if a.holds is None and a.refusal is not None]
+    asked = ", ".join(dict.fromkeys([*facts, *whys]))
+    fix = fixes[0] if fixes else ""
+    return _Answer(None if unknown else False, Refusal(RULE, asked, str(condition), fix), facts)
+
+
+def _negated(condition: NotSo, use: UseFacts) -> _Answer:
+    inner = _answer(condition.condition, use)
+    if inner.holds is None:
+        refusal = inner.refusal
+        told = None if refusal is None else replace(refusal, admitted=str(condition))
+        return _Answer(None, told, inner.facts)
+    if not inner.holds:
+        return _Answer(True, None, inner.facts)
+    return _Answer(False, Refusal(RULE, ", ".join(inner.facts), str(condition)), inner.facts)
+
+
+def _compared(comparison: Comparison, use: UseFacts) -> _Answer:
+    left = _value(comparison.left, use)
+    right = (
+        comparison.right.values
+        if isinstance(comparison.right, Literals)
+        else _value(comparison.right, use)
+    )
+    for side in (left, right):
+        if isinstance(side, Unknown):
+            return _Answer(None, Refusal(RULE, side.why, str(comparison), side.fix))
+    assert not isinstance(left, Unknown) and not isinstance(right, Unknown)
+    facts = _facts(comparison, left, right)
+    if _holds(comparison, left, right):
+        return _Answer(True, None, facts)
+    fix = _nearest(comparison, left, right)
+    return _Answer(False, Refusal(RULE, ", ".join(facts), str(comparison), fix), facts)
+
+
+def _facts(
+    comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
+) -> tuple[str, ...]:
+    found = (f"{comparison.left} {_listed(left)}",)
+    shows = not isinstance(comparison.right, (Literals, Number))
+    return (*found, f"{comparison.right} {_listed(right)}") if shows else found
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    """The values; of many numbers the least and the greatest."""
+    if len(values) > _SHOWN and all(isinstance(value, (int, float)) for value in values):
+        return f"from {_one(min(values))} to {_one(max(values))}"
+    return ", ".join(map(_one, values))
+
+
+def _one(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- values ------------------------------------------------------------------------------------------
+
+
+def _value(expression: Expression, use: UseFacts) -> tuple[Any, ...] | Unknown:
+    if isinstance(expression, Quantity):
+        return use.read(expression)
+    if isinstance(expression, Number):
+        return (expression.value,)
+    if isinstance(expression, Item):
+        return _item(expression, use)
+    sides = [_value(argument, use) for argument in expression.arguments]
+    for side in sides:
+        if isinstance(side, Unknown):
+            return side
+    try:
+        return _applied(expression, [side for side in sides if not isinstance(side, Unknown)])
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        return Unknown(f"{expression} cannot be computed: {error}")
+
+
+def _item(expression: Item, use: UseFacts) -> tuple[Any, ...] | Unknown:
+    values = _value(expression.of, use)
+    if isinstance(values, Unknown):
+        return values
+    if expression.whole:
+        return values[expression.start : expression.stop]
+    assert expression.start is not None
+    try:
+        return (values[expression.start],)
+    except IndexError:
+        return Unknown(f"{expression.of} has {len(values)} values: {_listed(values)}")
+
+
+def _applied(expression: Apply, sides: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    name = expression.function
+    if name in _WHOLE:
+        return (_WHOLE[name](sides[0]),)
+    if name in _EACH:
+        return tuple(_EACH[name](value) for value in sides[0])
+    pairs = _paired(*sides)
+    if pairs is None:
+        raise ValueError(f"{len(sides[0])} and {len(sides[1])} values")
+    return tuple(_SIGNS[name](one, two) for one, two in pairs)
+
+
+def _paired(one: tuple[Any, ...], two: tuple[Any, ...]) -> list[tuple[Any, Any]] | None:
+    """Values in pairs; one value is paired with each. ``None`` where they are not as many."""
+    if len(two) == 1:
+        return [(value, two[0]) for value in one]
+    if len(one) == 1:
+        return [(one[0], value) for value in two]
+    return list(zip(one, two, strict=True)) if len(one) == len(two) else None
+
+
+# -- comparing ---------------------------------------------------------------------------------------
+
+
+def _holds(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    if comparison.relation == "one_of":
+        return all(any(_same(value, each) for each in right) for value in left)
+    pairs = _paired(left, right)
+    if pairs is None:
+        return False
+    try:
+        return all(_TESTS[comparison.relation](value, bound) for value, bound in pairs)
+    except (TypeError, ZeroDivisionError):  # words and numbers, nothing and numbers
+        return False
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    return bool(value == other)
+
+
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "min": operator.ge,
+    "max": operator.le,
+    "equals": _same,
+    "multiple_of": lambda value, step: value % step == 0,
+}
+
+
+def _nearest(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]) -> str:
+    """The nearest value that would be admitted, in place of the first that is not."""
+    broken = list(_broken(comparison, left, right))
+    if not broken:
+        return ""
+    value, bound = broken[0]
+    near = bound
+    if comparison.relation == "max":
+        value, near = max(broken)
+    elif comparison.relation == "min":
+        value, near = min(broken)
+    elif comparison.relation == "multiple_of":
+        near = max(1, round(value / bound)) * bound
+    elif comparison.relation == "one_of":
+        near = _closest(value, right)
+    return f"{comparison.left} {_one(near)} in place of {_one(value)}"
+
+
+def _closest(value: Any, options: tuple[Any, ...]) -> Any:
+    numbers = [option for option in options if isinstance(option, (int, float))]
+    if isinstance(value, (int, float)) and numbers:
+        return min(numbers, key=lambda option: abs(option - value))
+    return options[0]
+
+
+def _broken(
+    comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
+) -> Iterator[tuple[Any, Any]]:
+    if comparison.relation == "one_of":
+        yield from ((v, None) for v in left if not any(_same(v, each) for each in right))
+        return
+    test = _TESTS[comparison.relation]
+    for value, bound in _paired(left, right) or ():
+        try:
+            if not test(value, bound):
+                yield value, bound
+        except (TypeError, ZeroDivisionError):
+            return
