@@ -42,7 +42,7 @@ def test_nothing_runs_until_it_is_asked_for() -> None:
     values = GraphValues(gm, torch.zeros(2))
     assert calls == [] and values.seen() == {}
     assert values.of("m") == TensorFacts((2,), torch.float32) and values.of("none") is None
-    assert len(calls) == 1 and set(values.seen()) == {"x", "m"}
+    assert len(calls) == 1 and {"x", "m"} <= set(values.seen())
 
 
 def test_a_fused_operator_has_the_value_of_its_last_part() -> None:
