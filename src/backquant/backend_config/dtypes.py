@@ -28,7 +28,7 @@ from backquant.backend_config.conditions.condition import (
 from backquant.backend_config.numbers import number_text
 from backquant.errors import SpecError
 
-__all__ = ["DTypeConfig", "DTypeWithConstraints", "Only", "as_dtype_config"]
+__all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
 
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
