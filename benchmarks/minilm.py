@@ -121,7 +121,9 @@ def quantized_models(encoder: Encoder, tokens: Any) -> dict[str, Any]:
     dynamic = backquant.QConfigMapping().set_global(backquant.per_channel_dynamic_qconfig)
     mappings = {
         "static": None,
-        "static, everything": backquant.get_default_qconfig_mapping("x86"),
+        "static, everything": backquant.default_mapping("x86").set_module_name_regex(
+            "", backquant.get_default_qconfig("x86")
+        ),
         "dynamic": dynamic,
     }
     return {

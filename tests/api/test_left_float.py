@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -36,20 +37,45 @@ def test_residual_additions_stay_float() -> None:
         nn.init.normal_(layer.weight, std=2.0)
     batches = [torch.randn(2, 8, 5) for _ in range(4)]
     quantized = backquant.quantize(model, calibration=batches)
-    assert _outcomes(quantized.report) == ["quantized", "float", "float", "float"]
-    row = [row for row in quantized.report.rows if row.operator == "operator.add"][1]
-    assert row.reasons[0].rule == "qconfig-none"
-    assert any("3 stay float by default on x86" in note for note in quantized.report.notes)
-    asked = backquant.quantize(
-        model,
-        calibration=batches,
-        qconfig_mapping=backquant.get_default_qconfig_mapping("x86"),
-    )
+    assert _outcomes(quantized.report) == ["float"] * 4
+    for row in quantized.report.rows:
+        if row.operator == "operator.add":
+            assert row.reasons[0].rule == "float-neighbours"
+            assert row.reasons[0].place == "x86, defaults.leave_float[3]"
+    qconfig = backquant.get_default_qconfig("x86")
+    mapping = backquant.get_default_qconfig_mapping("x86").set_module_name_regex("", qconfig)
+    asked = backquant.quantize(model, calibration=batches, qconfig_mapping=mapping)
     assert _outcomes(asked.report) == ["quantized"] * 4
     with torch.no_grad():
         wanted = model(batches[0])
     errors = [(q(batches[0]) - wanted).pow(2).sum() for q in (quantized, asked)]
     assert errors[0] < errors[1]
+
+
+def test_a_mapping_that_names_no_place_keeps_the_rules() -> None:
+    """Such as the default mapping that PyTorch's users pass."""
+    model, batch = Layers().eval(), torch.randn(2, 8, 5)
+    qconfig = backquant.get_default_qconfig("x86")
+    mappings = (
+        backquant.get_default_qconfig_mapping("x86"),
+        backquant.default_mapping("x86"),
+        backquant.QConfigMapping().set_global(qconfig),
+    )
+    for mapping in mappings:
+        report = backquant.explain(model, batch, qconfig_mapping=mapping)
+        assert _outcomes(report) == ["float"] * 4
+    for mapping in mappings:
+        mapping.set_module_name_object_type_order("", operator.add, 1, qconfig)
+        report = backquant.explain(model, batch, qconfig_mapping=mapping)
+        assert _outcomes(report) == ["float", "quantized", "float", "float"]
+        mapping.set_object_type(operator.add, backquant.get_default_qconfig("qnnpack"))
+        report = backquant.explain(model, batch, qconfig_mapping=mapping)
+        assert _outcomes(report) == [
+            "float",
+            "quantized",
+            "quantized",
+            "quantized",
+        ]  # first: of torch.relu
 
 
 def test_a_backend_without_the_rule() -> None:

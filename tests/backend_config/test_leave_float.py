@@ -32,9 +32,6 @@ def test_what_is_refused() -> None:
         LeaveFloat(((torch.add, torch.relu),), with_table=True)
     with pytest.raises(SpecError, match="operators or about their results"):
         LeaveFloat((torch.add,), with_table=True, results=True)
-    with pytest.raises(SpecError, match="a rule of the target") as refused:
-        BackendDefaults(MINMAX, MINMAX, leave_float=(LeaveFloat((torch.add,), beside_float=True),))
-    assert refused.value.where == "leave_float[0].beside_float"
     with pytest.raises(SpecError, match="expected a LeaveFloat"):
         BackendDefaults(MINMAX, MINMAX, leave_float=("add",))  # type: ignore[arg-type]
 

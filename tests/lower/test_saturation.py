@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 import torch
 from torch import nn
 import backquant
-from backquant.api.activation_range import default_mapping
+from backquant.api.activation_range import mapping_on_engine
 from backquant.errors import ArtifactError
 from backquant.lower import engine_info
 
@@ -53,7 +53,7 @@ torch.manual_seed(0)
 image = torch.rand(2, 16, 8, 8) * 0.1 + 0.9
 for backend in ("x86", "onednn"):
     config = backquant.get_backend_config(backend)
-    mapping, (note,) = default_mapping(config, engine_info(backend))
+    mapping, (note,) = mapping_on_engine(config, engine_info(backend))
     prepared = backquant.prepare_fx(Net().eval(), mapping, image, backend_config=config)
     prepared(image)
     quantized = backquant.convert_fx(prepared)

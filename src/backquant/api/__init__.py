@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.api.activation_range import default_mapping
 from backquant.api.dynamic_modules import quantize_dynamic
 from backquant.api.export_flow import prepare_export
 from backquant.api.exporting import export
@@ -18,6 +19,7 @@ __all__ = [
     "QuantWrapper",
     "convert_fx",
     "convert_to_reference_fx",
+    "default_mapping",
     "explain",
     "export",
     "fuse_fx",

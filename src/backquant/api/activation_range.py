@@ -14,15 +14,36 @@ from dataclasses import replace
 
 import torch
 
+from backquant.api.arguments import Backend, resolve_backend
 from backquant.backend_config import BackendConfig, QuantDefault
 from backquant.dtypes import quantize_bounds
-from backquant.lower import EngineInfo
+from backquant.lower import EngineInfo, engine_info
 from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
 
-__all__ = ["default_mapping"]
+__all__ = ["default_mapping", "mapping_on_engine"]
 
 
-def default_mapping(
+def default_mapping(backend: Backend = "x86") -> QConfigMapping:
+    """What ``quantize`` asks for on this machine when no mapping is passed, to be changed in part.
+
+    It is ``get_default_qconfig_mapping(backend)`` with the range of activations that the engine here sums
+    without saturation. Raises ``UsageError`` and ``BackendNotFoundError`` as ``quantize`` does.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from backquant import quantize
+    >>> mapping = default_mapping("x86").set_module_name("1", None)
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> report = quantize(model, calibration=[torch.randn(8, 4)], qconfig_mapping=mapping).report
+    >>> [(row.node, row.outcome) for row in report.rows]
+    [('_0', 'quantized'), ('_1', 'float')]
+    """
+    config = resolve_backend(backend)
+    engine = None if config.engine is None else engine_info(config.engine)
+    return mapping_on_engine(config, engine)[0]
+
+
+def mapping_on_engine(
     config: BackendConfig, engine: EngineInfo | None
 ) -> tuple[QConfigMapping, tuple[str, ...]]:
     """What is asked for by default on this engine, and a note that says which range it is.
@@ -32,7 +53,7 @@ def default_mapping(
 
     >>> from backquant.backend_config import get_backend_config
     >>> from backquant.lower import engine_info
-    >>> mapping, (note,) = default_mapping(get_backend_config("qnnpack"), engine_info("qnnpack"))
+    >>> mapping, (note,) = mapping_on_engine(get_backend_config("qnnpack"), engine_info("qnnpack"))
     >>> mapping.global_qconfig.activation, note[:25]
     (HistogramObserver.with_args(reduce_range=False), 'activations take 8 bits: ')
     """

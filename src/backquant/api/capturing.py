@@ -45,8 +45,9 @@ CAPTURES = ("auto", "trace", "export")
 class Capturing:
     """How to capture: one of ``CAPTURES``; the rest is for ``torch.export``.
 
-    ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``leave_float``: nobody
-    passed a mapping, so that what the backend leaves in float by default stays there. ``decompose``: a trace
+    ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``own``: what the
+    backend itself would ask for; where the request names no place, what the backend leaves in float by
+    default stays there. ``None``: all is quantized that is asked for, as in PyTorch. ``decompose``: a trace
     goes through attention and transformer layers and wrapped functions, as an export does (PyTorch's keeps
     them whole), but for ``whole_classes`` and ``whole_functions``.
     """
@@ -54,7 +55,7 @@ class Capturing:
     how: str = "auto"
     example_inputs: Any = None
     dynamic_shapes: Any = None
-    leave_float: bool = False
+    own: tuple[QConfigMapping, ...] | None = None
     decompose: bool = False
     whole_classes: frozenset[type] = frozenset()
     whole_functions: frozenset[Any] = frozenset()

@@ -1,7 +1,7 @@
 """What a backend leaves in float by default, as rules of the mapping.
 
 ``get_default_qconfig_mapping`` is PyTorch's, and asks for everything; this is the choice of ``quantize``
-and ``explain`` when nobody passes a mapping. Each place becomes a rule by module, operator and number, so
+and ``explain`` where the request names no place. Each place becomes a rule by module, operator and number, so
 that the plan says of each operator why it stays float.
 """
 
@@ -19,7 +19,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.fuse import Fused
 from backquant.graph import GraphIndex, Scope
-from backquant.match import Plan, Reason
+from backquant.match import DefaultRules, Plan, Reason
 from backquant.match.left_float import LeftFloat, left_in_float
 from backquant.qconfig import QConfigMapping
 
@@ -38,19 +38,28 @@ class LeftRules(NamedTuple):
 
 
 def rules_for_left(
-    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping
+    by_default: DefaultRules,
+    fused: Fused,
+    plan: Plan,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
 ) -> LeftRules | None:
     """The rules for what ``backend`` leaves in float in this graph; ``None`` where it leaves nothing.
 
-    Operators that stay float anyway get no rule.
+    Operators that stay float anyway get no rule, nor do those at places that ``mapping`` names.
     """
-    defaults = backend.defaults
-    rules = () if defaults is None else defaults.leave_float
+    rules = by_default.rules
     if not any(rule.at_places for rule in rules):
         return None
     found = left_in_float(GraphIndex(fused.module), rules)
     places = places_of(fused.module, fused.scopes)  # rules of a mapping count no methods
-    found = tuple(x for x in found if plan.decisions[x.node].quantized and x.node in places)
+    found = tuple(
+        left
+        for left in found
+        if left.node in places
+        and plan.decisions[left.node].quantized
+        and not by_default.named(plan.decisions[left.node])
+    )
     if not found:
         return None
     result = copy.copy(mapping)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.activation_range import default_mapping
+from backquant.api.activation_range import mapping_on_engine
 from backquant.api.arguments import (
     Backend,
     Model,
@@ -79,9 +79,9 @@ def quantize(
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
         calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
             iterator itself raises passes through. Default: none, if nothing has to be measured.
-        qconfig_mapping: what is asked for; default: ``get_default_qconfig_mapping(backend)``, with
-            8 bits for activations where this CPU sums their products without saturation, and 7
-            where it does not; the report says which.
+        qconfig_mapping: what is asked for; default: ``default_mapping(backend)``. What the backend leaves
+            in float by default stays there where no rule names the place: a module by its path, the n-th
+            use of an operator, or a type for which the backend itself asks something else.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
@@ -130,7 +130,7 @@ def quantize(
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example, batches = example_from(frozen, example_inputs, calibration)
     data, batches = _data(frozen, example, batches)
-    capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
+    capturing = Capturing(capture, example, dynamic_shapes, ask.own, decompose=True)
     step = _planned(frozen, ask, capturing, data)
     config = step.backend
     if engine is not None:
@@ -141,9 +141,8 @@ def quantize(
     calibrated = measure(prepared, batches, progress=progress)
 
     def converted(in_float: Mapping[int, Reason]) -> Converted:
-        left = _left_by_default(config, qconfig_mapping)
         reference = convert_to_reference(
-            prepared, asked=ConvertAsked(leave_float=left, in_float=in_float)
+            prepared, asked=ConvertAsked(leave_float=_left_by_default(config), in_float=in_float)
         )
         source = report_source(reference)
         check_requirement(build_report(source), required)
@@ -194,7 +193,7 @@ def explain(  # size: as quantize
     engine = _engine_here(config)
     ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
     example = checked_example(frozen, example_inputs)
-    capturing = Capturing(capture, example, dynamic_shapes, qconfig_mapping is None, decompose=True)
+    capturing = Capturing(capture, example, dynamic_shapes, ask.own, decompose=True)
     step = _planned(frozen, ask, capturing, example)
     config = step.backend
     costs = costs_of(step.module, example)
@@ -223,7 +222,7 @@ class _Ask:
         custom: Any,
     ) -> _Ask:
         own = get_default_qconfig_mapping(config)
-        default, notes = default_mapping(config, engine)
+        default, notes = mapping_on_engine(config, engine)
         if mapping is None:
             return cls(config, default, given_custom(custom), (own, default), notes)
         return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
@@ -269,11 +268,8 @@ def _planned(model: nn.Module, ask: _Ask, capturing: Capturing, data: Any) -> Pl
     return replace(step, plan=replace(step.plan, unused_rules=unused, notes=notes))
 
 
-def _left_by_default(
-    config: BackendConfig, mapping: QConfigMapping | None
-) -> tuple[LeaveFloat, ...]:
-    """The rules that hold while nobody asks for anything in particular."""
-    return config.defaults.leave_float if mapping is None and config.defaults is not None else ()
+def _left_by_default(config: BackendConfig) -> tuple[LeaveFloat, ...]:
+    return () if config.defaults is None else config.defaults.leave_float
 
 
 def _prepared(step: Planned, ask: _Ask) -> PreparedModule:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -25,7 +26,16 @@ from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
 from backquant.graph import Captured, released, shallow_copy, without_collector
 from backquant.graph.values import GraphValues, TensorFacts
-from backquant.match import CustomMatching, Fusion, Plan, Reason, make_plan, plan_fusion
+from backquant.match import (
+    CustomMatching,
+    DefaultRules,
+    Fusion,
+    Plan,
+    Reason,
+    make_plan,
+    plan_fusion,
+)
+from backquant.operators.equivalents import mapping_for_export
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = [
@@ -39,9 +49,6 @@ __all__ = [
 ]
 
 Rules = Callable[[Fused, Plan, BackendConfig, QConfigMapping], LeftRules | None]
-
-# what a backend chooses for a graph when nobody passes a mapping, one after the other
-_DEFAULT_RULES: tuple[Rules, ...] = (rules_for_left, rules_beside_float)
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,8 @@ def planned(  # size: what is asked for of a model, and how to capture it
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
-    ``capturing.leave_float``: what the backend leaves in float by default is left there, and
-    ``more_rules`` choose, too.
+    ``capturing.own``: what the backend leaves in float by default is left there (``DefaultRules``), and
+    ``more_rules`` choose, too, where nobody passed a mapping.
     ``capturing.decompose``: where a trace works and keeps whole what holds multiply-adds, the model is
     exported, too, and the plan that puts more of them on integers is taken.
     """
@@ -132,17 +139,18 @@ class _Planning:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.backend, self.mapping)
         attention_apart(captured, backend, mapping)
-        values = self._values(captured)
-        fused, plan = plan_fused(captured, backend, mapping, self.custom, values)
+        values, by_default = self._values(captured), self._by_default(captured, backend, mapping)
+        fused, plan = plan_fused(captured, backend, mapping, self.custom, values, by_default)
         notes: tuple[str, ...] = ()
         reasons: dict[str, Reason] = {}
-        by_default = self.capturing is not None and self.capturing.leave_float
-        for rules in (*_DEFAULT_RULES, *self.more_rules) if by_default else ():
+        for rules in self._rules(by_default):
             chosen = rules(fused, plan, backend, mapping)
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
                 reasons |= chosen.reasons
-                fused, plan = plan_fused(captured, backend, mapping, self.custom, values)
+                fused, plan = plan_fused(
+                    captured, backend, mapping, self.custom, values, by_default
+                )
         plan = with_reasons(_explained(plan, reasons, notes), captured)
         released(captured.module)
         values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
@@ -153,6 +161,26 @@ class _Planning:
         if self.capturing is None:
             return GraphValues(None)
         return GraphValues(captured.module, self.capturing.example_inputs, captured.free)
+
+    def _own(self) -> tuple[QConfigMapping, ...]:
+        return () if self.capturing is None else self.capturing.own or ()
+
+    def _by_default(
+        self, captured: Captured, backend: BackendConfig, mapping: QConfigMapping
+    ) -> DefaultRules | None:
+        own = self._own()
+        if not own or backend.defaults is None:
+            return None
+        if is_exported(captured):
+            own = tuple(map(mapping_for_export, own))
+        return DefaultRules.of(backend.defaults.leave_float, mapping, own)
+
+    def _rules(self, by_default: DefaultRules | None) -> Iterator[Rules]:
+        """What chooses further rules for a graph, one after the other."""
+        if by_default is not None:
+            yield partial(rules_for_left, by_default)
+        if any(self.mapping is own for own in self._own()):
+            yield from (rules_beside_float, *self.more_rules)
 
 
 def _explained(plan: Plan, reasons: Mapping[str, Reason], notes: tuple[str, ...]) -> Plan:

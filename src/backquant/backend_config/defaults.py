@@ -200,7 +200,8 @@ class BackendDefaults:
     """The defaults of a backend: four roles of tensors, overrides by operator, and what stays float.
 
     ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
-    is for ``quantize`` and ``explain`` without a mapping; the default mappings are PyTorch's.
+    is for ``quantize`` and ``explain``, and holds where a mapping names no place; ``prepare_fx`` and the
+    default mappings are PyTorch's.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(
@@ -221,13 +222,6 @@ class BackendDefaults:
         for role in _ROLES:
             _check_role(getattr(self, role), role)
         object.__setattr__(self, "leave_float", given_rules(self.leave_float))
-        for index, rule in enumerate(self.leave_float):
-            if rule.beside_float:
-                raise SpecError(
-                    "what stays float beside float operators is a rule of the target, not a default",
-                    where=f"leave_float[{index}].beside_float",
-                    fix="backend_config.set_qdq(QDQRules(leave_float=(...,)))",
-                )
         for role in ("activation", "weight"):
             if getattr(self, role) is None:
                 raise SpecError(f"the defaults of a backend name its {role}", where=role)

@@ -38,7 +38,7 @@ class LeaveFloat:
        (a mask, the angles of a rotary embedding), or only values that stay float by this condition.
     4. ``beside_float``: they read an activation that is float, or no quantized operator reads their
        result: between float neighbours an integer kernel saves less than the conversions cost. A pattern
-       of several operators is meant when the rule names them all. In ``QDQRules`` only.
+       of several operators is meant when the rule names them all.
 
     Or the operators are quantized and only their ``results`` stay float, where no quantized operator reads
     them (operators that only move values are looked through): for kernels that give floats as well. Stands

@@ -27,6 +27,7 @@ from backquant.backend_config import (
     LeaveFloat,
     QuantDefault,
 )
+from backquant.operators import clamped, elementwise, fixed_qparams, shape
 
 __all__ = [
     "EXECUTORCH_DEFAULTS",
@@ -101,7 +102,14 @@ RESIDUAL = LeaveFloat(ADDITIONS, after=(nn.Linear, F.linear), before=NORMS)
 # what joins a class token to the values that residual additions go on with
 JOINED = LeaveFloat((*ADDITIONS, torch.cat), before=NORMS)
 TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
-LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES)
+# Arithmetic that floats enter, or whose result only float operators read (squares that are summed before
+# a root, a gate written out): between two conversions an integer kernel saves nothing, and rounds once more.
+FIXED = tuple(pattern for pattern, _ in fixed_qparams.PATTERNS if pattern is not nn.Softmax)
+CLIPS = (*elementwise.RELUS, *clamped.CLAMPS)
+ARITHMETIC = LeaveFloat(
+    tuple(dict.fromkeys((*ADDITIONS, *PRODUCTS, *shape.CAT, *FIXED, *CLIPS))), beside_float=True
+)
+LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC)
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
 RESULTS = LeaveFloat((*CONVOLUTIONS, *TRANSPOSED, nn.Linear, F.linear), results=True)

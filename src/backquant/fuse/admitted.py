@@ -17,7 +17,16 @@ from backquant.backend_config import BackendConfig
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.graph import Captured, OperatorKey
 from backquant.graph.values import GraphValues
-from backquant.match import CustomMatching, Decision, Fusion, Outcome, Plan, make_plan, plan_fusion
+from backquant.match import (
+    CustomMatching,
+    Decision,
+    DefaultRules,
+    Fusion,
+    Outcome,
+    Plan,
+    make_plan,
+    plan_fusion,
+)
 from backquant.match.index import PatternIndex
 from backquant.match.verdict import Asks, Roles, judge
 from backquant.qconfig import QConfigMapping
@@ -40,10 +49,12 @@ def plan_fused(
     qconfig_mapping: QConfigMapping,
     custom: CustomMatching | None = None,
     values: GraphValues | None = None,
+    by_default: DefaultRules | None = None,
 ) -> FusedPlan:
     """Fuse a captured model for inference, and decide what each operator becomes.
 
-    ``values``: shapes of the captured graph, for the conditions of the backend.
+    ``values``: shapes of the captured graph, for the conditions of the backend. ``by_default``: what stays
+    float where the mapping names no place.
 
     Raises ConfigError as ``plan_fusion``, ``apply_fusion`` and ``make_plan`` do.
 
@@ -63,7 +74,7 @@ def plan_fused(
     >>> [(d.operator, d.outcome.value) for d in found.plan.decisions.values()]
     [('Linear', 'quantized'), ('ReLU', 'float')]
     """
-    attempts = _Attempts(captured, backend_config, qconfig_mapping, custom, values)
+    attempts = _Attempts(captured, backend_config, qconfig_mapping, custom, values, by_default)
     first = current = attempts.make(frozenset())
     declined: dict[tuple[str, int], str] = {}  # anchor and entry of the fusion: its root
     while hiding := attempts.hiding(current):
@@ -97,12 +108,14 @@ class _Attempts:
         mapping: QConfigMapping,
         custom: CustomMatching | None,
         values: GraphValues | None,
+        by_default: DefaultRules | None,
     ) -> None:
         self._captured = captured
         self._values = values or GraphValues(None)
         self._backend = backend
         self._mapping = mapping
         self._custom = custom or CustomMatching()
+        self._by_default = by_default
         self._nodes: dict[str, str] | None = None
         self._index: PatternIndex | None = None
 
@@ -119,6 +132,7 @@ class _Attempts:
             fusions=fusions,
             custom=replace(self._custom, declined=declined),
             values=self._values.renamed({fusion.root: fusion.anchor for fusion in fusions}),
+            by_default=self._by_default,
         )
         return FusedPlan(fused, decided)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backquant.match.custom import CustomMatching
 from backquant.match.decide import make_plan
+from backquant.match.default_rules import DefaultRules
 from backquant.match.fusion import plan_fusion
 from backquant.match.plan import (
     Decision,
@@ -25,6 +26,7 @@ from backquant.match.recheck import MeasuredScales, recheck
 __all__ = [
     "CustomMatching",
     "Decision",
+    "DefaultRules",
     "Fusion",
     "Match",
     "MatchKind",

@@ -15,6 +15,7 @@ from backquant.match.asks import AskReader
 from backquant.match.conditions import unmet
 from backquant.match.constraints import Refusal
 from backquant.match.custom import CustomMatching, kind_asked
+from backquant.match.default_rules import DefaultRules
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
 from backquant.match.neighbours import settle_neighbours
@@ -51,6 +52,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
     fusions: tuple[Fusion, ...] = (),
     custom: CustomMatching | None = None,
     values: GraphValues | None = None,
+    by_default: DefaultRules | None = None,
 ) -> Plan:
     """Decide for every node of a (fused) graph what it becomes, and say why.
 
@@ -62,6 +64,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
         fusions: what was fused before, for rules about the parts of fused modules.
         custom: modules that are no patterns.
         values: shapes, for the conditions of the backend; without them what asks for shapes is refused.
+        by_default: what stays float where the mapping names no place.
 
     Raises:
         ConfigError: a QConfig makes no observer, or a getter of an entry fails.
@@ -101,7 +104,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
     found = find_occurrences(graph, patterns, backend_config, facts.special(), declined)
     facts = replace(facts, valueless=valueless_nodes(graph, found))
     decisions, predicates = _decide_all(found, facts)
-    decisions = settle_neighbours(graph, backend_config, found, decisions)
+    decisions = settle_neighbours(graph, backend_config, found, decisions, by_default)
     predicates = [question for question in predicates if decisions[question.node].quantized]
     unused, notes = unused_rules(table, decisions, scopes, fusions)
     notes += _uncalled(facts)

@@ -1,4 +1,5 @@
-"""Operators that a target leaves in float at some places (``QDQRules.leave_float``).
+"""Operators that stay float at some places: always (``QDQRules.leave_float``) or by default
+(``BackendDefaults.leave_float``, ``beside_float``).
 
 1. What a rule leaves in float at places of the float model (``left_in_float``) stays float first.
 2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
@@ -7,18 +8,21 @@
 3. A value that depends on no input counts as quantized where the target quantizes constants.
 4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
+5. A rule by default does not hold where the request names the place (``DefaultRules``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig, QDQRules
+from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
+from backquant.match.default_rules import DefaultRules
 from backquant.match.left_float import left_in_float
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason
@@ -26,11 +30,20 @@ from backquant.match.plan import Decision, MatchKind, Outcome, Reason
 __all__ = ["settle_neighbours"]
 
 
+class _Rule(NamedTuple):
+    """A rule, and where it stands."""
+
+    rule: LeaveFloat
+    place: str
+    by_default: bool
+
+
 def settle_neighbours(
     graph: GraphIndex,
     backend: BackendConfig,
     found: list[Occurrence],
     decisions: Mapping[str, Decision],
+    by_default: DefaultRules | None = None,
 ) -> dict[str, Decision]:
     """``decisions`` with the matches in float that the rules leave there, each with its reason.
 
@@ -39,31 +52,43 @@ def settle_neighbours(
     >>> settle_neighbours(GraphIndex(gm), BackendConfig("b"), [], {})
     {}
     """
-    rules = backend.qdq or QDQRules()
-    if not any(rule.beside_float or rule.at_places for rule in rules.leave_float):
+    always = backend.qdq or QDQRules()
+    rules = [
+        _Rule(rule, f"{backend.name}, qdq.leave_float[{i}]", False)
+        for i, rule in enumerate(always.leave_float)
+        if rule.beside_float or rule.at_places
+    ]
+    rules += [
+        _Rule(rule, f"{backend.name}, defaults.leave_float[{i}]", True)
+        for i, rule in enumerate(by_default.rules if by_default is not None else ())
+        if rule.beside_float
+    ]
+    if not rules:
         return dict(decisions)
-    return _Settling(graph, backend, rules, found, dict(decisions)).run()
+    return _Settling(graph, backend, always, rules, found, dict(decisions), by_default).run()
 
 
 @dataclass
 class _Settling:
     graph: GraphIndex
     backend: BackendConfig
-    rules: QDQRules
+    always: QDQRules
+    rules: list[_Rule]
     found: list[Occurrence]
     decisions: dict[str, Decision]
+    by_default: DefaultRules | None
     of_node: dict[str, Occurrence] = field(default_factory=dict)
     # the rule that each match is about that must stand between quantized ones, by anchor
-    bound: dict[str, int] = field(default_factory=dict)
+    bound: dict[str, _Rule] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
 
     def run(self) -> dict[str, Decision]:
-        rules = self.rules.leave_float
-        listed = [(i, set(rule.operators)) for i, rule in enumerate(rules) if rule.beside_float]
+        listed = [(one, set(one.rule.operators)) for one in self.rules if one.rule.beside_float]
         for occurrence in self.found:
             self.of_node.update((node.name, occurrence) for node in occurrence.members)
             if occurrence.match.kind is MatchKind.PATTERN:
-                rule = next((i for i, own in listed if self._is_listed(occurrence, own)), None)
+                about = (one for one, own in listed if self._is_about(one, own, occurrence))
+                rule = next(about, None)
                 if rule is not None:
                     self.bound[occurrence.anchor.name] = rule
         self._leave_places()
@@ -76,19 +101,26 @@ class _Settling:
             lack = self._lack(occurrence)
             if lack:
                 admitted = f"only between quantized operators, and {lack}"
-                rule = self.bound[occurrence.anchor.name]
-                self._leave(occurrence, "float-neighbours", admitted, rule)
+                self._leave(
+                    occurrence, "float-neighbours", admitted, self.bound[occurrence.anchor.name]
+                )
                 waiting += self._neighbours(occurrence)
         return self.decisions
 
     def _leave_places(self) -> None:
-        for left in left_in_float(self.graph, self.rules.leave_float):
+        always = [one for one in self.rules if not one.by_default]
+        for left in left_in_float(self.graph, [one.rule for one in always]):
             occurrence = self.of_node.get(left.node)
             if occurrence is not None and self._quantized(occurrence):
-                admitted = f"float at this place: {self.rules.leave_float[left.rule]!r}"
-                self._leave(occurrence, "float-place", admitted, left.rule)
+                rule = always[left.rule]
+                admitted = f"float at this place: {rule.rule!r}"
+                self._leave(occurrence, "float-place", admitted, rule)
 
-    def _is_listed(self, occurrence: Occurrence, listed: set[object]) -> bool:
+    def _is_about(self, rule: _Rule, listed: set[object], occurrence: Occurrence) -> bool:
+        if rule.by_default and self.by_default is not None:
+            decisions = (self.decisions[node.name] for node in occurrence.members)
+            if any(self.by_default.named(decision) for decision in decisions):
+                return False
         pattern = self.backend.configs[occurrence.match.entry].normal_pattern
         operators = [node.op for node in pattern.nodes if node.kind not in ("any", "literal")]
         return all(operator in listed for operator in operators)
@@ -116,7 +148,7 @@ class _Settling:
 
     def _gives_integers(self, node: fx.Node) -> bool:
         if node.name in self.constants:
-            return self.rules.quantize_constants
+            return self.always.quantize_constants
         occurrence = self.of_node.get(node.name)
         return occurrence is not None and self._in_integers(occurrence, "output_dtype")
 
@@ -139,7 +171,7 @@ class _Settling:
         near = (self.of_node.get(node.name) for node in nodes)
         return [o for o in near if o is not None and o.anchor.name in self.bound]
 
-    def _leave(self, occurrence: Occurrence, code: str, admitted: str, rule: int) -> None:
+    def _leave(self, occurrence: Occurrence, code: str, admitted: str, rule: _Rule) -> None:
         for node in occurrence.members:
             decision = self.decisions[node.name]
             reason = Reason(
@@ -147,7 +179,7 @@ class _Settling:
                 code,
                 asked="quantized",
                 admitted=admitted,
-                place=f"{self.backend.name}, qdq.leave_float[{rule}]",
+                place=rule.place,
             )
             self.decisions[node.name] = replace(
                 decision,

@@ -221,7 +221,7 @@ class Defaults(Model):
     qat_weight: QuantDefault | None = None
     overrides: list[DefaultOverride] = Field(default_factory=list)
     leave_float: list[LeaveFloat] = Field(
-        default_factory=list, description="What stays float when nobody asks for anything else."
+        default_factory=list, description="What stays float where the request names no place."
     )
 
 
