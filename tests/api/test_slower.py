@@ -12,7 +12,8 @@ from torch import nn
 import backquant
 from backquant import QConfigMapping, get_default_qconfig_mapping
 from backquant.api import one_call
-from backquant.api.slower import Timing, asked_slower
+from backquant.api.against_float import Timing
+from backquant.api.slower import asked_slower
 from backquant.errors import UsageError
 from backquant.lower import QuantizedModel
 
@@ -31,11 +32,12 @@ class Net(nn.Module):
 
 
 class Clock:
-    """Integer kernels take 10 µs, those that give ``slow`` columns 100; everything else takes 30. A whole
-    model takes as long as it has kernels."""
+    """Integer kernels take 10 µs, those that give ``slow`` columns 100, or 24 columns 20; everything else
+    takes 30. A whole
+    quantized model takes as many milliseconds as it has kernels, and one; the float model ``whole``."""
 
-    def __init__(self, *slow: int) -> None:
-        self.slow = slow
+    def __init__(self, *slow: int, whole: float = 1.0) -> None:
+        self.slow, self.whole = slow, whole
         self.timed = 0
 
     def __call__(self, run: Callable[[], Any]) -> float:
@@ -43,13 +45,16 @@ class Clock:
         model = getattr(run, "func", None)
         if isinstance(model, QuantizedModel):
             return 1e-3 * (1 + len(model.kernels))
+        if isinstance(model, nn.Module):
+            return self.whole
         found = run()
         if not isinstance(found, tuple):  # a conversion
             return 1e-6
         program = str(run.func._function.graph)  # type: ignore[attr-defined]
         integers = "quantized::" in program or "onednn::" in program
         slow = any(tensor.dim() > 1 and tensor.shape[-1] in self.slow for tensor in found)
-        return 30e-6 if not integers else 100e-6 if slow else 10e-6
+        middle = any(tensor.dim() > 1 and tensor.shape[-1] == 24 for tensor in found)
+        return 30e-6 if not integers else 100e-6 if slow else 20e-6 if middle else 10e-6
 
 
 @pytest.fixture
@@ -194,3 +199,21 @@ def test_the_real_clock_on_every_engine(backend: str, monkeypatch: pytest.Monkey
     made = backquant.quantize(model, x, backend=backend, calibration=[x])
     assert made.kernels and made.report.quantized
     assert made(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("whole", "kept"), [(4.5e-3, 3), (3.5e-3, 2), (1e-3, 1)])
+def test_a_model_is_not_slower_as_a_whole(
+    timed: Callable[[Clock], Clock], whole: float, kept: int
+) -> None:
+    """All layers promise to be faster; what pays the least is left in float until the whole is not slower,
+    and one layer stays."""
+    timed(Clock(whole=whole))
+    layers = [nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 16), nn.Softplus(), nn.Linear(16, 24)]
+    model = backquant.quantize(nn.Sequential(*layers), X, calibration=[X])
+    assert len(model.kernels) == kept
+    reasons = [r for d in model.plan.decisions.values() for r in d.reasons]
+    found = [r for r in reasons if r.rule == "slower-than-float"]
+    assert len(found) == 3 - kept
+    assert all("µs for the whole model" in reason.asked for reason in found)
+    [note] = [note for note in model.report.notes if note.startswith("the whole model")]
+    assert note.endswith("whatever is left in float" if whole == 1e-3 else "times as fast)")

@@ -18,7 +18,7 @@ from backquant.lower import QuantizedModel
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.lower.replay.timed import Clock, NodeTimes, replayed
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
-from backquant.match.slower import Costs, Unit, Value
+from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
 
 __all__ = ["Times", "cost_table"]
 
@@ -79,6 +79,7 @@ class _Table:
         self.graph: Graph = times.floats.module.graph
         self.work = times.multiply_adds
         self.kernels = quantized.kernels
+        self.left = [reason.node for reason in quantized.left_in_float]
         self.match_of: dict[str, int] = {}
         for index, match in enumerate(self.plan.matches):
             if match.kind is MatchKind.PATTERN and self.plan.decisions[match.anchor].quantized:
@@ -121,14 +122,19 @@ class _Table:
         on_integers = self._sums(integers)
         in_float = self._sums(floats)
         either = self._give_either()
+        without = self._without_kernel()
         for place, group in enumerate(self.groups):
             known = [index for index in group if index < len(self.plan.matches)]
             matches = [self.plan.matches[index] for index in known]
             by_itself = bool(matches) and all(self._converts_by_itself(match) for match in matches)
+            floating = in_float.get(place, 0.0)
+            integer = on_integers.get(place, 0.0)
+            if place in without:
+                integer = max(integer, MARGIN * floating + 2 * QUIET)
             yield Unit(
                 tuple(known),
-                on_integers.get(place, 0.0),
-                in_float.get(place, 0.0),
+                integer,
+                floating,
                 kept=any(self._is_kept(match) for match in matches),
                 takes_float=by_itself,
                 gives_float=by_itself or place in either,
@@ -138,14 +144,36 @@ class _Table:
     def _sums(self, times: NodeTimes) -> dict[int, float]:
         """Microseconds by unit."""
         found: dict[int, float] = {}
+        nodes = {node.name: node for node in times.module.graph.nodes}
         for name, seconds in times.seconds.items():
-            match = self.match_of.get(name)
-            if match is None:
-                match = self.match_of.get(name.partition(_LOWERED)[0])
+            match = self._match(nodes[name])
             if match is not None:
                 unit = self.unit_of[match]
                 found[unit] = found.get(unit, 0.0) + _MICRO * seconds
         return found
+
+    def _match(self, node: Node) -> int | None:
+        """The match that a node of either graph belongs to; a weight that is computed, and quantized at each
+        call, to who reads it."""
+        while getattr(node.target, "namespace", "") == "quantized_decomposed" and node.users:
+            node = next(iter(node.users))
+        found = self.match_of.get(node.name)
+        return self.match_of.get(node.name.partition(_LOWERED)[0]) if found is None else found
+
+    def _without_kernel(self) -> set[int]:
+        """The units that the plan quantizes and for which the engine has no kernel: they run as in the
+        reference model, in float on values that are quantized and dequantized first."""
+        run = {name for use in self.kernels for name in use.nodes}
+        left = {self.match_of.get(name) for name in self.left}
+        return {
+            place
+            for place, group in enumerate(self.groups)
+            if not left.isdisjoint(group)
+            and not any(self._runs(index, run) for index in group if index < len(self.plan.matches))
+        }
+
+    def _runs(self, index: int, run: set[str]) -> bool:
+        return not run.isdisjoint(self.plan.matches[index].nodes)
 
     def _give_either(self) -> set[int]:
         """The units whose last kernel gives floats where no integers are wanted."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from backquant.api.activation_range import mapping_on_engine
+from backquant.api.against_float import Converted
 from backquant.api.arguments import (
     Backend,
     Model,
@@ -28,7 +29,7 @@ from backquant.api.prepared import prepared_for_inference
 from backquant.api.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
 from backquant.api.reporting import report_of, report_source, reported, with_reporting
 from backquant.api.requirements import check_requirement, given_requirement
-from backquant.api.slower import TIMING, Converted, asked_slower, the_faster
+from backquant.api.slower import TIMING, asked_slower, the_faster
 from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.convert import ConvertAsked, convert_to_reference
@@ -157,7 +158,7 @@ def quantize(
     if quantizes_recurrent(step.plan):  # of which the smallest lose the most
         timing = replace(timing, least=0)
     if leaves_slower and timing.is_worthwhile(engine, costs.multiply_adds.values()):
-        made = the_faster(made, converted, prepared, example, timing)
+        made = the_faster(made, converted, prepared, frozen, example, timing)
     quantized = made.model
     quantized.report = reported(made.source, quantized, calibrated.unseen)
     return quantized

@@ -22,7 +22,17 @@ from dataclasses import dataclass, replace
 from backquant.match.min_cut import Network
 from backquant.match.plan import Plan, Reason
 
-__all__ = ["MARGIN", "QUIET", "Costs", "Unit", "Value", "in_float", "slower_than_float", "total"]
+__all__ = [
+    "MARGIN",
+    "QUIET",
+    "Costs",
+    "Unit",
+    "Value",
+    "in_float",
+    "slower_as_a_whole",
+    "slower_than_float",
+    "total",
+]
 
 MARGIN = 1.05
 QUIET = 0.3  # microseconds
@@ -180,12 +190,39 @@ def slower_than_float(plan: Plan, costs: Costs) -> dict[int, Reason]:
     return reasons
 
 
+def slower_as_a_whole(
+    plan: Plan, costs: Costs, factor: float, integer: float, floating: float
+) -> dict[int, Reason]:
+    """By position of their match, the reasons of what to leave in float of a model that is slower than float.
+
+    Its parts promised more than the whole holds: what still pays if integers, and what converts to them
+    and back, take ``factor`` times as long stays on integers. ``integer``, ``floating``: microseconds of the
+    whole model, quantized and in float.
+
+    >>> list(slower_as_a_whole(Plan("x86"), Costs(()), 2.0, 9.0, 8.0))
+    []
+    """
+    units = tuple(replace(unit, integer=factor * unit.integer) for unit in costs.units)
+    values = tuple(
+        replace(value, quantize=factor * value.quantize, dequantize=factor * value.dequantize)
+        for value in costs.values
+    )
+    matches = [match for i in in_float(Costs(units, values)) for match in costs.units[i].matches]
+    asked = f"integers: {integer:.1f} µs for the whole model, where it pays the least here"
+    return {match: _slower(plan, match, asked, floating) for match in sorted(matches)}
+
+
 def _reason(plan: Plan, match: int, count: int, integer: float, floating: float) -> Reason:
     together = f", with {count - 1} operators beside it" if count > 1 else ""
+    asked = f"integers: {integer:.1f} µs with what it takes to quantize and dequantize{together}"
+    return _slower(plan, match, asked, floating)
+
+
+def _slower(plan: Plan, match: int, asked: str, floating: float) -> Reason:
     return Reason(
         plan.matches[match].anchor,
         "slower-than-float",
-        f"integers: {integer:.1f} µs with what it takes to quantize and dequantize{together}",
+        asked,
         f"float: {floating:.1f} µs",
         fix='quantize(..., slower="keep") keeps it on integers',
         place="measured here, on the example inputs",

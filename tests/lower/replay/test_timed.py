@@ -116,4 +116,4 @@ def test_the_stopwatch_calls_often_enough(seconds: float) -> None:
             torch.ones(int(seconds * 3e8)).sum()
 
     assert stopwatch(run) > 0
-    assert len(calls) >= 3
+    assert len(calls) >= 2

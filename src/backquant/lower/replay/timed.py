@@ -11,6 +11,7 @@ What cannot be recorded is measured node by node, as it runs without a recording
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
@@ -38,8 +39,8 @@ __all__ = ["Clock", "NodeTimes", "replayed", "stopwatch"]
 
 Clock = Callable[[Callable[[], object]], float]
 
-_ROUNDS = 5
-_SHORT, _LONG = 5e-5, 2e-2  # seconds
+_SHORT = 5e-5  # seconds of a round, at least
+_ROUNDS = ((1e-3, 5), (2e-2, 2), (math.inf, 1))  # of calls that take less than so many seconds
 
 
 def stopwatch(run: Callable[[], object]) -> float:
@@ -55,7 +56,7 @@ def stopwatch(run: Callable[[], object]) -> float:
     run()
     once = max(clock() - start, 1e-7)
     count = max(1, int(_SHORT / once))
-    best, rounds = once, 2 if once > _LONG else _ROUNDS
+    best, rounds = once, next(rounds for limit, rounds in _ROUNDS if once < limit)
     for _ in range(rounds):
         start = clock()
         for _ in range(count):
