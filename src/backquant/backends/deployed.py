@@ -22,6 +22,7 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.operators import spellings
 
 __all__ = [
     "ADDITIONS",
@@ -47,60 +48,17 @@ WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
 PRODUCTS: tuple[Any, ...] = (operator.mul, torch.mul)
 MATMULS: tuple[Any, ...] = (torch.matmul, operator.matmul)
-SOFTMAX: tuple[Any, ...] = (nn.Softmax, F.softmax, torch.softmax, "softmax")
+SOFTMAX: tuple[Any, ...] = spellings("softmax")
 
 # kernels on integers whose output keeps the input's qparams
-POOLS: tuple[Any, ...] = (
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    F.max_pool1d,
-    F.max_pool2d,
-    F.max_pool3d,
-    F.avg_pool1d,
-    F.avg_pool2d,
-    F.avg_pool3d,
-    F.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d,
-    F.adaptive_avg_pool3d,
+POOLS: tuple[Any, ...] = spellings(
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
 )
 # values are moved, or clipped at a bound that the integers have anyway
 MOVES: tuple[Any, ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.Dropout,
-    nn.Flatten,
-    nn.PixelShuffle,
-    F.relu,
-    F.relu6,
-    F.hardtanh,
-    F.dropout,
-    F.pixel_shuffle,
-    torch.relu,
-    torch.flatten,
-    torch.permute,
-    torch.reshape,
-    torch.squeeze,
-    torch.transpose,
-    torch.unsqueeze,
-    "contiguous",
-    "flatten",
-    "permute",
-    "relu",
-    "relu_",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-    "view",
+    *spellings("relu", "relu6", "hardtanh", "dropout", "identity", "flatten", "pixel_shuffle"),
+    *spellings("permute", "reshape", "squeeze", "transpose", "unsqueeze", "contiguous", "view"),
 )
 
 # products: their kernels also give the sums as floats
@@ -109,7 +67,7 @@ FLOAT_OUTPUTS: tuple[Any, ...] = (nn.Linear, F.linear, *MATMULS)
 # On the way to a softmax: what masks and biases were added to has no good scale.
 SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
 # The weights of attention: a softmax on integers takes six times as long as one in float.
-WEIGHTS = LeaveFloat((nn.Softmax, F.softmax, torch.softmax), before=MATMULS)
+WEIGHTS = LeaveFloat(SOFTMAX, before=MATMULS)
 
 DEPLOYED_DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),

@@ -34,7 +34,7 @@ from backquant.backend_config import (
 from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference
-from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape
+from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape, spellings
 from backquant.operators.entry import admit, observed, swapped
 
 __all__ = ["backend_config"]
@@ -46,33 +46,10 @@ VALUES = DTypeConfig(torch.quint8, torch.quint8)
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
 ADDED: tuple[Any, ...] = (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)
-AFTER_CONVOLUTION: tuple[Any, ...] = (nn.Hardswish, F.hardswish)
+AFTER_CONVOLUTION: tuple[Any, ...] = spellings("hardswish")
 SHARING: tuple[Any, ...] = (
-    nn.AdaptiveAvgPool2d,
-    nn.AvgPool2d,
-    nn.Dropout,
-    nn.Flatten,
-    nn.Identity,
-    nn.MaxPool2d,
-    nn.ReLU,
-    F.adaptive_avg_pool2d,
-    F.avg_pool2d,
-    F.dropout,
-    F.max_pool2d,
-    F.relu,
-    torch.flatten,
-    torch.permute,
-    torch.relu,
-    torch.reshape,
-    torch.transpose,
-    "contiguous",
-    "flatten",
-    "permute",
-    "relu",
-    "relu_",
-    "reshape",
-    "transpose",
-    "view",
+    *spellings("relu", "dropout", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"),
+    *spellings("flatten", "identity", "permute", "reshape", "transpose", "contiguous", "view"),
 )
 DEFAULTS = BackendDefaults(
     activation=QuantDefault("histogram", reduce_range=False),

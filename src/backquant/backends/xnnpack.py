@@ -36,7 +36,7 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import RESHAPE, TRANSPOSED
-from backquant.operators import conv, elementwise, linear, shape
+from backquant.operators import conv, elementwise, linear, shape, spellings
 from backquant.operators.entry import admit
 
 __all__ = ["backend_config", "get_xnnpack_backend_config"]
@@ -122,44 +122,12 @@ DEFAULTS = BackendDefaults(
 )
 
 SHARING: tuple[Any, ...] = (
-    # cutting
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    F.relu,
-    F.relu6,
-    F.hardtanh,
-    torch.relu,
-    torch.clamp,
-    "clamp",
-    "relu",
-    "relu_",
-    # pooling
-    nn.MaxPool2d,
-    nn.AdaptiveAvgPool2d,
-    F.max_pool2d,
-    F.adaptive_avg_pool2d,
-    # moving
-    nn.Flatten,
-    nn.Identity,
-    torch.flatten,
-    torch.permute,
-    torch.reshape,
-    torch.squeeze,
-    torch.transpose,
-    torch.unsqueeze,
-    "contiguous",
-    "flatten",
-    "permute",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-    "view",
+    *spellings("relu", "relu6", "hardtanh", "clamp"),
+    *spellings("max_pool2d", "adaptive_avg_pool2d"),
+    *spellings("flatten", "identity", "permute", "reshape", "squeeze", "transpose", "unsqueeze"),
+    *spellings("contiguous", "view"),
 )
-
-
-MEANS: tuple[Any, ...] = (torch.mean, "mean")
+MEANS: tuple[Any, ...] = spellings("mean")
 RULES = QDQRules(
     dequantize_per_user=True,
     quantize_constants=False,
@@ -174,7 +142,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('xnnpack', None, 110)
+    ('xnnpack', None, 120)
     """
     return (
         BackendConfig("xnnpack")

@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch.nn.modules import module as _hooks_of_all
 
 from backquant.observe import FixedQParamsObserver, HistogramObserver, MinMaxObserver
-from backquant.operators import find
+from backquant.operators import find, moves_values
 
 __all__ = ["called_directly", "measured_again", "passing_through"]
 
@@ -31,31 +31,6 @@ _COUNTS = (HistogramObserver, MinMaxObserver)
 _DIRECT = (*_COUNTS, FixedQParamsObserver)
 _NONE: frozenset[nn.Module] = frozenset()
 _CLAMPS = frozenset({"clamp", "hardtanh", "relu", "relu6"})
-# Operators whose results hold values of their inputs and nothing else.
-_MOVES = frozenset(
-    {
-        "cat",
-        "contiguous",
-        "detach",
-        "flatten",
-        "identity",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-        "narrow",
-        "permute",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-        "squeeze",
-        "stack",
-        "transpose",
-        "unsqueeze",
-        "view",
-    }
-)
 
 
 def measured_again(prepared: fx.GraphModule) -> tuple[str, ...]:
@@ -86,7 +61,7 @@ def measured_again(prepared: fx.GraphModule) -> tuple[str, ...]:
                 found.append(str(node.target))
             # The value itself, too: its other readers get the same.
             seen[node] = seen[value] = before | {called}
-        elif _name(node, called) in _MOVES:
+        elif _moves(node, called):
             known = [seen.get(each, _NONE) for each in _data(node)]
             seen[node] = frozenset.intersection(*known) if known else _NONE
     return tuple(name for name in found if name in prepared._modules)
@@ -175,11 +150,17 @@ def _called(prepared: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     return prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
+def _moves(node: fx.Node, called: nn.Module | None) -> bool:
+    if node.op not in ("call_module", "call_function", "call_method"):
+        return False
+    return node.target is operator.getitem or moves_values(
+        node.target if called is None else type(called)
+    )
+
+
 def _name(node: fx.Node, called: nn.Module | None) -> str:
-    """The name of the operator, that of ``narrow`` for a slice; empty if it is not known."""
+    """The name of the operator; empty if it is not known."""
     if node.op not in ("call_module", "call_function", "call_method"):
         return ""
-    if node.target is operator.getitem:
-        return "narrow"
     known = find(type(called) if called is not None else node.target)
     return "" if known is None else known.name

@@ -21,11 +21,11 @@ from backquant.backend_config import BackendConfig
 from backquant.graph import Captured, Scope
 from backquant.match.asks import AskReader
 from backquant.match.rules import RuleTable
+from backquant.operators import find, moves_values
 from backquant.qconfig import QConfigMapping
 
 __all__ = ["attention_apart"]
 
-_SPELLINGS = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 _ARGUMENTS = (
     *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
 )
@@ -54,7 +54,7 @@ def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfig
         return
     table, asks, changed = RuleTable(mapping), AskReader(), False
     for node in list(captured.module.graph.nodes):
-        if node.op != "call_function" or node.target not in _SPELLINGS:
+        if node.op != "call_function" or not _is_attention(node.target):
             continue
         scope = captured.scopes.get(node.name, Scope("", None))
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
@@ -63,6 +63,11 @@ def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfig
             changed = True
     if changed:
         captured.module.recompile()
+
+
+def _is_attention(target: Any) -> bool:
+    known = find(target)
+    return known is not None and known.name == "scaled_dot_product_attention"
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
@@ -129,22 +134,8 @@ _BITWISE = frozenset(
     }
 )
 _TYPED = frozenset({"to", "_to_copy", "ones", "new_ones", "full", "new_full"})
-_MOVES = frozenset(
-    {
-        *(
-            "expand",
-            "unsqueeze",
-            "squeeze",
-            "view",
-            "reshape",
-            "slice",
-            "select",
-            "getitem",
-            "index",
-        ),
-        *("contiguous", "clone", "transpose", "permute", "tril", "triu"),
-    }
-)
+# also where a mask is taken apart: these add False
+_TRIANGLES = frozenset({"tril", "triu", "index", "getitem"})
 
 
 def _is_bool(node: Any) -> bool:
@@ -155,6 +146,6 @@ def _is_bool(node: Any) -> bool:
     name = name.partition(".")[0]
     if name in _TYPED:
         return torch.bool in (*node.args, *node.kwargs.values())
-    if name in _MOVES:
+    if moves_values(node.target) or name in _TRIANGLES:
         return _is_bool(node.args[0])
     return name in _COMPARISONS or (name in _BITWISE and all(map(_is_bool, node.all_input_nodes)))

@@ -7,6 +7,7 @@ embedding (tables have entries of their own), or that is large and made of littl
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from backquant.graph.edit import NamePool, get_module
+from backquant.graph.mutation import changes_argument, is_view
 from backquant.graph.scope import Scope
 
 __all__ = ["fold_constants"]
@@ -196,26 +198,10 @@ def _is_random(name: str) -> bool:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether a call may change its first argument."""
-    if node.kwargs.get("inplace") or "out" in node.kwargs:
-        return True
-    target = node.target
-    if isinstance(target, OpOverload):
-        return target._schema.is_mutable
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if node.op == "call_module":
-        return False
-    if getattr(target, "__module__", None) == "_operator":
-        return name in _IN_PLACE
-    return name.endswith("_") and not name.endswith("__")
-
-
-_IN_PLACE = frozenset(
-    {
-        *("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand"),
-        *("ior", "ixor", "ilshift", "irshift", "setitem", "delitem", "iconcat"),
-    }
-)
+    """Whether a call may change one of its arguments."""
+    mutable = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    items = node.target in (operator.setitem, operator.delitem)
+    return mutable or items or "out" in node.kwargs or changes_argument(node)
 
 
 def _changed_tensors(module: fx.GraphModule) -> set[str]:
@@ -230,40 +216,9 @@ def _changed_tensors(module: fx.GraphModule) -> set[str]:
         if source is None:
             continue
         called = get_module(module, str(node.target)) if node.op == "call_module" else None
-        if _changes(node) or getattr(called, "inplace", False):
+        changes = _changes(node) or changes_argument(node, called)
+        if changes:
             found.add(source)
-        if _is_view(node, called):
+        if changes or is_view(node, called):
             viewed[node] = source
     return found
-
-
-def _is_view(node: fx.Node, called: nn.Module | None) -> bool:
-    """Whether the result may share the memory of the first argument."""
-    if called is not None:
-        return isinstance(called, (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout))
-    target = node.target
-    if isinstance(target, OpOverload):
-        return any(result.alias_info is not None for result in target._schema.returns)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name in _VIEWS or _changes(node)
-
-
-_VIEWS = frozenset(
-    {
-        *(
-            "view",
-            "view_as",
-            "reshape",
-            "reshape_as",
-            "flatten",
-            "unflatten",
-            "ravel",
-            "contiguous",
-        ),
-        *("transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "getattr"),
-        *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "detach", "alias"),
-        *("getitem", "select", "narrow", "chunk", "split", "tensor_split", "unbind", "unfold"),
-        *("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "diagonal"),
-        *("as_strided", "real", "imag", "view_as_real", "view_as_complex", "dropout", "data"),
-    }
-)

@@ -11,63 +11,19 @@ change would be lost.
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any
+from collections.abc import Iterator
 
-import torch
 from torch import fx, nn
 
-__all__ = ["changed_view", "read_changed_values"]
+from backquant.graph.mutation import changes_argument, is_view
 
-_VIEWS = frozenset(
-    {
-        *(
-            "view",
-            "view_as",
-            "reshape",
-            "flatten",
-            "unflatten",
-            "transpose",
-            "permute",
-            "t",
-            "select",
-        ),
-        *(
-            "narrow",
-            "chunk",
-            "split",
-            "unbind",
-            "squeeze",
-            "unsqueeze",
-            "expand",
-            "movedim",
-            "swapaxes",
-        ),
-        *("getitem", "diagonal", "unfold", "detach", "real", "imag", "tensor_split"),
-    }
-)
-_OPERATORS = frozenset(
-    {
-        operator.iadd,
-        operator.isub,
-        operator.imul,
-        operator.itruediv,
-        operator.ifloordiv,
-        operator.imod,
-        operator.ipow,
-        operator.iand,
-        operator.ior,
-        operator.ixor,
-    }
-)
+__all__ = ["changed_view", "read_changed_values"]
 
 
 def read_changed_values(graph: fx.Graph, root: nn.Module) -> None:
     """Rule 1, in place.
 
+    >>> import torch
     >>> def twice(x):
     ...     torch.relu_(x)
     ...     return x + 1
@@ -107,44 +63,13 @@ def _changes(graph: fx.Graph, root: nn.Module) -> Iterator[tuple[fx.Node, fx.Nod
     """Each call in place with the value that it changes, in graph order."""
     for node in graph.nodes:
         value = node.args[0] if node.args else node.kwargs.get("input")
-        if isinstance(value, fx.Node) and _is_in_place(node, root):
+        called = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(value, fx.Node) and changes_argument(node, called):
             yield node, value
-
-
-def _is_in_place(node: fx.Node, root: nn.Module) -> bool:
-    if node.op == "call_module":
-        return getattr(root.get_submodule(str(node.target)), "inplace", False) is True
-    if node.op == "call_method":
-        return _ends_in_place(str(node.target))
-    if node.op != "call_function":
-        return False
-    if node.target in _OPERATORS or _ends_in_place(getattr(node.target, "__name__", "")):
-        return True
-    place = _inplace_position(node.target)
-    given = node.args[place] if place is not None and place < len(node.args) else None
-    return given is True or node.kwargs.get("inplace") is True
-
-
-def _ends_in_place(name: str) -> bool:
-    """``relu_``, and not ``__iadd__``: torch's name for changing the first argument."""
-    return name.endswith("_") and not name.endswith("__") and hasattr(torch.Tensor, name)
-
-
-@cache
-def _inplace_position(function: Callable[..., Any]) -> int | None:
-    """Where a function takes ``inplace``, if it does."""
-    if not str(getattr(function, "__module__", "")).startswith("torch.nn.functional"):
-        return None
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
-    return names.index("inplace") if "inplace" in names else None
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
     """What ``node`` may be a view of."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     source = node.args[0] if node.args else None
-    is_view = node.op in ("call_method", "call_function") and name in _VIEWS
-    return source if is_view and isinstance(source, fx.Node) else None
+    called = node.op in ("call_method", "call_function") and is_view(node)
+    return source if called and isinstance(source, fx.Node) else None

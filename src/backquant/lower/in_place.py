@@ -6,20 +6,12 @@ Kernels change nothing in place: only the second form stays right when the opera
 
 from __future__ import annotations
 
-import inspect
-import operator
-from functools import lru_cache
-from typing import Any
-
 from torch import fx, nn
 
+from backquant.graph.mutation import changes_argument
 from backquant.lower.qdq import is_dequantize
 
 __all__ = ["read_results"]
-
-_OPERATORS = frozenset(
-    {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
-)
 
 
 def read_results(graph: fx.Graph, modules: nn.Module) -> None:
@@ -56,37 +48,5 @@ def _changed(node: fx.Node, modules: nn.Module) -> fx.Node | None:
     first = node.args[0] if node.args else node.kwargs.get("input")
     if not isinstance(first, fx.Node) or not is_dequantize(first):
         return None
-    return first if _is_in_place(node, modules) else None
-
-
-def _is_in_place(node: fx.Node, modules: nn.Module) -> bool:
-    if node.op == "call_module":
-        return getattr(modules.get_submodule(str(node.target)), "inplace", False) is True
-    if node.op == "call_method":
-        return _ends_in_place(str(node.target))
-    if node.op != "call_function":
-        return False
-    name: str = getattr(node.target, "__name__", "")
-    return node.target in _OPERATORS or _ends_in_place(name.partition(".")[0]) or _asks(node)
-
-
-def _asks(node: fx.Node) -> bool:
-    """Whether ``inplace`` is among the arguments, by name or position."""
-    if "inplace" in node.kwargs:
-        return node.kwargs["inplace"] is True
-    place = _place_of_inplace(node.target)
-    return place is not None and len(node.args) > place and node.args[place] is True
-
-
-@lru_cache(maxsize=4096)
-def _place_of_inplace(target: Any) -> int | None:
-    """The position of the argument ``inplace``; None if there is none."""
-    try:
-        names = list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # a builtin: its in-place form has another name
-        return None
-    return names.index("inplace") if "inplace" in names else None
-
-
-def _ends_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
+    called = modules.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return first if changes_argument(node, called) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx
 
 from backquant.backend_config import LeaveFloat
@@ -13,7 +12,7 @@ from backquant.backend_config.pattern import normal_form
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.graph.export import interface_of
 from backquant.match.index import key_of
-from backquant.operators.index import find, find_root
+from backquant.operators.index import find, find_root, moves_values
 
 __all__ = ["LeftFloat", "calls_one_of", "keys_of", "left_in_float"]
 
@@ -92,24 +91,10 @@ def _moves(graph: GraphIndex, node: fx.Node) -> bool:
         return False
     known = find(key.op)
     if known is None:
-        return key.op in _MOVES
+        return moves_values(key.op)
     if known.name == "mul":
         return any(value.op == "get_attr" for value in node.all_input_nodes)
     return known.family == "dropout" or (known.family == "shape" and known.shares_qparams)
-
-
-_aten = torch.ops.aten
-# moves that no entry names
-_MOVES = frozenset(
-    {
-        _aten.slice.Tensor,
-        _aten.select.int,
-        _aten.expand.default,
-        _aten.roll.default,
-        "expand",
-        "roll",
-    }
-)
 
 
 def _moved(node: fx.Node) -> fx.Node:

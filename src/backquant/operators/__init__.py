@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from backquant.operators.described import entries_of
 from backquant.operators.example import Example
-from backquant.operators.index import all_operators, find, find_root, module_for_call
+from backquant.operators.index import (
+    all_operators,
+    find,
+    find_root,
+    module_for_call,
+    moves_values,
+    named,
+    spellings,
+)
 from backquant.operators.operator import FixedQParams, Operator, QParamsRule
 
 __all__ = [
@@ -12,7 +21,11 @@ __all__ = [
     "Operator",
     "QParamsRule",
     "all_operators",
+    "entries_of",
     "find",
     "find_root",
     "module_for_call",
+    "moves_values",
+    "named",
+    "spellings",
 ]

@@ -6,7 +6,9 @@ from functools import cache
 from typing import Any
 
 from torch import nn
+from torch._ops import OpOverload
 
+from backquant.errors import SpecError, did_you_mean
 from backquant.operators import (
     activation,
     attention,
@@ -23,7 +25,15 @@ from backquant.operators import (
 )
 from backquant.operators.operator import Operator
 
-__all__ = ["all_operators", "find", "find_root", "module_for_call"]
+__all__ = [
+    "all_operators",
+    "find",
+    "find_root",
+    "module_for_call",
+    "moves_values",
+    "named",
+    "spellings",
+]
 
 _FAMILIES = (
     conv,
@@ -49,6 +59,56 @@ def all_operators() -> tuple[Operator, ...]:
     ['conv1d', 'conv2d', 'conv3d']
     """
     return tuple(operator for family in _FAMILIES for operator in family.OPERATORS)
+
+
+def spellings(*names: str) -> tuple[Any, ...]:
+    """Every module, function and method of the operators of these names: what a description lists.
+
+    Raises SpecError for a name that no operator has.
+
+    >>> spellings("relu6", "view")
+    (<class 'torch.nn.modules.activation.ReLU6'>, <function relu6 at ...>, 'view')
+    """
+    return tuple(spelling for name in names for spelling in named(name).calls)
+
+
+def named(name: str) -> Operator:
+    """The record of this name. Raises SpecError where there is none.
+
+    >>> named("rellu6")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: no operator is called 'rellu6'
+      where  operator 'rellu6'
+      fix    did you mean 'relu6'?
+    """
+    known = _by_name().get(name)
+    if known is None:
+        raise SpecError(
+            f"no operator is called {name!r}",
+            where=f"operator {name!r}",
+            fix=did_you_mean(name, _by_name(), "one of the records of backquant.operators"),
+        )
+    return known
+
+
+def moves_values(target: Any) -> bool:
+    """Whether what ``target`` (any spelling) gives are values of its arguments and nothing else.
+
+    An aten overload that no record lists goes by the name of its operator.
+
+    >>> import torch
+    >>> moves_values("view"), moves_values(torch.ops.aten.roll.default), moves_values(torch.relu)
+    (True, True, False)
+    """
+    known = find(target)
+    if known is None and isinstance(target, OpOverload) and target.namespace == "aten":
+        known = _by_name().get(target._opname)
+    return known is not None and known.moves_values
+
+
+@cache
+def _by_name() -> dict[str, Operator]:
+    return {operator.name: operator for operator in all_operators()}
 
 
 def find(spelling: Any) -> Operator | None:

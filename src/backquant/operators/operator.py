@@ -51,6 +51,9 @@ class Operator:
     ``[in, out / groups, ...]``, so that with groups one scale serves a channel of every group)
     and for ``addmm`` and ``mm`` (whose weight is ``[in, out]``).
 
+    ``moves_values``: the result holds values of the inputs and nothing else, so that it may be computed
+    on integers as they are, and its range lies within that of the inputs.
+
     >>> import torch
     >>> from backquant.operators import find
     >>> find(torch.nn.Conv2d).name, find(torch.nn.functional.conv2d).weight_index
@@ -76,6 +79,7 @@ class Operator:
     fused: tuple[type[nn.Module], ...] = ()
     fused_qat: tuple[type[nn.Module], ...] = ()
     as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
+    moves_values: bool = False
 
     @property
     def is_weighted(self) -> bool:
@@ -90,7 +94,12 @@ class Operator:
     @property
     def spellings(self) -> tuple[Any, ...]:
         """Every target that a graph may show for this operator."""
-        return (*self.modules, *self.functions, *self.methods, *self.aten)
+        return (*self.calls, *self.aten)
+
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        """Every spelling that a model is written in: modules, functions, methods."""
+        return (*self.modules, *self.functions, *self.methods)
 
     @property
     def derived(self) -> tuple[type[nn.Module], ...]:

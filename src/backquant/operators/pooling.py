@@ -117,6 +117,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool1d,),
         functions=(F.max_pool1d, torch.max_pool1d),
         aten=(_aten.max_pool1d.default,),
+        moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -126,6 +127,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool2d,),
         functions=(F.max_pool2d, torch.max_pool2d),
         aten=(_aten.max_pool2d.default,),
+        moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -135,6 +137,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool3d,),
         functions=(F.max_pool3d, torch.max_pool3d),
         aten=(_aten.max_pool3d.default,),
+        moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
     Operator(

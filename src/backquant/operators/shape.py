@@ -72,10 +72,9 @@ _aten = torch.ops.aten
 _TWO = ((2, 4, 8, 8), (2, 4, 8, 8))
 
 
-def _moves(name: str, sample: Sample, **spellings: Any) -> Operator:
-    return Operator(
-        name=name, family="shape", sample=sample, qparams=QParamsRule.INPUT, **spellings
-    )
+def _moves(name: str, sample: Sample, **facts: Any) -> Operator:
+    facts = {"moves_values": True, **facts}
+    return Operator(name=name, family="shape", sample=sample, qparams=QParamsRule.INPUT, **facts)
 
 
 OPERATORS: tuple[Operator, ...] = (
@@ -176,6 +175,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.ConstantPad2d,),
         functions=(F.pad,),
         aten=(_aten.pad.default,),
+        moves_values=False,  # what it adds is not among the values
     ),
     _moves("contiguous", Sample(), methods=("contiguous",), aten=(_aten.contiguous.default,)),
     _moves(
@@ -185,7 +185,54 @@ OPERATORS: tuple[Operator, ...] = (
         methods=("detach", "detach_"),
         aten=(_aten.detach.default,),
     ),
-    _moves("resize_", Sample(call=(INPUT, (2, 4, 64))), methods=("resize_",)),
+    _moves("resize_", Sample(call=(INPUT, (2, 4, 64))), methods=("resize_",), moves_values=False),
+    # Moves that exported graphs show as they are: no backend has an entry for them.
+    _moves("slice", Sample(call=(INPUT, 1, 0, 2)), aten=(_aten.slice.Tensor,)),
+    _moves("expand", Sample(((2, 1, 8),), call=(INPUT, (2, 4, 8))), methods=("expand",)),
+    _moves(
+        "expand_as", Sample(((2, 1, 8), (2, 4, 8)), call=(INPUT, INPUT)), methods=("expand_as",)
+    ),
+    _moves("view_as", Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)), methods=("view_as",)),
+    _moves("reshape_as", Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)), methods=("reshape_as",)),
+    _moves("t", Sample(((2, 8),)), functions=(torch.t,), methods=("t",)),
+    _moves(
+        "movedim",
+        Sample(call=(INPUT, 1, 2)),
+        functions=(torch.movedim, torch.moveaxis),
+        methods=("movedim", "moveaxis"),
+    ),
+    _moves(
+        "swapaxes",
+        Sample(call=(INPUT, 1, 2)),
+        functions=(torch.swapaxes, torch.swapdims),
+        methods=("swapaxes", "swapdims"),
+    ),
+    _moves(
+        "unflatten",
+        Sample(module_args=(1, (2, 2)), call=(INPUT, 1, (2, 2))),
+        modules=(nn.Unflatten,),
+        functions=(torch.unflatten,),
+        methods=("unflatten",),
+    ),
+    _moves("select", Sample(call=(INPUT, 1, 0)), functions=(torch.select,), methods=("select",)),
+    _moves("flip", Sample(call=(INPUT, (1,))), functions=(torch.flip,), methods=("flip",)),
+    _moves("roll", Sample(call=(INPUT, 1, 2)), functions=(torch.roll,), methods=("roll",)),
+    _moves(
+        "channel_shuffle",
+        Sample(module_args=(2,), call=(INPUT, 2)),
+        modules=(nn.ChannelShuffle,),
+        functions=(F.channel_shuffle, torch.channel_shuffle),
+    ),
+    _moves("clone", Sample(), functions=(torch.clone,), methods=("clone",)),
+    _moves("chunk", Sample(call=(INPUT, 2, 1)), functions=(torch.chunk,), methods=("chunk",)),
+    _moves("split", Sample(call=(INPUT, 2, 1)), functions=(torch.split,), methods=("split",)),
+    _moves("unbind", Sample(call=(INPUT, 1)), functions=(torch.unbind,), methods=("unbind",)),
+    _moves(
+        "tensor_split",
+        Sample(call=(INPUT, 2, 1)),
+        functions=(torch.tensor_split,),
+        methods=("tensor_split",),
+    ),
     Operator(
         name="floordiv",
         family="shape",

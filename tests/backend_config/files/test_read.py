@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import backquant as bq
 from backquant.backend_config import (
     BackendConfig,
     BackendPatternConfig,
@@ -12,12 +13,15 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     ObservationType,
     SequentialFuser,
+    files,
     normal_form,
 )
 from backquant.backend_config.files import SpecFileError
 from backquant.backend_config.files.names import Resolver
 from backquant.backend_config.files.read import Base, build
 from backquant.backend_config.files.yaml_reader import read_yaml
+from backquant.errors import SpecError
+from backquant.operators import spellings
 
 STATIC = DTypeConfig(torch.quint8, torch.quint8)
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
@@ -159,7 +163,7 @@ def test_defaults_are_inherited_replaced_and_reset():
     [
         (
             "entries:\n- dtype_configs: []\n",
-            "x.yaml:4: entries[0]: an entry has no pattern; write one of pattern, patterns",
+            "x.yaml:4: entries[0]: an entry has no pattern; write one of pattern, patterns, operators",
         ),
         (
             "entries:\n- {pattern: torch.add, patterns: [torch.mul]}\n",
@@ -227,3 +231,64 @@ def test_places_of_entries():
         normal_form(torch.add): ("x.yaml", 4),
         normal_form(torch.mul): ("x.yaml", 5),
     }
+
+
+NAMED = """
+schema_version: 1
+name: named
+dtype_configs:
+  int8: {input_dtype: quint8, output_dtype: quint8}
+entries:
+- operators: [relu, softmax]
+  dtype_configs: [int8]
+- pattern: torch.add
+  dtype_configs: [int8]
+qdq:
+  leave_float:
+  - operators: [softmax, torch.add]
+    before: [matmul]
+"""
+
+
+def test_operators_are_named_in_place_of_spellings() -> None:
+    config = files.loads(NAMED, "yaml")
+    found = [entry.pattern for entry in config.configs]
+    assert found[:-1] == [*spellings("relu"), *spellings("softmax")]
+    fixed = config.configs[len(spellings("relu"))].dtype_configs[0]
+    assert fixed.output_dtype_with_constraints.scale_exact_match == 2**-8
+    [rule] = config.qdq.leave_float
+    assert rule.operators == (*spellings("softmax"), torch.add)
+    assert rule.before == spellings("matmul")
+    assert files.loads(files.dumps(config, "yaml"), "yaml") == config
+
+
+def test_named_operators_override_what_is_inherited() -> None:
+    text = "schema_version: 1\nname: mine\nextends: x86\nentries:\n"
+    text += (
+        "- {operators: [elu], dtype_configs: [{input_dtype: qint8}], input_output_observed: false}"
+    )
+    inherited = {e.normal_pattern for e in bq.get_backend_config("x86").configs}
+    config = files.loads(text, "yaml")
+    for pattern in spellings("elu"):
+        [entry] = [e for e in config.configs if e.pattern == pattern]
+        assert entry.normal_pattern in inherited
+        assert [c.input_dtype for c in entry.dtype_configs] == [torch.qint8]
+        assert entry._input_output_observed is False
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[relu, ", "[rellu, ", "no operator is called 'rellu'; did you mean 'relu'?"),
+        (
+            "pattern: torch.add",
+            "pattern: torch.add\n  operators: [gelu]",
+            "both pattern and operators",
+        ),
+        ("before: [matmul]", "before: [matmull]", "no operator is called 'matmull'"),
+    ],
+)
+def test_misnamed_operators_are_refused(old: str, new: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        files.loads(NAMED.replace(old, new), "yaml")
+    assert message.split(";", maxsplit=1)[0] in str(caught.value)

@@ -25,7 +25,14 @@ from backquant.backend_config.files.model_parts import (
     kind_of,
     union,
 )
-from backquant.backend_config.files.pattern_models import ExtraInputs, Pattern, PortEntry, PortName
+from backquant.backend_config.files.pattern_models import (
+    ExtraInputs,
+    OperatorName,
+    Pattern,
+    PatternOrName,
+    PortEntry,
+    PortName,
+)
 
 __all__ = ["SCHEMA_VERSION", "FileModel"]
 
@@ -123,10 +130,17 @@ DTypeConfigRef = Annotated[
 
 
 class Entry(Model):
-    """What the backend can do with one pattern, or with several that share every other field."""
+    """What the backend can do with one pattern, with several that share every other field, or with every
+    spelling of some operators."""
 
     pattern: Pattern | None = None
     patterns: list[Pattern] | None = Field(None, min_length=1)
+    operators: list[OperatorName] | None = Field(
+        None,
+        min_length=1,
+        description="Names of operators: an entry for each module, function and method.",
+        examples=[["relu", "softmax"]],
+    )
     observation_type: ObservationName | None = None
     dtype_configs: list[DTypeConfigRef] | None = None
     add_dtype_configs: list[DTypeConfigRef] | None = Field(
@@ -177,7 +191,7 @@ class QuantDefault(Model):
 class DefaultOverride(Model):
     """Other defaults for some operators."""
 
-    operators: list[Pattern] = Field(min_length=1)
+    operators: list[PatternOrName] = Field(min_length=1)
     activation: QuantDefault | None = None
     weight: QuantDefault | None = None
     qat_activation: QuantDefault | None = None
@@ -191,11 +205,11 @@ class DefaultOverride(Model):
 class LeaveFloat(Model):
     """Operators, or results of operators, that stay float at some places."""
 
-    operators: list[Pattern] = Field(min_length=1)
-    after: list[Pattern] = Field(
+    operators: list[PatternOrName] = Field(min_length=1)
+    after: list[PatternOrName] = Field(
         default_factory=list, description="Where they read what one of these computes."
     )
-    before: list[Pattern] = Field(
+    before: list[PatternOrName] = Field(
         default_factory=list, description="Where one of these reads what they compute."
     )
     with_table: bool | None = Field(

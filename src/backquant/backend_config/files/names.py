@@ -23,7 +23,7 @@ import torch
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
 
-__all__ = ["DEFAULT_ALLOW", "SpellingError", "Resolver", "path_of"]
+__all__ = ["DEFAULT_ALLOW", "SpellingError", "Resolver", "operator_records", "path_of"]
 
 DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
 
@@ -192,3 +192,12 @@ def _own_attribute(holder: Any, name: str) -> Any:
         return getattr(holder, name, None)
     except Exception:  # a lazy attribute of a third party may raise anything
         return None
+
+
+def operator_records() -> Any:
+    """The records of operators, which live above this room: imported when a file names an operator.
+
+    >>> operator_records().find("view").name
+    'view'
+    """
+    return importlib.import_module("backquant.operators")

@@ -20,7 +20,24 @@ from backquant.backend_config.files.model_parts import (
     union,
 )
 
-__all__ = ["ExtraInputs", "Pattern", "PortEntry", "PortName"]
+__all__ = [
+    "ExtraInputs",
+    "OperatorName",
+    "Pattern",
+    "PatternOrName",
+    "PortEntry",
+    "PortName",
+    "is_operator_name",
+]
+
+
+def is_operator_name(value: Any) -> bool:
+    """Whether this text names an operator by its record, and not by an import path or a method.
+
+    >>> is_operator_name("relu"), is_operator_name(".relu"), is_operator_name("torch.relu")
+    (True, False, False)
+    """
+    return isinstance(value, str) and value.isidentifier() and value != "MatchAllNode"
 
 
 def _argument_kind(value: Any) -> str | None:
@@ -128,6 +145,26 @@ Pattern = TypeAliasType(
             kind_by_key("reversed", "inputs", "nodes"),
             "an operator, a list of operators in forward order, {reversed: […]}, "
             "{inputs: […], nodes: […]} or {nodes: […]}",
+        ),
+    ],
+)
+
+
+OperatorName = TypeAliasType(
+    "OperatorName",
+    Annotated[
+        str,
+        StringConstraints(pattern=f"^{WORD}$"),
+        Field(description="The name of an operator, which stands for all of its spellings."),
+    ],
+)
+PatternOrName = TypeAliasType(
+    "PatternOrName",
+    Annotated[
+        Annotated[OperatorName, Tag("<name>")] | Annotated[Pattern, Tag("<pattern>")],
+        union(
+            lambda value: "<name>" if is_operator_name(value) else "<pattern>",
+            "a pattern, or the name of an operator",
         ),
     ],
 )

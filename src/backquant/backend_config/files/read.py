@@ -18,10 +18,11 @@ from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.located import Located, Path, field_name, plain
-from backquant.backend_config.files.names import Resolver, SpellingError
+from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
+from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
-from backquant.backend_config.files.spelling import callable_from, pattern_from
+from backquant.backend_config.files.spelling import callable_from, operator_text, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
@@ -42,6 +43,8 @@ _CALLABLES = {
 }
 # Fields that refer to the spelling of the pattern: its order, its form, its names.
 _RESPELL = frozenset({"fuser_method", "ports", "root_node_getter", "extra_inputs_getter"})
+_SUBJECTS = ("pattern", "patterns", "operators")
+_OF_RECORDS = (*_SUBJECTS, "dtype_configs")
 _MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
 
 
@@ -92,8 +95,11 @@ class _Builder:
         self.remove()
         seen: dict[NormalPattern, int] = {}
         for index, entry in enumerate(self.data.get("entries", [])):
-            for pattern, path in self.patterns(entry, ("entries", index)):
+            start = ("entries", index)
+            for pattern, path in self.patterns(entry, start):
                 self.entry(pattern, entry, path, seen)
+            for made, path in self.described(entry, start):
+                self.entry(operator_text(made.pattern), entry, path, seen, made)
         config = self.attempt(("name",), self.head)
         for entry in self.entries.values():
             if config is not None:
@@ -160,8 +166,9 @@ class _Builder:
         for name, value in data.items():
             if name in ("operators", "after", "before"):
                 values[name] = [
-                    _at((name, index), pattern_from, item, self.resolver)[0]
+                    pattern
                     for index, item in enumerate(value)
+                    for pattern in _at((name, index), self.rule_patterns, item)
                 ]
             elif name in ("overrides", "leave_float"):
                 values[name] = [
@@ -173,6 +180,13 @@ class _Builder:
             elif value is not None:
                 values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
         return values
+
+    def rule_patterns(self, data: Any) -> tuple[Any, ...]:
+        """The pattern that a rule lists, or every spelling of the operator that it names."""
+        if is_operator_name(data):
+            found: tuple[Any, ...] = operator_records().spellings(data)
+            return found
+        return (pattern_from(data, self.resolver)[0],)
 
     def qdq(self, data: dict[str, Any]) -> QDQRules:
         values = {name: value for name, value in data.items() if value is not None}
@@ -191,14 +205,35 @@ class _Builder:
 
     def patterns(self, entry: dict[str, Any], path: Path) -> list[tuple[Any, Path]]:
         """The patterns of an entry of the file, each with its path."""
-        single, several = entry.get("pattern"), entry.get("patterns")
-        if (single is None) == (several is None):
-            which = "has no pattern" if single is None else "has both pattern and patterns"
-            self.problem(path, f"an entry {which}", "write one of pattern, patterns")
+        given = [field for field in _SUBJECTS if entry.get(field) is not None]
+        if len(given) != 1:
+            which = f"has both {' and '.join(given)}" if given else "has no pattern"
+            self.problem(path, f"an entry {which}", f"write one of {', '.join(_SUBJECTS)}")
             return []
-        if several is None:
+        single, several = entry.get("pattern"), entry.get("patterns", ())
+        if single is not None:
             return [(single, (*path, "pattern"))]
         return [(item, (*path, "patterns", index)) for index, item in enumerate(several)]
+
+    def described(
+        self, entry: dict[str, Any], path: Path
+    ) -> list[tuple[BackendPatternConfig, Path]]:
+        """What the records say of the operators that an entry names; dtype configs are in place."""
+        found: list[tuple[BackendPatternConfig, Path]] = []
+        names = entry.get("operators") or ()
+        configs: list[DTypeConfig] = []
+        if names and entry.get("dtype_configs"):
+            read = self.attempt((*path, "dtype_configs"), self.dtype_configs_at, entry)
+            configs = read or []
+        for index, name in enumerate(names):
+            place: Path = (*path, "operators", index)
+            made = self.attempt(place, operator_records().entries_of, [name], configs)
+            found += [(one, place) for one in made or ()]
+        return found
+
+    def dtype_configs_at(self, entry: dict[str, Any]) -> list[DTypeConfig]:
+        given = enumerate(entry["dtype_configs"])
+        return [_at((index,), self.dtype_config_at, item) for index, item in given]
 
     def resolve(self, data: Any, path: Path) -> tuple[Any, bool, NormalPattern] | None:
         def make() -> tuple[Any, bool, NormalPattern]:
@@ -231,7 +266,12 @@ class _Builder:
     # -- entries ---------------------------------------------------------------------------------
 
     def entry(
-        self, pattern: Any, data: dict[str, Any], path: Path, seen: dict[NormalPattern, int]
+        self,
+        pattern: Any,
+        data: dict[str, Any],
+        path: Path,
+        seen: dict[NormalPattern, int],
+        described: BackendPatternConfig | None = None,
     ) -> None:
         found = self.resolve(pattern, path)
         if found is None:
@@ -244,8 +284,10 @@ class _Builder:
             return
         seen[normal] = line
         inherited = self.entries.get(normal)
-        config = inherited if inherited is not None else BackendPatternConfig()
-        if inherited is None or not _RESPELL.isdisjoint(data):
+        config = inherited if inherited is not None else described or BackendPatternConfig()
+        if described is not None and "dtype_configs" in data:
+            config.set_dtype_configs(described.dtype_configs)
+        if (inherited is None and described is None) or not _RESPELL.isdisjoint(data):
             config.set_ports({})
             config.set_pattern(None)._set_pattern_complex_format(None)
             set_pattern = (
@@ -254,7 +296,7 @@ class _Builder:
             set_pattern(spelled)
         start = path[:2]
         for field, value in data.items():
-            if field not in ("pattern", "patterns"):
+            if field not in (_SUBJECTS if described is None else _OF_RECORDS):
                 self.attempt((*start, field), self.set_field, config, field, value)
         self.entries[normal] = config
         self.places[normal] = (self.file, line)

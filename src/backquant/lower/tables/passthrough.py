@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Node
 from torch.nn import functional as F
@@ -21,38 +20,30 @@ from backquant.lower.kernels.join import cat
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.match.plan import Reason
+from backquant.operators import all_operators, spellings
 
 __all__ = ["passthrough_rules"]
 
-_MOVES: tuple[Any, ...] = (
-    torch.flatten, "flatten", torch.reshape, "reshape", "reshape_as", "view", "view_as",
-    torch.permute, "permute", torch.transpose, "transpose", "t", torch.t,
-    torch.squeeze, "squeeze", "squeeze_", torch.unsqueeze, "unsqueeze", "unsqueeze_",
-    torch.narrow, "narrow", "expand", "expand_as", "repeat", torch.repeat_interleave,
-    "repeat_interleave", "contiguous", torch.movedim, "movedim", torch.swapaxes, "swapaxes",
-    torch.unflatten, "unflatten", torch.select, "select", torch.flip, "flip", torch.roll, "roll",
-    F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle,
-    F.channel_shuffle, torch.channel_shuffle,
-    torch.detach, "detach", "clone", torch.clone,
-)  # fmt: skip
-_MODULES: tuple[Any, ...] = (
-    nn.Flatten,
-    nn.Unflatten,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.ChannelShuffle,
+_SPLITS: tuple[Any, ...] = spellings("chunk", "split", "unbind", "tensor_split")
+_CATS: tuple[Any, ...] = spellings("cat")
+_STACKS: tuple[Any, ...] = spellings("stack")
+_NOTHING: tuple[Any, ...] = spellings("identity")
+# Whatever else moves the values of its first argument. (Pooling has kernels of its own.)
+_OWN_RULES = (*_SPLITS, *_CATS, *_STACKS, *_NOTHING)
+_MOVING = [o for o in all_operators() if o.moves_values and o.family == "shape" and o.calls]
+_MOVES: tuple[Any, ...] = tuple(
+    spelling
+    for moving in _MOVING
+    for spelling in (*moving.functions, *moving.methods)
+    if spelling not in _OWN_RULES
 )
-_NOTHING: tuple[Any, ...] = (nn.Identity,)
+_MODULES: tuple[Any, ...] = tuple(
+    module for moving in _MOVING for module in moving.modules if module not in _OWN_RULES
+)
 _DROPOUTS: tuple[Any, ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _F_DROPOUTS: tuple[Any, ...] = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-_SPLITS: tuple[Any, ...] = (
-    torch.chunk, "chunk", torch.split, "split", torch.unbind, "unbind",
-    torch.tensor_split, "tensor_split",
-)  # fmt: skip
 _SIZES: tuple[Any, ...] = ("size", "dim", "numel", "ndimension", len)
 _ATTRIBUTES = ("shape", "ndim", "device")
-_CATS: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
-_STACKS: tuple[Any, ...] = (torch.stack,)
 
 
 def passthrough_rules() -> list[LowerRule]:

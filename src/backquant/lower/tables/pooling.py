@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from backquant.lower.kernels import pooling
 from backquant.lower.rule import Emit, LowerRule, Operand, Site
 from backquant.lower.tables.arguments import bind, first_operand, numbers, refuse_float_input
 from backquant.match.plan import Reason
+from backquant.operators import spellings
 
 __all__ = ["adaptive_rules", "average_rules", "max_rules", "mean_rules"]
 
@@ -52,13 +51,11 @@ def max_rules() -> list[LowerRule]:
     >>> [rule.name for rule in max_rules()]
     ['max_pool1d', 'max_pool2d', 'max_pool3d']
     """
-    one: tuple[Any, ...] = (nn.MaxPool1d, F.max_pool1d, torch.max_pool1d)
-    two: tuple[Any, ...] = (nn.MaxPool2d, F.max_pool2d, torch.max_pool2d)
-    three: tuple[Any, ...] = (nn.MaxPool3d, F.max_pool3d, torch.max_pool3d)
+    kernels = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
+    names = [f"max_pool{rank}d" for rank in (1, 2, 3)]
     return [
-        LowerRule("max_pool1d", (one,), _max(pooling.max_pool1d, 1)),
-        LowerRule("max_pool2d", (two,), _max(pooling.max_pool2d, 2)),
-        LowerRule("max_pool3d", (three,), _max(pooling.max_pool3d, 3)),
+        LowerRule(name, (spellings(name),), _max(kernel, rank))
+        for rank, (name, kernel) in enumerate(zip(names, kernels, strict=True), 1)
     ]
 
 
@@ -68,13 +65,11 @@ def average_rules() -> list[LowerRule]:
     >>> [rule.name for rule in average_rules()]
     ['avg_pool1d', 'avg_pool2d', 'avg_pool3d']
     """
-    one: tuple[Any, ...] = (nn.AvgPool1d, F.avg_pool1d)
-    two: tuple[Any, ...] = (nn.AvgPool2d, F.avg_pool2d)
-    three: tuple[Any, ...] = (nn.AvgPool3d, F.avg_pool3d)
+    kernels = (pooling.avg_pool1d, pooling.avg_pool2d, pooling.avg_pool3d)
+    names = [f"avg_pool{rank}d" for rank in (1, 2, 3)]
     return [
-        LowerRule("avg_pool1d", (one,), _average(pooling.avg_pool1d, 1)),
-        LowerRule("avg_pool2d", (two,), _average(pooling.avg_pool2d, 2)),
-        LowerRule("avg_pool3d", (three,), _average(pooling.avg_pool3d, 3)),
+        LowerRule(name, (spellings(name),), _average(kernel, rank))
+        for rank, (name, kernel) in enumerate(zip(names, kernels, strict=True), 1)
     ]
 
 
@@ -84,13 +79,22 @@ def adaptive_rules() -> list[LowerRule]:
     >>> [rule.name for rule in adaptive_rules()]
     ['adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d']
     """
-    one: tuple[Any, ...] = (nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d)
-    two: tuple[Any, ...] = (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d)
-    three: tuple[Any, ...] = (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d)
     return [
-        LowerRule("adaptive_avg_pool1d", (one,), _adaptive(pooling.adaptive_avg_pool1d, 1)),
-        LowerRule("adaptive_avg_pool2d", (two,), _adaptive(pooling.adaptive_avg_pool2d, 2)),
-        LowerRule("adaptive_avg_pool3d", (three,), _adaptive(pooling.adaptive_avg_pool3d, 3)),
+        LowerRule(
+            "adaptive_avg_pool1d",
+            (spellings("adaptive_avg_pool1d"),),
+            _adaptive(pooling.adaptive_avg_pool1d, 1),
+        ),
+        LowerRule(
+            "adaptive_avg_pool2d",
+            (spellings("adaptive_avg_pool2d"),),
+            _adaptive(pooling.adaptive_avg_pool2d, 2),
+        ),
+        LowerRule(
+            "adaptive_avg_pool3d",
+            (spellings("adaptive_avg_pool3d"),),
+            _adaptive(pooling.adaptive_avg_pool3d, 3),
+        ),
     ]
 
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from backquant.lower.kernels.postop import NONE, RELU, PostOp
 from backquant.lower.rule import Step
 from backquant.lower.tables.arguments import bind
+from backquant.operators import spellings
 
 __all__ = ["CLAMPS", "HARDTANHS", "POST_OPS", "RELU6S", "RELUS", "post_op_of"]
 
-RELUS: tuple[Any, ...] = (nn.ReLU, F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_")
-RELU6S: tuple[Any, ...] = (nn.ReLU6, F.relu6)
-HARDTANHS: tuple[Any, ...] = (nn.Hardtanh, F.hardtanh, F.hardtanh_)
-CLAMPS: tuple[Any, ...] = (torch.clamp, torch.clip, "clamp", "clamp_", "clip")
-_HARDSWISHES: tuple[Any, ...] = (nn.Hardswish, F.hardswish)
-_SILUS: tuple[Any, ...] = (nn.SiLU, F.silu)
-_GELUS: tuple[Any, ...] = (nn.GELU, F.gelu)
-_TANHS: tuple[Any, ...] = (nn.Tanh, torch.tanh, F.tanh, "tanh", "tanh_")
-_LEAKY: tuple[Any, ...] = (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_)
+RELUS: tuple[Any, ...] = spellings("relu")
+RELU6S: tuple[Any, ...] = spellings("relu6")
+HARDTANHS: tuple[Any, ...] = spellings("hardtanh")
+CLAMPS: tuple[Any, ...] = spellings("clamp")
+_HARDSWISHES: tuple[Any, ...] = spellings("hardswish")
+_SILUS: tuple[Any, ...] = spellings("silu")
+_GELUS: tuple[Any, ...] = spellings("gelu")
+_TANHS: tuple[Any, ...] = spellings("tanh")
+_LEAKY: tuple[Any, ...] = spellings("leaky_relu")
 
 POST_OPS: tuple[Any, ...] = (
     *RELUS,
