@@ -65,7 +65,7 @@ def average_rules() -> list[LowerRule]:
     >>> [rule.name for rule in average_rules()]
     ['avg_pool1d', 'avg_pool2d', 'avg_pool3d']
     """
-    kernels = (pooling.avg_pool1d, pooling.avg_pool2d, pooling.avg_pool3d)
+    kernels: tuple[Any, ...] = (pooling.avg_pool1d, pooling.avg_pool2d, pooling.avg_pool3d)
     names = [f"avg_pool{rank}d" for rank in (1, 2, 3)]
     return [
         LowerRule(name, (spellings(name),), _average(kernel, rank))
