@@ -3,56 +3,55 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import fx, nn
 
+import backquant as bq
+from backquant.convert import weights
 from backquant.errors import ConfigError, PassError
-from backquant.graph import GraphPass, complaints, run_passes, verify
+from backquant.graph import complaints, run_pass, verify
+from backquant.lower import LowerRule, engine_info, lower
 
 
 def graph() -> fx.GraphModule:
     return fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
-def test_passes_run_in_order() -> None:
-    seen: list[str] = []
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("no"), IndexError(3)], ids=repr)
+def test_defects_are_named(error: Exception) -> None:
+    def tidy_graph() -> None:
+        raise error
 
-    def step(name: str) -> GraphPass:
-        return GraphPass(name, lambda gm: (seen.append(name), gm)[1])
-
-    run_passes(graph(), [step("a"), step("b")])
-    assert seen == ["a", "b"]
-
-
-@pytest.mark.parametrize("side", ["requires", "ensures"])
-def test_broken_contract_names_the_pass(side: str) -> None:
-    step = GraphPass("tidy", lambda gm: gm, **{side: lambda gm: "something is missing"})
-    with pytest.raises(PassError, match="something is missing") as caught:
-        step(graph())
-    assert caught.value.where == f"pass 'tidy', {side}"
+    with pytest.raises(PassError, match=type(error).__name__) as caught:
+        run_pass(tidy_graph)
+    assert caught.value.where == "pass 'tidy graph'" and caught.value.__cause__ is error
 
 
-def test_defects_are_named_and_requests_pass_through() -> None:
-    def raising(error: Exception) -> Any:
-        def run(gm: fx.GraphModule) -> fx.GraphModule:
-            raise error
+def test_what_was_asked_passes_through() -> None:
+    def tidy(error: Exception) -> None:
+        raise error
 
-        return run
-
-    with pytest.raises(PassError, match="KeyError") as caught:
-        GraphPass("tidy", raising(KeyError("x")))(graph())
-    assert caught.value.where == "pass 'tidy'"
     with pytest.raises(ConfigError):
-        GraphPass("tidy", raising(ConfigError("no")))(graph())
+        run_pass(run_pass, tidy, ConfigError("no"))
+    assert run_pass(int, "3") == 3
 
 
-def test_result_is_verified() -> None:
-    def drop(gm: fx.GraphModule) -> fx.GraphModule:
-        del gm._modules["0"]
-        return gm
+def test_a_step_of_conversion_and_a_rule_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a step stumbles over, no raw error leaves the public call."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(8, 4)
 
-    with pytest.raises(PassError, match="missing module '0'") as caught:
-        GraphPass("drop", drop)(graph())
-    assert caught.value.where == "after pass 'drop'"
+    def broken(*_: Any, **__: Any) -> Any:
+        raise IndexError("out of range")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weights, "get_module", broken)
+        with pytest.raises(PassError, match="IndexError") as caught:
+            bq.quantize(model, (x,), backend="x86", calibration=[x])
+        assert caught.value.where == "pass 'convert weighted modules'"
+    rules = [LowerRule("broken relu", ((nn.ReLU,),), broken)]
+    with pytest.raises(PassError, match="IndexError") as caught:
+        lower(fx.symbolic_trace(model), rules, engine_info("x86"))
+    assert caught.value.where == "pass 'lowering rule broken relu, at _1'"
 
 
 def test_each_complaint() -> None:

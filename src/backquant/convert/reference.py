@@ -37,6 +37,7 @@ from backquant.graph import (
     preserve,
     rebuilt,
     remove_unused_modules,
+    run_pass,
     settle_mode_values,
     shallow_copy,
     verify,
@@ -108,21 +109,23 @@ def _converted(
     state = replanned(prepared, before, asked.qconfig_mapping, asked.backend_config)
     work = _working_copy(prepared, before, state, dialect)
     work.passed = passed
-    fold_after_training(work)
-    work.qparams = _measured(prepared, work)
-    work.plan = recheck(turned_to_float(work.plan, asked.in_float), measured_scales(work))
-    needed, count = needed_sites(work, asked.leave_float)
+    run_pass(fold_after_training, work)
+    work.qparams = run_pass(_measured, prepared, work)
+    scales = run_pass(measured_scales, work)
+    work.plan = recheck(turned_to_float(work.plan, asked.in_float), scales)
+    needed, count = run_pass(needed_sites, work, asked.leave_float)
     if count:
         note = f"{count} results of convolutions and linear layers are float: only float operators read them"
         work.plan = replace(work.plan, notes=(*work.plan.notes, note))
-    swaps = custom_swaps(work, asked.custom)
-    skipped = dequantize_inputs(work) | convert_functional_weights(work, needed)
-    convert_activations(work, needed, skipped | absorb_outputs(work, swaps))
-    convert_weighted_modules(work)
-    convert_custom_modules(work, swaps, prepared)
-    convert_standalone_modules(work, partial(_standalone, work, asked))
-    keep_outputs_quantized(work)
-    result = _finished(work, needed, asked)
+    swaps = run_pass(custom_swaps, work, asked.custom)
+    skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
+    absorbed = run_pass(absorb_outputs, work, swaps)
+    run_pass(convert_activations, work, needed, skipped | absorbed)
+    run_pass(convert_weighted_modules, work)
+    run_pass(convert_custom_modules, work, swaps, prepared)
+    run_pass(convert_standalone_modules, work, partial(_standalone, work, asked))
+    run_pass(keep_outputs_quantized, work)
+    result = run_pass(_finished, work, needed, asked)
     preserve(result, prepared, asked.custom.preserved_attributes, "ConvertCustomConfig")
     return result
 

@@ -31,7 +31,7 @@ from backquant.graph.modes import (
     settle_mode_values,
 )
 from backquant.graph.objects import part
-from backquant.graph.passes import GraphPass, run_passes
+from backquant.graph.passes import graph_pass, run_pass
 from backquant.graph.provenance import Provenance
 from backquant.graph.queries import (
     GraphIndex,
@@ -52,7 +52,6 @@ __all__ = [
     "DeferredGraphModule",
     "GraphEditor",
     "GraphIndex",
-    "GraphPass",
     "ModeValue",
     "NamePool",
     "OperatorKey",
@@ -70,6 +69,7 @@ __all__ = [
     "fold_constants",
     "free_path",
     "get_module",
+    "graph_pass",
     "known_types",
     "node_arguments",
     "operator_key",
@@ -82,8 +82,8 @@ __all__ = [
     "register_quantized_decomposed",
     "released",
     "remove_unused_modules",
-    "run_passes",
     "set_module",
+    "run_pass",
     "settle_mode_values",
     "shallow_copy",
     "verify",

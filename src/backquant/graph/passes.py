@@ -1,69 +1,50 @@
-"""The contract of a graph pass: requires, run, ensures, and the graph verifies."""
+"""Steps with names: what fails inside of one is told as a defect of that step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-
-from torch import fx
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from backquant.errors import BackquantError, PassError
-from backquant.graph.verify import verify
 
-__all__ = ["GraphPass", "run_passes"]
+__all__ = ["graph_pass", "run_pass"]
 
-#: Returns what is wrong, or an empty string.
-Check = Callable[[fx.GraphModule], str]
-
-
-def _nothing(_: fx.GraphModule) -> str:
-    return ""
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class GraphPass:
-    """A named step from graph module to graph module.
+@contextmanager
+def graph_pass(name: str) -> Iterator[None]:
+    """One step of conversion or lowering.
 
-    ``requires`` and ``ensures`` look at the graph before and after and return what is wrong.
-    Errors about what the user asked (``BackquantError``) pass through; all else is a defect of
-    the pass and becomes a ``PassError`` with its name.
+    Errors about what the user asked (``BackquantError``) pass through; all else is a defect of the step and
+    becomes a ``PassError`` with its name. What the steps ensure together, ``verify`` checks after the
+    last one.
 
-    >>> step = GraphPass("tidy", lambda gm: gm)
-    >>> step(fx.symbolic_trace(lambda x: x + 1)).graph.nodes.__len__()
-    3
+    >>> with graph_pass("fold constants"):
+    ...     {}["x"]
+    Traceback (most recent call last):
+    backquant.errors.PassError: KeyError: 'x'
+      where  pass 'fold constants'
     """
-
-    name: str
-    run: Callable[[fx.GraphModule], fx.GraphModule]
-    requires: Check = _nothing
-    ensures: Check = _nothing
-
-    def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
-        self._check(self.requires, module, "requires")
-        try:
-            result = self.run(module)
-        except BackquantError:
-            raise
-        except Exception as error:
-            raise PassError(
-                f"{type(error).__name__}: {error}", where=f"pass {self.name!r}"
-            ) from error
-        self._check(self.ensures, result, "ensures")
-        verify(result, after=f"pass {self.name!r}")
-        return result
-
-    def _check(self, check: Check, module: fx.GraphModule, which: str) -> None:
-        complaint = check(module)
-        if complaint:
-            raise PassError(complaint, where=f"pass {self.name!r}, {which}")
+    try:
+        yield
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise PassError(f"{type(error).__name__}: {error}", where=f"pass {name!r}") from error
 
 
-def run_passes(module: fx.GraphModule, passes: Iterable[GraphPass]) -> fx.GraphModule:
-    """Run passes in order, each with its checks.
+def run_pass(
+    step: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """``step(*args, **kwargs)`` as the pass of its own name.
 
-    >>> run_passes(fx.symbolic_trace(lambda x: x + 1), []).graph.nodes.__len__()
-    3
+    >>> def fold_constants(found):
+    ...     return found["x"]
+    >>> run_pass(fold_constants, {"x": 1})
+    1
     """
-    for step in passes:
-        module = step(module)
-    return module
+    with graph_pass(getattr(step, "__name__", repr(step)).strip("_").replace("_", " ")):
+        return step(*args, **kwargs)

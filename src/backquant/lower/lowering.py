@@ -17,7 +17,14 @@ from torch.fx import GraphModule, Node
 
 from backquant.dtypes import QParams
 from backquant.errors import PassError
-from backquant.graph import DeferredGraphModule, assemble, call_before, copied_graph
+from backquant.graph import (
+    DeferredGraphModule,
+    assemble,
+    call_before,
+    copied_graph,
+    graph_pass,
+    run_pass,
+)
 from backquant.lower.absorb import absorb_clamps
 from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
@@ -75,8 +82,8 @@ def lower(
     [('relu', 'float-in-reference')]
     """
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
-    read_results(result.graph, result)
-    as_unsigned(result.graph, engine, apart)
+    run_pass(read_results, result.graph, result)
+    run_pass(as_unsigned, result.graph, engine, apart)
     return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
 
 
@@ -99,13 +106,12 @@ class _Pass:
                 self.left.made(node)
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
-        fold_boundaries(self.gm.graph)
-        reshape_views(self.gm.graph)
-        absorbed = absorb_clamps(self.gm, self.kernels, self.records)
-        fused = join_lookups(self.gm, absorbed, self.records)
-        added = join_adds(self.gm, fused, self.records)
-        joined = join_shuffles(self.gm, added, self.records)
-        kernels = tuple(use for use in joined if use is not None)
+        run_pass(fold_boundaries, self.gm.graph)
+        run_pass(reshape_views, self.gm.graph)
+        left_over = run_pass(absorb_clamps, self.gm, self.kernels, self.records)
+        for join in (join_lookups, join_adds, join_shuffles):
+            left_over = run_pass(join, self.gm, left_over, self.records)
+        kernels = tuple(use for use in left_over if use is not None)
         left = self.left.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
@@ -124,7 +130,8 @@ class _Pass:
             site = site_of(self.gm, node, rule, self.engine)
             if site is None:
                 continue
-            made = rule.build(site)
+            with graph_pass(f"lowering rule {rule.name}, at {node.name}"):
+                made = rule.build(site)
             if isinstance(made, Emit):
                 self._insert(site, made, rule)
                 return
