@@ -72,7 +72,7 @@ def test_a_model_in_any_spelling_is_quantized_by_named_operators() -> None:
     x = torch.randn(16, 8)
     made = bq.quantize(Model().eval(), (x,), backend=config, calibration=[x])
     assert [row.operator for row in made.report.rows if row.outcome == "quantized"] == [
-        *("Linear", "torch.relu", "flip", "torch.nn.functional.linear", "relu"),
+        *("Linear", "torch.relu", ".flip()", "torch.nn.functional.linear", ".relu()"),
     ]
 
 
@@ -91,4 +91,5 @@ def test_what_moves_values_gives_values_of_its_inputs(record: object) -> None:
 def test_moves_by_the_name_of_an_overload() -> None:
     aten = torch.ops.aten
     assert moves_values(aten.expand.default) and find(aten.expand.default) is None
+    assert moves_values(aten.slice.Tensor)
     assert not moves_values(aten.constant_pad_nd.default) and not moves_values(aten.relu.default)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.dtypes import is_narrow_float
+
 __all__ = [
     "DynamicInput",
     "dynamic_input",
@@ -33,7 +35,6 @@ _QUANTIZE = "quantized_decomposed.quantize_per_tensor.tensor"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.tensor"
 _STATIC_CAST = "quantized_decomposed.convert_element_type.no_fuse"
 _DYNAMIC_CAST = "aten.to.dtype"
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _cast(node: Any, name: str) -> tuple[Node, torch.dtype] | None:
     if _name(node) != name or node.args[1] != torch.float32:
         return None
     narrow = node.args[0]
-    if _name(narrow) != name or narrow.args[1] not in _NARROW:
+    if _name(narrow) != name or not is_narrow_float(narrow.args[1]):
         return None
     return narrow.args[0], narrow.args[1]
 

@@ -102,7 +102,8 @@ def moves_values(target: Any) -> bool:
     """
     known = find(target)
     if known is None and isinstance(target, OpOverload) and target.namespace == "aten":
-        known = _by_name().get(target._opname)
+        name = "narrow" if target._opname == "slice" else target._opname
+        known = _by_name().get(name)
     return known is not None and known.moves_values
 
 

@@ -187,7 +187,6 @@ OPERATORS: tuple[Operator, ...] = (
     ),
     _moves("resize_", Sample(call=(INPUT, (2, 4, 64))), methods=("resize_",), moves_values=False),
     # Moves that exported graphs show as they are: no backend has an entry for them.
-    _moves("slice", Sample(call=(INPUT, 1, 0, 2)), aten=(_aten.slice.Tensor,)),
     _moves("expand", Sample(((2, 1, 8),), call=(INPUT, (2, 4, 8))), methods=("expand",)),
     _moves(
         "expand_as", Sample(((2, 1, 8), (2, 4, 8)), call=(INPUT, INPUT)), methods=("expand_as",)
@@ -221,7 +220,7 @@ OPERATORS: tuple[Operator, ...] = (
         "channel_shuffle",
         Sample(module_args=(2,), call=(INPUT, 2)),
         modules=(nn.ChannelShuffle,),
-        functions=(F.channel_shuffle, torch.channel_shuffle),
+        functions=(F.channel_shuffle,),
     ),
     _moves("clone", Sample(), functions=(torch.clone,), methods=("clone",)),
     _moves("chunk", Sample(call=(INPUT, 2, 1)), functions=(torch.chunk,), methods=("chunk",)),

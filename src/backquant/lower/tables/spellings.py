@@ -46,6 +46,7 @@ _FIXED = {
 def post_op_of(step: Step | None) -> PostOp | None:
     """The post-op that ``step`` is; ``None`` if it is none or its numbers are not literals.
 
+    >>> from torch.nn import functional as F
     >>> graph = torch.fx.Graph()
     >>> node = graph.call_function(F.hardtanh, (graph.placeholder("x"), -2.0), {"max_val": 2.0})
     >>> post_op_of(Step(F.hardtanh, node))
