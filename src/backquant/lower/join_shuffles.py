@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from backquant.lower.kernels.shuffle import shuffle
 from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
+from backquant.operators import spellings
 
 __all__ = ["join_shuffles"]
 
-_RESHAPES: tuple[Any, ...] = ("view", "reshape", torch.reshape)
-_TRANSPOSES: tuple[Any, ...] = ("transpose", torch.transpose)
+_RESHAPES: tuple[Any, ...] = spellings("view", "reshape")
+_TRANSPOSES: tuple[Any, ...] = spellings("transpose")
 
 
 def join_shuffles(

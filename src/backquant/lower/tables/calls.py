@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
@@ -26,6 +25,7 @@ from backquant.nn.quantized.reference import (
     ConvTranspose3d,
     Linear,
 )
+from backquant.operators import named
 
 __all__ = [
     "Geometry",
@@ -37,26 +37,24 @@ __all__ = [
     "linear_rules",
 ]
 
+
+def functions_of(*names: str) -> tuple[Any, ...]:
+    """The functions of the operators of these names.
+
+    >>> functions_of("linear") == (torch.nn.functional.linear,)
+    True
+    """
+    return tuple(function for name in names for function in named(name).functions)
+
+
 _CONVS: tuple[Any, ...] = (Conv1d, Conv2d, Conv3d)
-_F_CONVS: tuple[Any, ...] = (
-    F.conv1d,
-    F.conv2d,
-    F.conv3d,
-    torch.conv1d,
-    torch.conv2d,
-    torch.conv3d,
-)
+_F_CONVS: tuple[Any, ...] = functions_of("conv1d", "conv2d", "conv3d")
 _TRANSPOSED: tuple[Any, ...] = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
-_F_TRANSPOSED: tuple[Any, ...] = (
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-    torch.conv_transpose1d,
-    torch.conv_transpose2d,
-    torch.conv_transpose3d,
+_F_TRANSPOSED: tuple[Any, ...] = functions_of(
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"
 )
 _LINEARS: tuple[Any, ...] = (Linear,)
-_F_LINEARS: tuple[Any, ...] = (F.linear,)
+_F_LINEARS: tuple[Any, ...] = functions_of("linear")
 
 _CONV_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_NAMES = (

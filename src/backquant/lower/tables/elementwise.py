@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,12 @@ from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import bind
 from backquant.lower.tables.spellings import RELUS
 from backquant.match.plan import Reason
+from backquant.operators import spellings
 
 __all__ = ["binary_rules"]
 
-ADDS: tuple[Any, ...] = (torch.add, operator.add, operator.iadd, "add", "add_")
-MULS: tuple[Any, ...] = (torch.mul, operator.mul, operator.imul, "mul", "mul_")
+ADDS: tuple[Any, ...] = spellings("add")
+MULS: tuple[Any, ...] = spellings("mul")
 
 
 def binary_rules() -> list[LowerRule]:

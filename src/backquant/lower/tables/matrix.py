@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
-import torch
-from torch import nn
 from torch.fx import Node
-from torch.nn import functional as F
 
 from backquant.lower.kernels import matrix
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.lower.tables.arguments import bind, integer_pair
 from backquant.match.plan import Reason
+from backquant.operators import spellings
 
 __all__ = ["matrix_rules"]
 
-_SOFTMAX: tuple[Any, ...] = (nn.Softmax, F.softmax, torch.softmax, "softmax")
-_MATMUL: tuple[Any, ...] = (torch.matmul, operator.matmul, "matmul", torch.bmm, "bmm")
+_SOFTMAX: tuple[Any, ...] = spellings("softmax")
+_MATMUL: tuple[Any, ...] = spellings("matmul")
 
 
 def matrix_rules() -> list[LowerRule]:
