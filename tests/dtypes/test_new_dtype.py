@@ -20,6 +20,7 @@ from backquant.cli.app import app
 from backquant.dtypes import Format, QDType, find_dtype, table
 from backquant.errors import ConfigError
 from backquant.nn.quantized import reference
+from backquant.operators import entries_of
 
 SIX = QDType(torch.uint6, torch.uint8, 6, Format.UNSIGNED)
 SIGNED_SIX = QDType(torch.int6, torch.int8, 6, Format.SIGNED)
@@ -151,6 +152,68 @@ def test_narrow_floats_need_no_bounds(dtype: torch.dtype) -> None:
     assert stored.dtype == dtype == made.get_submodule("0").weight.dtype
     assert float(stored.float().max()) == torch.finfo(dtype).max
     assert _relative_error(made, model, x) < (0.05 if dtype == torch.float8_e4m3fn else 0.1)
+
+
+class Functional(nn.Module):
+    """A weight that is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight)
+
+
+def _functional(dtype: torch.dtype, weight: Any) -> Any:
+    config = bq.DTypeConfig(dtype, dtype, dtype, torch.float)
+    backend = bq.BackendConfig("functional").set_backend_pattern_configs(
+        entries_of(["linear"], [config])
+    )
+    mapping = bq.QConfigMapping().set_global(
+        bq.QConfig(bq.MinMaxObserver.with_args(dtype=dtype), weight)
+    )
+    torch.manual_seed(0)
+    model, x = Functional().eval(), torch.randn(64, 64)
+    made = bq.quantize(
+        model, (x,), backend=backend, calibration=[x], qconfig_mapping=mapping, slower="keep"
+    )
+    return made, model, x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "storage", "error"),
+    [
+        (torch.float8_e4m3fn, torch.float8_e4m3fn, 0.06),
+        (torch.uint16, torch.int16, 1e-3),  # the same numbers, further down
+        (torch.uint6, torch.uint8, 0.1),
+    ],
+)
+def test_weights_that_are_arguments(
+    six_bits: None, dtype: torch.dtype, storage: torch.dtype, error: float
+) -> None:
+    observer = bq.PerChannelMinMaxObserver if dtype != torch.float8_e4m3fn else bq.MinMaxObserver
+    made, model, x = _functional(dtype, observer.with_args(dtype=dtype))
+    stored = [buffer.dtype for name, buffer in made.named_buffers() if "quantized" in name]
+    assert stored == [storage]
+    assert _relative_error(made, model, x) < error
+
+
+def test_narrow_floats_have_one_scale() -> None:
+    channels = bq.PerChannelMinMaxObserver.with_args(
+        dtype=torch.float8_e4m3fn, qscheme=torch.per_channel_symmetric
+    )
+    with pytest.raises(ConfigError, match="with one scale"):
+        _functional(torch.float8_e4m3fn, channels)
+
+
+def test_training_rounds_to_it(six_bits: None) -> None:
+    fake = bq.FakeQuantize.with_args(observer=bq.MovingAverageMinMaxObserver, dtype=torch.uint6)
+    made = fake()
+    x = torch.linspace(-1, 1.2, 1000)
+    assert 60 < len(made(x).unique()) <= 64
+    with pytest.raises(ConfigError, match=r"outside of torch\.uint6"):
+        fake.with_args(quant_min=0, quant_max=64)()
 
 
 def test_what_torch_has_no_quantized_tensors_of_is_refused() -> None:

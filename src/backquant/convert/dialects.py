@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,11 +34,14 @@ from backquant.graph import (
 __all__ = [
     "DIALECTS",
     "Writer",
+    "check_narrow_float",
     "is_dequantize",
+    "without_uint16",
     "write_decomposed",
     "write_quantized_tensor",
 ]
 
+_HALF = 1 << 15
 _DYNAMIC_STORAGE = (torch.uint8, torch.int8)
 # Engines whose dynamic kernels need one bit of headroom.
 _REDUCED_ENGINES = ("fbgemm", "x86")
@@ -84,11 +87,12 @@ def write_decomposed(writer: Writer, value: fx.Node, found: ObservedQParams) -> 
         return _decomposed_dynamic(writer, value, found)
     if is_scaled_float(found.dtype):
         return _decomposed_float8(writer, value, found)
-    bounds = (found.quant_min, found.quant_max, found.storage)
     if found.axis is None:
         qparams: tuple[Any, ...] = found.number.literals
         quantized = writer.call(ops.quantize_per_tensor.default, value, *qparams)
         return writer.call(ops.dequantize_per_tensor.default, quantized, *qparams)
+    found = without_uint16(found)
+    bounds = (found.quant_min, found.quant_max, found.storage)
     assert found.scale is not None and found.zero_point is not None
     scale = writer.buffer("_scale_", found.scale)
     zero_point = writer.buffer("_zero_point_", found.zero_point)
@@ -97,26 +101,49 @@ def write_decomposed(writer: Writer, value: fx.Node, found: ObservedQParams) -> 
     return writer.call(ops.dequantize_per_channel.default, quantized, *qparams)
 
 
+def without_uint16(found: ObservedQParams) -> ObservedQParams:
+    """The same numbers, 2**15 further down, in int16: ``dequantize_per_channel`` cannot subtract from uint16.
+
+    >>> one = torch.ones(1)
+    >>> found = ObservedQParams(one, one.int(), 0, 65535, torch.uint16, axis=0)
+    >>> without_uint16(found).zero_point, without_uint16(found).quant_max
+    (tensor([-32767], dtype=torch.int32), 32767)
+    """
+    if found.storage != torch.uint16 or found.zero_point is None:
+        return found
+    low, high = found.quant_min - _HALF, found.quant_max - _HALF
+    shifted = found.zero_point - _HALF
+    return replace(found, zero_point=shifted, quant_min=low, quant_max=high, dtype=torch.int16)
+
+
 def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
-    """8-bit floats have one scale and no zero point."""
-    limit = torch.finfo(found.dtype).max
-    if found.axis is not None or found.number.zero_point != 0:
-        raise ConfigError(
-            f"{found.dtype} is quantized to with one scale and the zero point 0",
-            where=f"the observer of {value.name}",
-            fix="MinMaxObserver.with_args(dtype=torch.float8_e4m3fn, "
-            "qscheme=torch.per_tensor_symmetric, quant_min=-448, quant_max=448)",
-        )
-    if (found.quant_min, found.quant_max) != (-limit, limit):
-        raise ConfigError(
-            f"the range [{found.quant_min}, {found.quant_max}] is not that of {found.dtype}",
-            where=f"the observer of {value.name}",
-            fix=f"quant_min=-{limit:.0f}, quant_max={limit:.0f}",
-        )
+    check_narrow_float(found, value.name)
     register_float8()
     ops, scale = torch.ops.backquant, found.number.scale
     quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)
     return writer.call(ops.dequantize_float8.default, quantized, scale)
+
+
+def check_narrow_float(found: ObservedQParams, value: str) -> None:
+    """8-bit floats have one scale, no zero point and their whole range; else ConfigError.
+
+    >>> one = torch.ones(())
+    >>> check_narrow_float(ObservedQParams(one, one * 0, -448, 448, torch.float8_e4m3fn), "x")
+    """
+    limit = qdtype(found.dtype).high
+    if found.axis is not None or found.number.zero_point != 0:
+        raise ConfigError(
+            f"{found.dtype} is quantized to with one scale and the zero point 0",
+            where=f"the observer of {value}",
+            fix="MinMaxObserver.with_args(dtype=torch.float8_e4m3fn, "
+            "qscheme=torch.per_tensor_symmetric)",
+        )
+    if (found.quant_min, found.quant_max) != (-limit, limit):
+        raise ConfigError(
+            f"the range [{found.quant_min}, {found.quant_max}] is not that of {found.dtype}",
+            where=f"the observer of {value}",
+            fix=f"quant_min={-limit}, quant_max={limit}",
+        )
 
 
 def _decomposed_dynamic(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from backquant.convert.constants import Constants
+from backquant.convert.dialects import check_narrow_float, without_uint16
 from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, is_narrow_float, is_scaled_float
 from backquant.graph import register_float8, register_quantized_decomposed
@@ -80,21 +81,22 @@ def _stored(
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
     if is_scaled_float(found.dtype):
+        check_narrow_float(found, name)
         register_float8()
         scale = found.number.scale
         narrow = torch.ops.backquant.quantize_float8.default(weight, scale, found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         widen = torch.ops.backquant.dequantize_float8.default
         return _widened(work, position, widen, (stored, scale))
-    bounds = (found.quant_min, found.quant_max, found.storage)
-    assert found.scale is not None and found.zero_point is not None
     if found.axis is None:
         qparams: tuple[Any, ...] = found.number.literals
         integers = ops.quantize_per_tensor.default(weight, *qparams)
         dequantize = ops.dequantize_per_tensor.default
     else:
+        found = without_uint16(found)
+        assert found.scale is not None and found.zero_point is not None
         tensors = (found.scale, found.zero_point)
-        rest = (found.axis, *bounds)
+        rest = (found.axis, found.quant_min, found.quant_max, found.storage)
         integers = ops.quantize_per_channel.default(weight, *tensors, *rest)
         dequantize = ops.dequantize_per_channel.default
         qparams = (

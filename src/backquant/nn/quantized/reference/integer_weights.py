@@ -66,6 +66,7 @@ class IntegerWeights(nn.Module):
         assert quantized is not None and scale is not None and zero_point is not None
         axis: int = vars(self)[f"{name}_axis"]
         by_channel = scale.dim() == 1 and not zero_point.is_floating_point()
+        by_channel = by_channel and quantized.dtype != torch.uint16  # the operator subtracts in it
         if (
             by_channel
             and not quantized.is_floating_point()
