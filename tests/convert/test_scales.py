@@ -13,6 +13,7 @@ from backquant.backend_config import get_x86_backend_config
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference, reference_state
 from backquant.match import Outcome
+from backquant.match.constraints import is_power_of_two
 from backquant.nn.quantized import reference as nnqr
 from backquant.prepare import prepared_state
 
@@ -89,8 +90,11 @@ def test_an_input_observer_that_nobody_needs_goes(flow):
 
 
 def test_power_of_two_scales(flow):
+    """They are computed: see test_hardware_scales."""
     backend = _backend("output_dtype_with_constraints", power_of_two_scale=True)
     prepared = flow.prepare(nn.Sequential(nn.Linear(4, 4)).eval(), backend=backend)
     calibrate(prepared, [torch.randn(2, 4)])
-    decision = reference_state(convert_to_reference(prepared)).plan.decisions["_0"]
-    assert decision.reasons[-1].rule == "power-of-two-scale"
+    state = reference_state(convert_to_reference(prepared))
+    assert state.plan.decisions["_0"].quantized
+    last = prepared_state(prepared).sites.sites[-1]
+    assert is_power_of_two(float(state.qparams[last.name].scale))

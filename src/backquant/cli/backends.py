@@ -32,17 +32,18 @@ def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
     True
     """
     from backquant.backend_config import files
+    from backquant.match.satisfiable import unsatisfiable
 
     if not is_spec_file(backend):
         config = get_backend_config(backend)
         engine, lacking = _engine(config)
-        return config.validate(engine) + lacking
+        return config.validate(engine) + unsatisfiable(config) + lacking
     packages = tuple(allow or ())
     found = files.check_file(backend, packages)
     if any(finding.rule == "file" for finding in found):
         return found
     engine, lacking = _engine(files.load_file(backend, packages))
-    return files.check_file(backend, packages, engine) + lacking
+    return files.check_file(backend, packages, engine, unsatisfiable) + lacking
 
 
 def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:

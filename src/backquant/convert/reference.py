@@ -23,6 +23,7 @@ from backquant.convert.functional_weights import (
     convert_functional_weights,
     measure_functional_weights,
 )
+from backquant.convert.hardware_scales import powers_of_two, round_biases
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.replan import all_in_float, replanned
 from backquant.convert.scales import measured_scales
@@ -111,6 +112,7 @@ def _converted(
     work.passed = passed
     run_pass(fold_after_training, work)
     work.qparams = run_pass(_measured, prepared, work)
+    work.qparams = run_pass(powers_of_two, work)
     scales = run_pass(measured_scales, work)
     work.plan = recheck(turned_to_float(work.plan, asked.in_float), scales)
     needed, count = run_pass(needed_sites, work, asked.leave_float)
@@ -122,6 +124,7 @@ def _converted(
     absorbed = run_pass(absorb_outputs, work, swaps)
     run_pass(convert_activations, work, needed, skipped | absorbed)
     run_pass(convert_weighted_modules, work)
+    run_pass(round_biases, work)
     run_pass(convert_custom_modules, work, swaps, prepared)
     run_pass(convert_standalone_modules, work, partial(_standalone, work, asked))
     run_pass(keep_outputs_quantized, work)

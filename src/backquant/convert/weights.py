@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
+from backquant.convert.hardware_scales import asks_for_powers, snapped_dict
 from backquant.convert.state import Conversion
 from backquant.dtypes import find_dtype
 from backquant.errors import ConfigError
@@ -57,7 +58,9 @@ def convert_weighted_modules(work: Conversion) -> None:
         for node in nodes:
             variant = _variant(work, quantized.get(node.name))
             variants.setdefault(path, {}).setdefault(variant, []).append(node)
-    converter = _Converter(work, references, _known_qparams(work, variants))
+    matches = (match for match in quantized.values() if asks_for_powers(work, match))
+    snaps = frozenset(name for match in matches for name in match.carriers)
+    converter = _Converter(work, references, _known_qparams(work, variants), snaps)
     for path, own in variants.items():
         converter.convert(path, own)
 
@@ -89,10 +92,13 @@ def weight_scales(work: Conversion, match: Match) -> list[float]:
     called = [root for root in roots if root.op == "call_module"]
     if not _asks_for_weight(work, spec):
         return []
-    return [scale for root in called for scale in _module_scales(work, root, spec)]
+    snaps = asks_for_powers(work, match)
+    return [scale for root in called for scale in _module_scales(work, root, spec, snaps=snaps)]
 
 
-def _module_scales(work: Conversion, root: fx.Node, spec: ObserverSpec) -> list[float]:
+def _module_scales(
+    work: Conversion, root: fx.Node, spec: ObserverSpec, *, snaps: bool
+) -> list[float]:
     trained = get_module(work.module, str(root.target))
     plain = without_training(trained)
     part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
@@ -100,6 +106,7 @@ def _module_scales(work: Conversion, root: fx.Node, spec: ObserverSpec) -> list[
         return []
     with torch.no_grad():
         qparams = _weight_qparams(part, _observer_factory(work, trained, spec))
+    qparams = snapped_dict(qparams) if snaps else qparams
     scale = qparams.get("scale")
     return [] if scale is None else [float(s) for s in torch.as_tensor(scale).flatten()]
 
@@ -132,11 +139,13 @@ def _asks_for_weight(work: Conversion, spec: ObserverSpec) -> bool:
 
 @dataclass
 class _Converter:
-    """``made``: reference modules by the float weight that they were made from."""
+    """``snaps``: the calls whose weights need power-of-two scales. ``made``: reference modules by the float
+    weight that they were made from."""
 
     work: Conversion
     references: dict[type[nn.Module], type[nn.Module]]
     known: _Known
+    snaps: frozenset[str]
     made: dict[int, list[nn.Module]] = field(default_factory=dict)
 
     def convert(self, path: str, variants: dict[Any, list[fx.Node]]) -> None:
@@ -161,14 +170,18 @@ class _Converter:
                 set_module(work.module, target, module)
                 for node in variants[spec]:
                     node.target = target
-            qparams = partial(self._qparams, part, trained, spec)
+            snaps = any(node.name in self.snaps for node in variants[spec])
+            qparams = partial(self._qparams, part, trained, spec, snaps=snaps)
             swapped = _reference(path, part, reference, qparams)
             self._tie(part, swapped)
             set_module(work.module, target if part is plain else f"{target}.0", swapped)
 
-    def _qparams(self, part: nn.Module, trained: nn.Module, spec: ObserverSpec) -> dict[str, Any]:
+    def _qparams(
+        self, part: nn.Module, trained: nn.Module, spec: ObserverSpec, *, snaps: bool
+    ) -> dict[str, Any]:
         known = self.known.get((spec, id(part._parameters.get("weight"))))
-        return known or _weight_qparams(part, _observer_factory(self.work, trained, spec))
+        found = known or _weight_qparams(part, _observer_factory(self.work, trained, spec))
+        return snapped_dict(found) if snaps else found
 
     def _tie(self, part: nn.Module, made: nn.Module) -> None:
         source = getattr(part, "weight", None)

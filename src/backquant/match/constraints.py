@@ -17,7 +17,7 @@ import torch
 
 from backquant.backend_config import DTypeWithConstraints
 from backquant.backend_config.numbers import short_text
-from backquant.dtypes import dtype_name, plain_dtype
+from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype
 from backquant.match.plan import TensorAsk
 
 __all__ = ["Refusal", "RULES", "asked_text", "check_tensor", "demand_text", "measured_rules"]
@@ -128,7 +128,7 @@ def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     'fixed scale 2**-8, zero point 0'
     """
     scale, zero_point = demand.scale_exact_match, demand.zero_point_exact_match
-    if (scale is None and zero_point is None) or ask.dtype.is_floating_point:
+    if (scale is None and zero_point is None) or _has_no_scale(ask.dtype):
         return None
     wrong_scale = scale is not None and not _same_float(ask.scale, scale)
     wrong_zero = zero_point is not None and ask.zero_point != zero_point
@@ -142,6 +142,10 @@ def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
         else f"measured by {ask.observer}"
     )
     return Refusal("fixed-qparams", asked, "fixed " + ", ".join(parts))
+
+
+def _has_no_scale(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and not is_scaled_float(dtype)
 
 
 def _same_float(asked: float | None, demanded: float) -> bool:
@@ -253,7 +257,7 @@ def measured_rules(
     ...                DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5))
     [('scale-max', 0.5, 'scale ≤ 0.5')]
     """
-    if ask.is_fixed or ask.is_dynamic or ask.dtype.is_floating_point or demand.dtype is None:
+    if ask.is_fixed or ask.is_dynamic or _has_no_scale(ask.dtype) or demand.dtype is None:
         return []
     found: list[tuple[str, float | None, str]] = []
     bound = demand.scale_max_upper_bound

@@ -57,6 +57,7 @@ def roles_of(
         weight="weight" in found,
         bias="bias" in found,
         output=output != "float",
+        in_module=root.op == "call_module",
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
     )

@@ -62,6 +62,7 @@ class Roles:
     input_known: bool = True
     output_known: bool = True
     output: bool = True  # False: the entry leaves it in float
+    in_module: bool = True  # weight and bias are those of a module
     unmet: tuple[tuple[Refusal, ...], ...] = ()  # conditions that do not hold, by dtype config
 
 
@@ -136,7 +137,8 @@ def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[s
         else:
             for refusal in check_tensor(asks.weight, config.weight_dtype_with_constraints):
                 yield "weight", refusal
-    if roles.bias and config.bias_dtype not in (None, asks.bias_dtype):
+    derived = config.bias_scale is not None and roles.in_module  # from its input's and its weight's
+    if roles.bias and not derived and config.bias_dtype not in (None, asks.bias_dtype):
         asked = dtype_name(asks.bias_dtype)
         yield "bias", Refusal("dtype", asked, dtype_name(config.bias_dtype))
     if roles.output and config.output_dtype is not None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+import backquant
 from backquant.backend_config import BackendPatternConfig, get_backend_config, normal_form
 from backquant.backend_config.conditions import contradictions
 from backquant.backend_config.conditions.expressions import FUNCTIONS
@@ -54,3 +55,14 @@ def test_the_condition_of_the_page():
     where = yaml.safe_load("where:\n" + text)["where"]
     entry = BackendPatternConfig(torch.nn.Conv2d).set_where(where)
     assert list(contradictions(entry.where)) == []
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_the_examples_quantize(text):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
+    ).eval()
+    data = [torch.randn(4, 8) for _ in range(2)]
+    quantized = backquant.quantize(model, data[0], backend=loads(text), calibration=data)
+    assert quantized.report.coverage == 1.0

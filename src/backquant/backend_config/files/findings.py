@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.store import load_with_places
 from backquant.backend_config.validate import Finding, validate
@@ -14,13 +16,16 @@ __all__ = ["check_file"]
 
 
 def check_file(
-    path: str | os.PathLike[str], allow: tuple[str, ...] = (), engine: Any = None
+    path: str | os.PathLike[str],
+    allow: tuple[str, ...] = (),
+    engine: Any = None,
+    proof: Callable[[BackendConfig], list[Finding]] = lambda _: [],
 ) -> list[Finding]:
     """Findings about the spec file at ``path``, each with file and line; empty when all is well.
 
     A file that cannot be loaded gives its problems as findings of rule ``file``; one that can is
-    validated (``engine`` as in ``validate``). Raises ``SpecError`` only when there is no such file, or
-    it cannot be read.
+    validated (``engine`` as in ``validate``, ``proof`` finds more). Raises ``SpecError`` only when there
+    is no such file, or it cannot be read.
 
     >>> import tempfile, pathlib
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +44,7 @@ def check_file(
         ]
     places = list(loaded.config.entries)
     located = []
-    for finding in validate(loaded.config, engine):
+    for finding in [*validate(loaded.config, engine), *proof(loaded.config)]:
         found = None if finding.entry is None else loaded.places.get(places[finding.entry])
         place = finding.place if found is None else f"{found[0]}:{found[1]}: {finding.place}"
         located.append(replace(finding, place=place))

@@ -1,0 +1,81 @@
+"""Can a request satisfy each dtype config? One is made for each, from its own demands, and judged.
+
+``unsatisfiable``: no observer gives the dtype, or the observer that the demands ask for is refused by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from backquant import observe
+from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeConfig
+from backquant.backend_config.validate import Finding
+from backquant.backend_config.validate.finding import Place
+from backquant.dtypes import dtype_name, find_dtype
+from backquant.errors import BackquantError
+from backquant.match.asks import AskReader
+from backquant.match.fixes import qconfig_code
+from backquant.match.verdict import Asks, Roles, judge
+from backquant.qconfig import QConfig
+
+__all__ = ["unsatisfiable"]
+
+
+def unsatisfiable(backend: BackendConfig) -> list[Finding]:
+    """An error for each dtype config that no request satisfies.
+
+    >>> entry = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(torch.qint8, torch.int16))
+    >>> [finding] = unsatisfiable(BackendConfig("b").set_backend_pattern_config(entry))
+    >>> finding.rule, finding.message
+    ('unsatisfiable', 'no request satisfies it: output qint8 is not int16')
+    """
+    found: list[Finding] = []
+    known: dict[str, str] = {}
+    for index, (pattern, entry) in enumerate(backend.entries.items()):
+        for position, config in enumerate(entry.dtype_configs):
+            key = repr(config)
+            if key not in known:
+                known[key] = next(_refused(config), "")
+            if known[key]:
+                place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
+                message = f"no request satisfies it: {known[key]}"
+                fix = "one dtype for input and output, a dtype of backquant.dtypes.known_dtypes()"
+                found.append(place.find("error", "unsatisfiable", message, fix))
+    return found
+
+
+def _refused(config: DTypeConfig) -> Iterator[str]:
+    """Why the request that ``config`` asks for is refused by it."""
+    for role in ("input", "output", "weight"):
+        dtype = getattr(config, f"{role}_dtype")
+        if dtype not in (None, torch.float32, torch.float64) and find_dtype(dtype) is None:
+            yield f"{role} {dtype_name(dtype)}, which nothing here quantizes to"
+    weighted = config.weight_dtype is not None
+    roles = Roles(activation=True, weight=weighted, bias=weighted)
+    entry = BackendPatternConfig(torch.add).set_dtype_configs([_unconditional(config)])
+    try:
+        asks = _request(config, roles)
+    except (BackquantError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        yield str(error).splitlines()[0]
+        return
+    ruling = judge(entry, asks, roles)
+    for role, refusal in ruling.refused[0] if ruling.refused else ():
+        yield f"{role} {refusal.asked} is not {refusal.admitted}"
+
+
+def _unconditional(config: DTypeConfig) -> DTypeConfig:
+    values = config.to_dict()
+    values.pop("where", None)
+    return DTypeConfig.from_dict(values)
+
+
+def _request(config: DTypeConfig, roles: Roles) -> Asks:
+    """What the fix of a refusal would ask for."""
+    code = qconfig_code(config, Asks(None, None), roles)
+    names = {name: getattr(observe, name) for name in observe.__all__}
+    qconfig = eval(code, {"torch": torch, "QConfig": QConfig, **names})
+    reader = AskReader()
+    weight = reader.weight(qconfig, "check") if roles.weight else None
+    return Asks(reader.activation(qconfig, "check"), weight)

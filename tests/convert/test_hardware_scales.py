@@ -1,0 +1,92 @@
+"""Power-of-two scales and integer biases: said by the description, computed by the reference model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+)
+from backquant.convert import reference_state
+from backquant.nn.quantized import reference
+
+
+def backend(*, power=None, bias=None, dtype=torch.qint8) -> BackendConfig:
+    tensor = DTypeWithConstraints(dtype, power_of_two_scale=power)
+    weight = DTypeWithConstraints(torch.qint8, -127, 127, power_of_two_scale=power)
+    more = {} if bias is None else {"bias_scale": "input_times_weight"}
+    config = DTypeConfig(tensor, tensor, weight, bias or torch.float, **more)
+    entry = BackendPatternConfig(nn.Conv2d).add_dtype_config(config).set_root_module(nn.Conv2d)
+    return BackendConfig("npu").set_backend_pattern_config(
+        entry.set_reference_quantized_module(reference.Conv2d)
+    )
+
+
+def asked(qscheme=torch.per_tensor_affine, dtype=torch.qint8) -> backquant.QConfigMapping:
+    weight = backquant.PerChannelMinMaxObserver.with_args(
+        dtype=torch.qint8, qscheme=torch.per_channel_symmetric, quant_min=-127, quant_max=127
+    )
+    activation = backquant.MinMaxObserver.with_args(dtype=dtype, qscheme=qscheme)
+    return backquant.QConfigMapping().set_global(backquant.QConfig(activation, weight))
+
+
+def converted(config: BackendConfig, mapping: backquant.QConfigMapping):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(4, 3, 9, 9).abs()
+    prepared = backquant.prepare_fx(model, mapping, x, backend_config=config)
+    prepared(x)
+    made = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
+    return model, made, x
+
+
+@pytest.mark.parametrize("qscheme", [torch.per_tensor_affine, torch.per_tensor_symmetric])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8])
+def test_measured_scales_become_powers_of_two(qscheme, dtype) -> None:
+    mapping = asked(qscheme, dtype)
+    model, made, x = converted(backend(power=True, dtype=dtype), mapping)
+    _, free, _ = converted(backend(dtype=dtype), mapping)
+    state, before = reference_state(made), reference_state(free)
+    assert all(decision.quantized for decision in state.plan.decisions.values())
+    for name, found in state.qparams.items():
+        if found.scale is None:
+            continue
+        scale, was = float(found.scale), float(before.qparams[name].scale)
+        assert math.frexp(scale)[0] == 0.5 and was <= scale < 2 * was
+        low, high = (
+            float((end - found.zero_point) * scale) for end in (found.quant_min, found.quant_max)
+        )
+        assert low <= 0.51 * scale and high > 0
+    scales = made.get_submodule("0").weight_scale
+    assert all(math.frexp(float(scale))[0] == 0.5 for scale in scales)
+    error = (made(x) - model(x)).pow(2).mean() / model(x).pow(2).mean()
+    assert error < 10 ** (-2.5)
+
+
+def test_biases_are_integers_of_input_times_weight() -> None:
+    model, made, _ = converted(backend(bias=torch.int32), asked())
+    state = reference_state(made)
+    assert all(decision.quantized for decision in state.plan.decisions.values())
+    site = next(site for site in state.sites.sites if site.readers == ("_0",))
+    scale = float(state.qparams[site.name].scale) * made.get_submodule("0").weight_scale.double()
+    bias = made.get_submodule("0").bias.double()
+    assert torch.allclose(bias / scale, torch.round(bias / scale), atol=1e-3)
+    assert not torch.equal(bias.float(), model[0].bias)
+    assert (bias - model[0].bias).abs().max() <= 0.5001 * scale.max()
+
+
+def test_a_bias_of_few_bits_is_clamped() -> None:
+    _, made, _ = converted(backend(bias=torch.int8), asked())
+    state = reference_state(made)
+    site = next(site for site in state.sites.sites if site.readers == ("_0",))
+    scale = float(state.qparams[site.name].scale) * made.get_submodule("0").weight_scale
+    steps = torch.round(made.get_submodule("0").bias / scale)
+    assert int(steps.max()) <= 127 and int(steps.min()) >= -128

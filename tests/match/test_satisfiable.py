@@ -1,0 +1,74 @@
+"""``check`` makes a request for each dtype config, and says which none can satisfy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from backquant import BackendConfig, list_backends
+from backquant.backend_config import (
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    get_backend_config,
+)
+from backquant.cli.backends import findings
+from backquant.match.satisfiable import unsatisfiable
+
+
+def found(config: DTypeConfig) -> list[str]:
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(config)
+    backend = BackendConfig("b").set_backend_pattern_config(entry)
+    return [finding.message for finding in unsatisfiable(backend)]
+
+
+@pytest.mark.parametrize("name", list_backends())
+def test_what_is_shipped_can_be_asked_for(name: str) -> None:
+    assert unsatisfiable(get_backend_config(name)) == []
+
+
+NEVER = {
+    "float4": DTypeConfig(torch.float4_e2m1fn_x2, torch.float4_e2m1fn_x2),
+    "e8m0": DTypeConfig(torch.qint8, torch.qint8, torch.float8_e8m0fnu),
+    "fnuz": DTypeConfig(torch.float8_e4m3fnuz, torch.float8_e4m3fnuz),
+    "two dtypes": DTypeConfig(torch.qint8, torch.int16),
+    "bounds": DTypeConfig(
+        DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2.0, scale_max_upper_bound=1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_nothing_satisfies(name: str, snapshot) -> None:
+    [message] = found(NEVER[name])
+    snapshot(f"unsatisfiable_{name.replace(' ', '_')}", message)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DTypeConfig(
+            torch.qint8, torch.qint8, torch.qint8, torch.int32, bias_scale="input_times_weight"
+        ),
+        DTypeConfig(torch.uint16, torch.uint16, torch.qint8),
+        DTypeConfig(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e4m3fn),
+        DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16),
+        DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True),
+        DTypeConfig(torch.quint8, torch.quint8, torch.qint8, where={"in_channels": 3}),
+        DTypeConfig(DTypeWithConstraints(torch.quint8, power_of_two_scale=True), torch.quint8),
+    ],
+    ids=str,
+)
+def test_what_can_be_asked_for(config: DTypeConfig) -> None:
+    assert found(config) == []
+
+
+def test_a_file_is_told_with_its_line(tmp_path) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(
+        "schema_version: 1\nname: b\nentries:\n- pattern: torch.add\n"
+        "  dtype_configs: [{input_dtype: qint8, output_dtype: int16}]\n"
+    )
+    [finding] = [f for f in findings(str(path)) if f.rule == "unsatisfiable"]
+    assert finding.place.endswith("b.yaml:4: entry 0 (torch.add): dtype_configs[0]")
