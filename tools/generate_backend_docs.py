@@ -1,5 +1,5 @@
-"""Write the files that are made from the package: docs/backends.md, the schema of spec files, and the
-list of backends that ``backquant backends`` prints without importing them.
+"""Write the files that are made from the package: docs/backends.md, docs/reasons.md, the schema of spec
+files, and the list of backends that ``backquant backends`` prints without importing them.
 
 With ``--check`` nothing is written: the exit status is 1 when a file is stale, and the first line that
 differs is shown.
@@ -27,6 +27,7 @@ from backquant.backend_config.tables import (  # noqa: E402
     support_rows,
     to_markdown,
 )
+from backquant.match.reason_codes import ReasonCode  # noqa: E402
 
 COMMAND = "python tools/generate_backend_docs.py"
 INTRODUCTION = f"""\
@@ -46,6 +47,17 @@ What each backend quantizes, made from its description. The same in a terminal:
   quantization-aware, and converted to the reference model.
 - **output qparams**: the output has scale and zero point of its own, shares the input's, or none.
 """
+REASONS = f"""\
+# Why an operator stays float
+
+<!-- Written by `{COMMAND}`; edit src/backquant/match/reason_codes.py instead. -->
+
+Every reason in a report has one of these codes (`rule`), with what was asked, what is admitted, and a fix in
+code where there is one. The check of TensorRT's rules has codes of its own
+([deploy-tensorrt.md](deploy-tensorrt.md)).
+
+| code | what it means | what to do |
+| --- | --- | --- |"""
 
 
 def files() -> dict[Path, str]:
@@ -55,10 +67,17 @@ def files() -> dict[Path, str]:
     package = ROOT / "src" / "backquant" / "backend_config" / "files"
     return {
         ROOT / "docs" / "backends.md": backends_page(),
+        ROOT / "docs" / "reasons.md": reasons_page(),
         package / "schema_v1.json": schema,
         package.parent / "built_in.json": built_in(),
         ROOT / "src" / "backquant" / "artifact" / "schema_v2.json": artifact,
     }
+
+
+def reasons_page() -> str:
+    """The codes of reasons, in the order in which a model meets them."""
+    rows = [f"| `{code}` | {code.meaning} | {code.remedy} |" for code in ReasonCode]
+    return "\n".join([REASONS, *rows, ""])
 
 
 def built_in() -> str:

@@ -58,6 +58,24 @@ def test_quantize_then_inspect(run: Run, here: Path) -> None:
     assert (here / "again.html").read_text() == (here / "page.html").read_text()
 
 
+@pytest.mark.parametrize("flow", ["prepare_fx", "prepare_qat_fx", "prepare_export"])
+def test_inspect_of_every_flow(flow: str, run: Run, here: Path) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(8, 4)
+    trains = flow == "prepare_qat_fx"
+    kind = (
+        backquant.get_default_qat_qconfig_mapping
+        if trains
+        else backquant.get_default_qconfig_mapping
+    )
+    config = backquant.get_backend_config("x86")
+    prepare = getattr(backquant, flow)
+    prepared = prepare(model.train(trains), kind("x86"), (x,), backend_config=config)
+    prepared(x)
+    backquant.save(backquant.convert_fx(prepared.eval()), here / "flow.bq")
+    shown = run("inspect", "flow.bq")
+    assert shown.status == 0 and "100.0% of the multiply-adds on integers" in shown.out
+
+
 def test_quantize_as_data(run: Run) -> None:
     result = run(*quantize("--json"))
     assert result.status == 0 and result.err == ""

@@ -15,6 +15,7 @@ import backquant
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "method": lambda x: x.relu_(),
     "function": torch.relu_,
+    "function of no method": F.leaky_relu_,
     "keyword": lambda x: F.relu(x, inplace=True),
     "position": lambda x: F.relu(x, True),
     "clamp": lambda x: F.hardtanh(x, 0.0, 6.0, True),

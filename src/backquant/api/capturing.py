@@ -23,6 +23,7 @@ from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
 from backquant.match import CustomMatching, Plan, Reason
+from backquant.match.reason_codes import ReasonCode
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -216,7 +217,11 @@ def with_reasons(plan: Plan, captured: Captured) -> Plan:
     decisions = dict(plan.decisions)
     for name, decision in decisions.items():
         why = captured.whole.get(decision.module_path)
-        if why is not None and decision.reasons and decision.reasons[0].rule == "not-traced":
+        if (
+            why is not None
+            and decision.reasons
+            and decision.reasons[0].rule == ReasonCode.NOT_TRACED
+        ):
             reason = Reason(
                 name, "not-captured", decision.operator, f"only what is captured: {why}"
             )

@@ -13,12 +13,19 @@ from typing import Any
 from torch import fx, nn
 
 from backquant.api.inside import costs_inside
-from backquant.convert import ReferenceModel, reference_state
+from backquant.convert import ReferenceModel, ReferenceState, reference_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import QuantizedModel
 from backquant.match import MatchKind
-from backquant.prepare import PreparedModule, Reporting, prepared_state, unobserved, with_state
+from backquant.prepare import (
+    PreparedModule,
+    PreparedState,
+    Reporting,
+    prepared_state,
+    unobserved,
+    with_state,
+)
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.model import Report
 
@@ -88,25 +95,9 @@ def report_source(module: fx.GraphModule) -> ReportSource:
     >>> report_source(prepared).model
     'ReLU'
     """
-    inner = {node: report_source(part) for node, part in _parts(module)}
-    if isinstance(module, ReferenceModel):
-        after = reference_state(module)
-        return ReportSource(
-            plan=after.plan,
-            backend_config=after.backend_config,
-            module=module,
-            model=after.reporting.model,
-            scopes=after.scopes,
-            provenance=after.provenance,
-            costs=after.reporting.costs,
-            float_bytes=after.reporting.float_bytes,
-            sites=after.sites,
-            qparams=after.qparams,
-            reference=module,
-            inner=inner,
-        )
-    state = prepared_state(module)
-    return ReportSource(
+    reads = reference_state if isinstance(module, ReferenceModel) else prepared_state
+    state: PreparedState | ReferenceState = reads(module)
+    source = ReportSource(
         plan=state.plan,
         backend_config=state.backend_config,
         module=module,
@@ -115,8 +106,12 @@ def report_source(module: fx.GraphModule) -> ReportSource:
         provenance=state.provenance,
         costs=state.reporting.costs,
         sites=state.sites,
-        inner=inner,
+        inner={node: report_source(part) for node, part in _parts(module)},
     )
+    if not isinstance(state, ReferenceState):
+        return source
+    size = state.reporting.float_bytes
+    return replace(source, float_bytes=size, qparams=state.qparams, reference=module)
 
 
 def report_of(module: nn.Module) -> Report:

@@ -175,7 +175,7 @@ def all_in_float(plan: Plan) -> Plan:
     return turned_to_float(
         plan,
         {
-            index: Reason(match.anchor, "qconfig-none", "left out at conversion", "")
+            index: Reason(match.anchor, "left-out", "left out at conversion", "")
             for index, match in enumerate(plan.matches)
             if plan.decisions[match.anchor].quantized
         },

@@ -12,6 +12,7 @@ from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.match.plan import Reason
+from backquant.match.reason_codes import ReasonCode
 
 __all__ = ["Required", "check_modules", "check_operators", "run_export"]
 
@@ -77,7 +78,7 @@ def check_operators(job: ExportJob, target: Target) -> None:
     """
     refused = target.check(job)
     if refused:
-        sizes = all(reason.rule == "dynamic-shape" for reason in refused)
+        sizes = all(reason.rule == ReasonCode.DYNAMIC_SHAPE for reason in refused)
         raise ExportError(
             f"{target.name} does not take these dynamic shapes"
             if sizes

@@ -18,6 +18,7 @@ from backquant.match.misses import Misses
 from backquant.match.names import entry_text, op_name
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
+from backquant.match.reason_codes import ReasonCode
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles, Ruling, tensor_text
 from backquant.qconfig import QuantType
@@ -214,11 +215,13 @@ def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
         "output": config.output_dtype_with_constraints,
     }
     demand = demands.get(role, config.input_dtype_with_constraints)
-    notes = [r.admitted for r in broken if r.rule == "dynamic"]
-    notes += ["the same storage under another name" for r in broken if r.rule == "dtype-token"]
+    notes = [r.admitted for r in broken if r.rule == ReasonCode.DYNAMIC]
+    notes += [
+        "the same storage under another name" for r in broken if r.rule == ReasonCode.DTYPE_TOKEN
+    ]
     return ", ".join([f"{role} {demand_text(demand)}", *notes])
 
 
 # Refusals that a request's dtype and range already show, and those that stand for themselves.
-_IN_TEXT = ("quant-range", "dtype", "dtype-token")
-_WHOLE = ("no-tensor", "no-observer")
+_IN_TEXT = (ReasonCode.QUANT_RANGE, ReasonCode.DTYPE, ReasonCode.DTYPE_TOKEN)
+_WHOLE = (ReasonCode.NO_TENSOR, ReasonCode.NO_OBSERVER)

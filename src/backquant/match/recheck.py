@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from backquant.backend_config.numbers import short_text
 from backquant.match.constraints import is_power_of_two
 from backquant.match.plan import Decision, Outcome, Plan, Predicate, Reason
+from backquant.match.reason_codes import ReasonCode
 
 __all__ = ["MeasuredScales", "recheck"]
 
@@ -59,7 +60,7 @@ def _refused(decision: Decision, reasons: list[Reason]) -> Decision:
 
 
 def _broken(predicate: Predicate, scales: tuple[float, ...]) -> Reason | None:
-    if predicate.rule == "scale-max":
+    if predicate.rule == ReasonCode.SCALE_MAX:
         bound = predicate.bound
         wrong = [scale for scale in scales if bound is not None and scale > bound]
     else:

@@ -14,6 +14,7 @@ from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
 from backquant.match.constraints import Refusal, check_tensor
 from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
+from backquant.match.reason_codes import ReasonCode
 from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.roles import Role
@@ -86,7 +87,7 @@ class _Check:
             anchor = self._roots.get(reader, reader)
             admitted = [c.input_dtype_with_constraints for c in self._configs(anchor)]
             for refusal in _refused_by_all(ask, admitted):
-                if refusal.rule != "fixed-qparams":
+                if refusal.rule != ReasonCode.FIXED_QPARAMS:
                     yield anchor, refusal
 
     def _configs(self, anchor: str) -> list[DTypeConfig]:

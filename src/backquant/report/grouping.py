@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from backquant.match.reason_codes import ReasonCode
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed, listed
 
@@ -50,7 +51,7 @@ def refusals(rows: Iterable[Row]) -> list[Refusal]:
     """
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        plain = tuple(replace(_general(reason), fix="", node="") for reason in row.reasons)
+        plain = tuple(replace(_general(row, reason), fix="", node="") for reason in row.reasons)
         groups.setdefault((row.operator, _rule_key(row), plain), []).append(row)
     return [_refusal(same) for same in groups.values()]
 
@@ -72,7 +73,7 @@ def _refusal(same: list[Row]) -> Refusal:
     reasons = first.reasons
     if len(same) > 1:
         reasons = tuple(
-            replace(reason, asked=f"{rule} is None: skip") if _is_skip(reason) else reason
+            replace(reason, asked=f"{rule} is None: skip") if _is_skip(first, reason) else reason
             for reason in reasons
         )
     return Refusal(
@@ -86,16 +87,17 @@ def _refusal(same: list[Row]) -> Refusal:
     )
 
 
-def _is_skip(reason: ReasonRow) -> bool:
-    return reason.rule == "qconfig-none" and reason.asked.endswith("is None: skip")
+def _is_skip(row: Row, reason: ReasonRow) -> bool:
+    """Whether a rule of the mapping says ``None``; where no rule applies, the row has none."""
+    return reason.rule == ReasonCode.QCONFIG_NONE and bool(row.rule)
 
 
-def _general(reason: ReasonRow) -> ReasonRow:
-    return replace(reason, asked="") if _is_skip(reason) else reason
+def _general(row: Row, reason: ReasonRow) -> ReasonRow:
+    return replace(reason, asked="") if _is_skip(row, reason) else reason
 
 
 def _rule_key(row: Row) -> str:
-    skips = bool(row.reasons) and all(map(_is_skip, row.reasons))
+    skips = bool(row.reasons) and all(_is_skip(row, reason) for reason in row.reasons)
     return row.rule.partition(" ")[0] if skips else row.rule
 
 

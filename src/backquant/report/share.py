@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from backquant.match.reason_codes import remedy_of
 from backquant.report.grouping import Refusal, by_cost, refusals
 from backquant.report.model import Report
 
@@ -21,16 +22,6 @@ __all__ = [
 _SHOWN = 6  # reasons by cost
 _KINDS = 8  # operators without multiply-adds, by kind
 _NOT_INTEGER = ("float16", "float8", "weight only")
-
-_ADVICE = {
-    "no-entry": "the backend has no kernel for it: `backquant diff` compares backends, an entry of your\n"
-    "own in a BackendConfig quantizes it where a kernel exists",
-    "qconfig-none": "the QConfigMapping leaves it in float: a rule of yours for it goes before the default",
-    "not-traced": "name parts of it instead: it is left untraced as a whole by PrepareCustomConfig",
-    "computed-weight": "make its weight and bias parameters: compute them once, before quantizing",
-    "float-input": "quantize what produces its input",
-    "nothing-to-share": "quantize what produces its input",
-}
 
 
 def percent(part: float) -> str:
@@ -137,7 +128,7 @@ def advice(group: Refusal) -> str:
     for reason in group.nearest:
         if reason.fix:
             return reason.fix
-    return _ADVICE.get(group.reasons[0].rule, "") if group.reasons else ""
+    return remedy_of(group.reasons[0].rule) if group.reasons else ""
 
 
 def without_cost(groups: Iterable[Refusal]) -> str:

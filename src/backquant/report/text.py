@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from backquant.match.reason_codes import ReasonCode
 from backquant.report.grouping import (
     Refusal,
     by_cost,
@@ -194,7 +195,9 @@ def _paragraphs(report: Report) -> Iterator[Text]:
 def _is_plain(group: Refusal) -> bool:
     rules = {reason.rule for reason in group.reasons}
     free = not group.multiply_adds and not group.uncounted
-    return free and rules == {"no-entry"} and not any(reason.fix for reason in group.reasons)
+    return (
+        free and rules == {ReasonCode.NO_ENTRY} and not any(reason.fix for reason in group.reasons)
+    )
 
 
 def _refusal(refusal: Refusal) -> Text:

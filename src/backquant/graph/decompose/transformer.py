@@ -50,16 +50,13 @@ def encoder(
     is_causal: bool | None = None,
 ) -> Any:
     """``nn.TransformerEncoder``."""
-    causal = is_causal is True
-    output = src
-    for layer in module.layers:
-        output = layer(
-            output,
-            src_mask=mask,
-            is_causal=causal,
-            src_key_padding_mask=src_key_padding_mask,
-        )
-    return output if module.norm is None else module.norm(output)
+    return _stack(
+        module,
+        src,
+        src_mask=mask,
+        is_causal=is_causal is True,
+        src_key_padding_mask=src_key_padding_mask,
+    )
 
 
 # size: the arguments of nn.TransformerDecoder
@@ -75,18 +72,24 @@ def decoder(
     memory_is_causal: bool = False,
 ) -> Any:
     """``nn.TransformerDecoder``."""
-    given = {
-        "tgt_mask": tgt_mask,
-        "memory_mask": memory_mask,
-        "tgt_key_padding_mask": tgt_key_padding_mask,
-        "memory_key_padding_mask": memory_key_padding_mask,
-        "tgt_is_causal": tgt_is_causal is True,
-        "memory_is_causal": memory_is_causal,
-    }
-    output = tgt
+    return _stack(
+        module,
+        tgt,
+        memory,
+        tgt_mask=tgt_mask,
+        memory_mask=memory_mask,
+        tgt_key_padding_mask=tgt_key_padding_mask,
+        memory_key_padding_mask=memory_key_padding_mask,
+        tgt_is_causal=tgt_is_causal is True,
+        memory_is_causal=memory_is_causal,
+    )
+
+
+def _stack(module: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The layers of an encoder or a decoder, one after the other."""
     for layer in module.layers:
-        output = layer(output, memory, **given)
-    return output if module.norm is None else module.norm(output)
+        value = layer(value, *args, **kwargs)
+    return value if module.norm is None else module.norm(value)
 
 
 # size: the arguments of nn.Transformer
