@@ -60,6 +60,7 @@ ON_PURPOSE: dict[str, str] = {
     "TestQuantizeFxOps.test_general_shape_ops": _NO_KERNEL,
     "TestQuantizeFxOps.test_general_value_ops": _NO_KERNEL,
     "TestQuantizeFxOps.test_getitem": _CLIPPED,
+    "TestQuantizeFxOps.test_linear_static_fp16": "a linear layer in float16 runs on float16 weights",
     "TestQuantizeFxOps.test_qbatch_norm": _TRAINING,
     "TestQuantizeFxOps.test_qbatch_norm_relu": _TRAINING,
 }
