@@ -28,7 +28,7 @@ def given(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == "rule" for target in node.targets
+            isinstance(target, ast.Name) and target.id.lower() == "rule" for target in node.targets
         ):
             yield from literals(node.value)
         if not isinstance(node, ast.Call):

@@ -82,7 +82,7 @@ class ReasonCode(str, Enum):
         "a custom module that was not prepared before its parent",
         _FIRST,
     )
-    OPERATOR = "operator", "the entry is for fewer or other uses than this call", _REWRITE
+    CONDITION = "condition", "this call does not meet a condition of the entry", _REWRITE
     TENSOR_COUNT = "tensor-count", "the entry is for another number of tensors", _REWRITE
     # dtypes and constraints
     DTYPE = "dtype", "the dtype is not the admitted one", _OBSERVER
