@@ -28,6 +28,11 @@ LINES: tuple[Line, ...] = (
         "TorchScript is left out: the model itself stands where a test scripts it",
     ),
     Line(
+        r"torch\.jit\.trace\(orig_mod, calib_data\[0\]\)",
+        "orig_mod",
+        "TorchScript: likewise, where the model is traced",
+    ),
+    Line(
         r"torch\.jit\.save\(",
         "torch.save(",
         "TorchScript: likewise, where the script is saved",
