@@ -209,7 +209,8 @@ def remedy_of(rule: str) -> str:
     >>> remedy_of("training"), remedy_of("quant-min-127")
     ('model.eval()', '')
     """
-    return ReasonCode(rule).remedy if rule in _KNOWN else ""
+    known = _BY_CODE.get(rule)
+    return "" if known is None else known.remedy
 
 
-_KNOWN = frozenset(code.value for code in ReasonCode)
+_BY_CODE = {code.value: code for code in ReasonCode}
