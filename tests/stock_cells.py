@@ -53,6 +53,11 @@ transformers.T5EncoderModel: kernels saved
 torch.nn.TransformerEncoder: kernels saved
 torch.nn.MultiheadAttention: kernels saved
 transformers.GPT2LMHeadModel: kernels saved
+transformers.LlamaForCausalLM one step: kernels saved
+transformers.T5ForConditionalGeneration: kernels saved
+transformers.Wav2Vec2ForCTC: kernels saved
+silero_vad: kernels saved
+torchcrepe.tiny: kernels saved
 torchfm.WideAndDeepModel: kernels sizes saved onnxruntime openvino
 torchfm.DeepFactorizationMachineModel: kernels saved
 torchfm.ExtremeDeepFactorizationMachineModel: kernels saved

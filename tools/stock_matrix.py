@@ -135,6 +135,7 @@ def _one_process(entry: Entry, roads: Sequence[str], limit: float) -> Iterator[R
 
 def _child(entry: Entry, roads: Sequence[str], sender: Any) -> None:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)  # runtimes print
     os.dup2(sink, 2)
@@ -228,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options_of(arguments)
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started ends with it
     for name in () if chosen.render else LIBRARIES:
         import_module(name)
     for entry, roads in [] if chosen.render else list(wanted(chosen)):

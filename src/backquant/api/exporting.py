@@ -28,6 +28,7 @@ from backquant.deploy import (
     find_target,
     portable,
     run_export,
+    write_read_sizes,
 )
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
@@ -259,6 +260,8 @@ def _job(
     module = portable(reference.module, config.qdq or QDQRules())
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
+    if dynamic_shapes is None:
+        write_read_sizes(module, args, kwargs)
     return ExportJob(
         module=module,
         args=args,

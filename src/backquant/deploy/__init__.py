@@ -10,6 +10,7 @@ from backquant.deploy.exported import Exported, TargetKernel, Written
 from backquant.deploy.job import ExpectedOperator, ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.program import Program
+from backquant.deploy.read_sizes import write_read_sizes
 from backquant.deploy.run import check_modules, check_operators, run_export
 from backquant.deploy.target import (
     Requirement,
@@ -40,4 +41,5 @@ __all__ = [
     "portable",
     "run_export",
     "usual_suffix",
+    "write_read_sizes",
 ]

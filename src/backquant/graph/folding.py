@@ -20,7 +20,7 @@ from backquant.graph.edit import NamePool, get_module
 from backquant.graph.mutation import changes_argument, is_view
 from backquant.graph.scope import Scope
 
-__all__ = ["fold_constants"]
+__all__ = ["fold_constants", "is_random"]
 
 _LARGE = 1 << 22  # elements
 _PACKAGES = ("torch", "_operator", "builtins", "math")
@@ -110,7 +110,7 @@ class _Constants:
             is_own = type(called).__module__.startswith("torch.nn.modules.")
             return is_own and not called.training and not isinstance(called, _KEPT)
         if node.op == "call_method":
-            return not _is_random(str(node.target))
+            return not is_random(str(node.target))
         return node.op == "call_function" and _is_known(node.target, node)
 
     def readers_outside(self, node: fx.Node) -> list[fx.Node]:
@@ -182,7 +182,7 @@ def _is_known(target: Any, node: fx.Node) -> bool:
         return target.namespace == "aten" and not random and "embedding" not in target._schema.name
     name = getattr(target, "__name__", "")
     package = (getattr(target, "__module__", None) or "torch").partition(".")[0]
-    if package not in _PACKAGES or _is_random(name) or name in ("embedding", "embedding_bag"):
+    if package not in _PACKAGES or is_random(name) or name in ("embedding", "embedding_bag"):
         return False
     if target is F.batch_norm and _argument(node, 1, "running_mean") is not None:
         return not _argument(node, 5, "training")
@@ -193,7 +193,12 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
-def _is_random(name: str) -> bool:
+def is_random(name: str) -> bool:
+    """Whether an operator of this name draws random numbers.
+
+    >>> is_random("rand_like"), is_random("normalize")
+    (True, False)
+    """
     return name not in _SAFE_NAMES and any(word in name for word in _RANDOM)
 
 

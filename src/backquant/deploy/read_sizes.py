@@ -1,0 +1,212 @@
+"""Modules that read sizes from tensors, written for the sizes of the example inputs.
+
+Models that were imported from ONNX pass shapes, axes and bounds of slices as tensors of integers, put
+together from constants and from sizes: ``Reshape()(x, shape)``. Code that reads the values of such a tensor
+cannot be captured by ``torch.export``, so for a file of fixed sizes these calls are replaced beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.deploy.value_trace import traced_with_values
+from backquant.graph import get_module
+from backquant.graph.edit import NamePool
+from backquant.graph.folding import is_random
+from backquant.graph.quiet import quiet
+
+__all__ = ["write_read_sizes"]
+
+_SIZES = ("size", "dim", "ndimension", "numel", "shape", "ndim")
+_OURS = ("torch", "backquant")
+
+
+def write_read_sizes(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """Replace, in place, calls of modules that read numbers known from constants and sizes; their names.
+
+    1. A call of which all inputs are known becomes its value.
+    2. Any other becomes the operators that it runs on these inputs. What also reads the values of
+       something unknown stays as it is.
+
+    ``args`` and ``kwargs`` are inputs of ``module``, which is run once if it calls such modules.
+
+    >>> class Reshape(nn.Module):
+    ...     def forward(self, x, shape):
+    ...         return x.reshape(shape.tolist())
+    >>> class Tracer(fx.Tracer):
+    ...     def is_leaf_module(self, module, name): return True
+    >>> class Model(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.reshape, self.shape = Reshape(), nn.Buffer(torch.tensor([2, 3]))
+    ...     def forward(self, x):
+    ...         return self.reshape(x, self.shape)
+    >>> module = fx.GraphModule(Model(), Tracer().trace(Model()))
+    >>> write_read_sizes(module, (torch.zeros(6),), {}), module(torch.zeros(6)).shape
+    (('reshape',), torch.Size([2, 3]))
+    """
+    known = _known(module)
+    calls = [node for node in module.graph.nodes if _may_read(node, module, known)]
+    if not calls:
+        return ()
+    recorded = _Recorder(module, {*calls, *(s for n in calls for s in n.all_input_nodes)})
+    with torch.no_grad():
+        names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+        recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+        done = [node.name for node in calls if _is_written(node, module, known, recorded.values)]
+    for node in reversed(list(module.graph.nodes)):
+        if node in known and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    return tuple(done)
+
+
+def _known(module: fx.GraphModule) -> set[fx.Node]:
+    """What depends on constants and on the sizes of values only."""
+    found: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or _is_size(node):
+            found.add(node)
+        elif node.op.startswith("call_") and node.all_input_nodes:
+            name = getattr(node.target, "__name__", str(node.target))
+            if found.issuperset(node.all_input_nodes) and not is_random(name):
+                found.add(node)
+    return found
+
+
+def _is_size(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _SIZES
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _SIZES
+    return getattr(node.target, "__name__", "").startswith("sym_size")
+
+
+def _may_read(node: fx.Node, module: fx.GraphModule, known: set[fx.Node]) -> bool:
+    """Whether a module that others wrote is given something known."""
+    if node.op != "call_module" or known.isdisjoint(node.all_input_nodes):
+        return False
+    kind = type(get_module(module, str(node.target)))
+    return kind.__module__.partition(".")[0] not in _OURS
+
+
+class _Recorder(fx.Interpreter):
+    """Keeps the values of some nodes."""
+
+    def __init__(self, module: fx.GraphModule, kept: set[fx.Node]) -> None:
+        super().__init__(module)
+        self._kept = kept
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self._kept:
+            self.values[n] = value
+        return value
+
+
+def _is_written(
+    node: fx.Node, module: fx.GraphModule, known: set[fx.Node], values: dict[fx.Node, Any]
+) -> bool:
+    if not any(_may_be_read(values[s]) for s in node.all_input_nodes if s in known):
+        return False
+    result = values[node]
+    if node in known:
+        if not isinstance(result, torch.Tensor):
+            return False
+        with module.graph.inserting_before(node):
+            made = _constant(module, result)
+        node.replace_all_uses_with(made)
+        known.add(made)
+        values[made] = result
+        return True
+    read = [s for s in node.all_input_nodes if s not in known or not _may_be_read(values[s])]
+    traced = _traced(node, get_module(module, str(node.target)), read, values)
+    if traced is None:
+        return False
+    with module.graph.inserting_before(node):
+        results = _spliced(module, traced, read)
+    values |= _made_values(results, result)
+    return _given_to_users(node, results)
+
+
+def _may_be_read(value: Any) -> bool:
+    """Integers, and single numbers (the rate of a dropout)."""
+    if not isinstance(value, torch.Tensor) or value.is_complex():
+        return False
+    return not value.is_floating_point() or (value.dim() == 0 and value.dtype == torch.float32)
+
+
+def _traced(
+    node: fx.Node, called: nn.Module, read: Sequence[fx.Node], values: dict[fx.Node, Any]
+) -> fx.GraphModule | None:
+    """The operators that a call runs, with ``read`` as inputs; ``None`` where it reads their values."""
+
+    def run(*given: Any) -> Any:
+        inside = values | dict(zip(read, given, strict=True))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), inside.__getitem__)  # type: ignore[misc]
+        return called(*args, **kwargs)
+
+    try:
+        with quiet():
+            return traced_with_values(run, [values[source] for source in read])
+    except Exception:  # whatever it raises, the call stays, and export says what it makes of it
+        return None
+
+
+def _constant(module: fx.GraphModule, value: torch.Tensor) -> fx.Node:
+    path = NamePool(module).take("read_size_")
+    module.register_buffer(path, value.detach())
+    return module.graph.get_attr(path)
+
+
+def _spliced(module: fx.GraphModule, traced: fx.GraphModule, read: Sequence[fx.Node]) -> Any:
+    """The nodes of ``traced``, copied to where nodes are inserted; what it returns."""
+    made: dict[fx.Node, fx.Node] = dict(
+        zip(traced.graph.find_nodes(op="placeholder"), read, strict=True)
+    )
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            return fx.map_arg(node.args[0], made.__getitem__)
+        if node.op == "get_attr":
+            made[node] = _constant(module, getattr(traced, str(node.target)))
+        elif node.op != "placeholder":
+            made[node] = module.graph.node_copy(node, made.__getitem__)
+    raise AssertionError("a traced graph has an output")
+
+
+def _made_values(results: Any, value: Any) -> dict[fx.Node, Any]:
+    """The values of the nodes in ``results``, for the calls after this one."""
+    if isinstance(results, fx.Node):
+        return {results: value}
+    if isinstance(results, (list, tuple)):
+        return {n: v for n, v in zip(results, value, strict=True) if isinstance(n, fx.Node)}
+    return {}
+
+
+def _given_to_users(node: fx.Node, results: Any) -> bool:
+    """Whether every reader of a call could be given what is now computed in its place."""
+    if isinstance(results, fx.Node):
+        node.replace_all_uses_with(results)
+        node.graph.erase_node(node)
+        return True
+    items = list(node.users)
+    if not isinstance(results, (list, tuple)) or not all(_is_item(user) for user in items):
+        return False
+    for user in items:
+        user.replace_all_uses_with(results[user.args[1]])
+        user.graph.erase_node(user)
+    node.graph.erase_node(node)
+    return True
+
+
+def _is_item(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[1], int)
