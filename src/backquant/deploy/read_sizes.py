@@ -152,7 +152,7 @@ def _traced(
 
     def run(*given: Any) -> Any:
         inside = values | dict(zip(read, given, strict=True))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), inside.__getitem__)  # type: ignore[misc]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), inside.__getitem__)
         return called(*args, **kwargs)
 
     try:
@@ -202,7 +202,8 @@ def _given_to_users(node: fx.Node, results: Any) -> bool:
     if not isinstance(results, (list, tuple)) or not all(_is_item(user) for user in items):
         return False
     for user in items:
-        user.replace_all_uses_with(results[user.args[1]])
+        place: Any = user.args[1]
+        user.replace_all_uses_with(results[place])
         user.graph.erase_node(user)
     node.graph.erase_node(node)
     return True
