@@ -4,8 +4,9 @@
 2. Assertions about sizes and dtypes go; the arguments are checked when the model is called.
 3. Casts to the dtype that a value has, full slices, copies, dropout in evaluation: their input.
 4. What an operator was decomposed to becomes that operator again (``composed``).
-5. A call in place becomes the call that returns a new value, and later readers read that. Where views of
-   the value are read later, ``needs_functional`` says so, and the whole program is made functional first.
+5. A call in place becomes the call that returns a new value, and later readers read that. Of a slice
+   (``mask[:, 2:] = 1``) it is scattered into what it is a slice of. Where other views of the value are read
+   later, ``needs_functional`` says so, and the whole program is made functional first.
 """
 
 from __future__ import annotations
@@ -226,6 +227,9 @@ class _Aliases:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.base: dict[fx.Node, fx.Node] = {}
         self.views: dict[fx.Node, list[fx.Node]] = {}
+        self._whole: dict[
+            fx.Node, fx.Node
+        ] = {}  # of a tensor that was changed, its value since then
         for node in graph.nodes:
             base = node
             for value in _viewed(node):
@@ -233,15 +237,30 @@ class _Aliases:
             self.base[node] = base
             self.views.setdefault(base, []).append(node)
 
-    def read_later(self, value: fx.Node, after: fx.Node) -> bool:
-        """Whether another view of the tensor of ``value`` is read after the node ``after``."""
+    def read_later(self, value: fx.Node, after: fx.Node, among: list[fx.Node]) -> bool:
+        """Whether a view of the tensor of ``value`` that is there when ``after`` changes it is read later.
+
+        ``among``: ``value`` and what it is a slice of, up to the tensor itself; what reads those later is
+        given the new value. Where the tensor itself is none of them, all its views count.
+        """
         limit = self.position[after]
+        whole = among[-1] in (self.base[value], self._whole.get(self.base[value]))
+        known = among if whole else [value]
         return any(
-            view is not value and view is not after and self.position[user] > limit
+            view not in known and view is not after and self.position[user] > limit
             for view in self.views[self.base[value]]
+            if not whole or self.position[view] < limit
             for user in view.users
             if user in self.position
         )
+
+    def add(self, new: fx.Node, source: fx.Node, changed: fx.Node) -> None:
+        """``new`` holds from the node ``changed`` on what ``source``, a value of the same tensor, held."""
+        base = self.base[source]
+        self.base[new] = base
+        self.position[new] = self.position[changed]
+        self.views[base].append(new)
+        self._whole[base] = new
 
 
 def _viewed(node: fx.Node) -> list[fx.Node]:
@@ -266,13 +285,47 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
             f"it changes {base.name!r} in place", place_of(node).path, str(node.target)
         )
     target = _functional(node.target)
-    if target is None or aliases.read_later(value, node):
+    chain = _slices(value)
+    if target is None or aliases.read_later(value, node, among=chain):
         raise NotFunctionalError(f"{node.name} changes {value.name} in place")
     node.target = target
+    _read_instead(value, node, node, aliases)
+    changed, last = node, node
+    for view in chain[:-1]:
+        source = view.args[0]
+        assert isinstance(source, fx.Node)
+        with node.graph.inserting_after(last):
+            scattered = node.graph.call_function(
+                _SCATTER[view.target], (source, changed, *view.args[1:])
+            )
+        scattered.meta = {**node.meta, "val": source.meta.get("val")}
+        aliases.add(scattered, source, node)
+        _read_instead(source, scattered, node, aliases)
+        changed = last = scattered
+
+
+_SCATTER: dict[Any, OpOverload] = {
+    _aten.slice.Tensor: _aten.slice_scatter.default,
+    _aten.select.int: _aten.select_scatter.default,
+}
+
+
+def _slices(value: fx.Node) -> list[fx.Node]:
+    """``value``, what it is a slice of, and so on."""
+    found = [value]
+    while found[-1].target in _SCATTER and not found[-1].kwargs:
+        source = found[-1].args[0]
+        assert isinstance(source, fx.Node)
+        found.append(source)
+    return found
+
+
+def _read_instead(value: fx.Node, new: fx.Node, after: fx.Node, aliases: _Aliases) -> None:
+    """Who reads ``value`` after the node ``after`` reads ``new``."""
     position = aliases.position
     for user in list(value.users):
-        if user is not node and position.get(user, -1) > position[node]:
-            user.replace_input_with(value, node)
+        if user is not new and position.get(user, -1) > position[after]:
+            user.replace_input_with(value, new)
 
 
 def _functional(overload: OpOverload) -> OpOverload | None:
