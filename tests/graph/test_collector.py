@@ -1,40 +1,36 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
-import pytest
+import torch
+from torch import fx, nn
 
-from backquant.graph import without_collector
-
-
-def test_it_pauses_and_resumes() -> None:
-    states = []
-
-    @without_collector
-    def step(value: int, *, twice: bool = False) -> int:
-        """Its doc."""
-        states.append(gc.isenabled())
-        return step(value) if twice else value
-
-    assert step(3, twice=True) == 3
-    assert states == [False, False] and gc.isenabled()
-    assert step.__doc__ == "Its doc."
+import backquant
+from backquant.graph import released
 
 
-def test_it_resumes_after_an_error() -> None:
-    @without_collector
-    def fails() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        fails()
-    assert gc.isenabled()
-
-
-def test_it_stays_off_where_it_was_off() -> None:
+def test_a_released_module_goes_without_the_collector() -> None:
+    module = fx.symbolic_trace(nn.ReLU())
+    watched = weakref.ref(module)
+    released(module)
     gc.disable()
     try:
-        without_collector(int)()
-        assert not gc.isenabled()
+        del module
+        assert watched() is None
     finally:
         gc.enable()
+
+
+def test_quantizing_leaves_the_collector_on() -> None:
+    """Other threads' garbage is collected meanwhile."""
+    states = []
+
+    class Watched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            states.append(gc.isenabled())
+            return x.relu()
+
+    model = nn.Sequential(nn.Linear(4, 4), Watched())
+    backquant.quantize(model, backend="x86", calibration=[torch.randn(8, 4)])
+    assert states and all(states)

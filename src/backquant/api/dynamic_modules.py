@@ -14,7 +14,7 @@ from backquant.api.kernels_alone import kernels_alone
 from backquant.api.skipped import warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError, did_you_mean
-from backquant.graph import get_module, without_collector
+from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
 from backquant.qconfig import (
     QConfig,
@@ -37,7 +37,6 @@ _DEFAULTS: dict[torch.dtype, tuple[QConfig, tuple[type[nn.Module], ...]]] = {
 }
 
 
-@without_collector
 def quantize_dynamic(  # size: PyTorch's signature, and the backend
     model: nn.Module,
     qconfig_spec: Iterable[type | str] | Mapping[type | str, QConfig | None] | None = None,

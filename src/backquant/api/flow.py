@@ -25,7 +25,7 @@ from backquant.api.steps import evaluation_copy, fused_graph, planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
-from backquant.graph import preserve, without_collector
+from backquant.graph import preserve
 from backquant.lower import QuantizedModel, engine_info
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
@@ -38,7 +38,6 @@ from backquant.qconfig import (
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
 
 
-@without_collector
 def fuse_fx(
     model: nn.Module,
     fuse_custom_config: FuseCustomConfig | dict[str, Any] | None = None,
@@ -75,7 +74,6 @@ def fuse_fx(
     return fused
 
 
-@without_collector
 def prepare_fx(  # size: PyTorch's signature
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],
@@ -137,7 +135,6 @@ def prepare_fx(  # size: PyTorch's signature
     return prepared
 
 
-@without_collector
 def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
@@ -170,7 +167,6 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     return reference
 
 
-@without_collector
 def convert_fx(  # size: PyTorch's signature
     graph_module: fx.GraphModule,
     convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,

@@ -25,7 +25,6 @@ from backquant.graph import (
     released,
     set_module,
     shallow_copy,
-    without_collector,
 )
 from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, QuantizedModel, engine_info, lower
@@ -34,7 +33,6 @@ from backquant.match import MatchKind
 __all__ = ["quantized_model"]
 
 
-@without_collector
 def quantized_model(
     reference: fx.GraphModule, engine: EngineInfo | None, source: nn.Module
 ) -> QuantizedModel:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from backquant.api.steps import Planned, planned
-from backquant.graph import released, without_collector
+from backquant.graph import released
 from backquant.prepare import (
     Asked,
     Origin,
@@ -41,7 +41,6 @@ def with_standalone_modules(
     return replace(step, fused=step.fused._replace(module=module))
 
 
-@without_collector
 def observed(step: Planned, asked: Asked) -> PreparedModule:
     """``step`` with observers."""
     prepared = insert_observers(

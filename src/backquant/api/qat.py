@@ -22,7 +22,6 @@ from backquant.graph import (
     capture_for_training,
     own_tensors,
     rebuilt,
-    without_collector,
 )
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
@@ -40,7 +39,6 @@ __all__ = ["prepare_qat_fx"]
 _SHOWN = 10
 
 
-@without_collector
 def prepare_qat_fx(
     model: nn.Module,
     qconfig_mapping: QConfigMapping | dict[str, Any],

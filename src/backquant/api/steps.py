@@ -24,7 +24,7 @@ from backquant.api.costs import costs_of
 from backquant.api.left_float import LeftRules, rules_for_left
 from backquant.backend_config import BackendConfig
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
-from backquant.graph import Captured, released, shallow_copy, without_collector
+from backquant.graph import Captured, released, shallow_copy
 from backquant.graph.values import GraphValues, TensorFacts
 from backquant.match import (
     CustomMatching,
@@ -77,7 +77,6 @@ class FusedGraph(NamedTuple):
     fusions: tuple[Fusion, ...]
 
 
-@without_collector
 def fused_graph(
     model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None = None
 ) -> FusedGraph:
@@ -89,7 +88,6 @@ def fused_graph(
     return FusedGraph(fused, fusions)
 
 
-@without_collector
 def planned(  # size: what is asked for of a model, and how to capture it
     model: nn.Module,
     backend: BackendConfig,

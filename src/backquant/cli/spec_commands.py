@@ -22,7 +22,11 @@ __all__ = ["backends", "check", "diff", "schema", "show"]
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 Backend = Annotated[str, typer.Argument(help="A backend's name, or a YAML or JSON file.")]
 Allow = Annotated[
-    list[str] | None, typer.Option("--allow", help="Package that a file may name classes from.")
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        help="Package that a file may name anything from, or folder whose files it may extend.",
+    ),
 ]
 _SHOWN = 3  # findings of one kind that are printed; --json has all
 

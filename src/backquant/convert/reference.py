@@ -42,7 +42,6 @@ from backquant.graph import (
     settle_mode_values,
     shallow_copy,
     verify,
-    without_collector,
 )
 from backquant.match.recheck import recheck
 from backquant.observe.qparams import measure
@@ -60,7 +59,6 @@ from backquant.qconfig import ConvertCustomConfig
 __all__ = ["convert_to_reference"]
 
 
-@without_collector
 def convert_to_reference(
     prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertAsked | None = None
 ) -> ReferenceModel:

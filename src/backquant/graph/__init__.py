@@ -11,7 +11,7 @@ from backquant.graph.assemble import (
 )
 from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
-from backquant.graph.collector import released, without_collector
+from backquant.graph.collector import released
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
@@ -87,5 +87,4 @@ __all__ = [
     "settle_mode_values",
     "shallow_copy",
     "verify",
-    "without_collector",
 ]

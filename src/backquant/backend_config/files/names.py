@@ -3,23 +3,28 @@
 ``path_of`` finds the shortest public path that leads back to the same object. ``Resolver`` walks a path
 inside an allow-list. Invariants of resolving:
 
-1. Only packages of the allow-list, and their parents, are imported.
+1. Nothing is imported but packages that the caller allows by name, their parents, and rooms of backquant
+   that describe models: what torch has not loaded is not there.
 2. Every module on the way, and the module that defines the object found, is in the allow-list, so
    that ``torch.os.system`` does not resolve although ``torch`` is allowed.
-3. Nothing found is called.
+3. What is found is of a kind that descriptions are made of (``kinds.py``), unless the caller allows it.
+4. Nothing found is called.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from backquant.backend_config.files.kinds import IMPORTED, is_named
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
 
@@ -55,7 +60,8 @@ class Resolver:
     """Finds objects by import path within an allow-list of packages.
 
     ``allow`` holds package names (``"mypkg"``) or dotted prefixes (``"mypkg.ops"``) that are trusted
-    in addition to torch, operator, backquant and some builtins.
+    in addition to torch, operator, backquant and some builtins; and folders (``"../shared"``) whose files
+    a file may extend.
 
     >>> Resolver().resolve("torch.nn.Conv2d")
     <class 'torch.nn.modules.conv.Conv2d'>
@@ -65,7 +71,10 @@ class Resolver:
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
-        self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *allow)))
+        asked = tuple(allow)
+        self.folders = tuple(Path(name).resolve() for name in asked if _is_folder(name))
+        self._trusted = tuple(name for name in asked if not _is_folder(name))
+        self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *self._trusted)))
         self._found: dict[str, Any] = {}
 
     def resolve(self, path: str) -> Any:
@@ -90,14 +99,19 @@ class Resolver:
         for index, part in enumerate(parts[1:], start=1):
             here = self._step(here, part, path, ".".join(parts[:index]))
         self._check_home(here, path)
+        if not is_named(here, path) and not _is_within(path, self._trusted):
+            raise SpellingError(
+                f'"{path}" is no module class, operator, fuser or observer',
+                f'if you trust it, allow it by name: allow=("{path.rpartition(".")[0]}",)',
+            )
         return here
 
     def _allows(self, name: str) -> bool:
-        return any(name == root or name.startswith(root + ".") for root in self.allow)
+        return _is_within(name, self.allow)
 
     def _step(self, here: Any, part: str, path: str, so_far: str) -> Any:
         try:
-            found = getattr(here, part)
+            found = self._attribute(here, part)
         except AttributeError:
             found = None
             if isinstance(here, ModuleType) and hasattr(here, "__path__"):
@@ -113,13 +127,32 @@ class Resolver:
             raise SpellingError(f'"{path}" leads out of the allowed packages, to {found.__name__}')
         return found
 
+    def _attribute(self, here: Any, part: str) -> Any:
+        """What ``here`` holds; torch's modules are not asked for what they would import."""
+        name = getattr(here, "__name__", "")
+        if type(here) is not ModuleType or not _is_within(name, ("torch",)):
+            return getattr(here, part)
+        if part in vars(here) or _is_within(f"{name}.{part}", self._trusted):
+            return getattr(here, part)
+        raise AttributeError(part)
+
     def _allows_module(self, name: str) -> bool:
         """The module itself is allowed, or it is a parent of an allowed one."""
-        return self._allows(name) or any(root.startswith(name + ".") for root in self.allow)
+        return self._allows(name) or _leads(name, self.allow)
 
     def _import(self, name: str, path: str, optional: bool = False) -> ModuleType | None:
         if not self._allows_module(name):
             raise SpellingError(f'"{path}" is outside of the allowed packages')
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            return loaded
+        if not _is_within(name, (*IMPORTED, *self._trusted)) and not _leads(name, self._trusted):
+            if optional:
+                return None
+            raise SpellingError(
+                f'"{path}": the module {name} is not loaded',
+                f'import it first, or allow it by name: allow=("{name}",)',
+            )
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -142,6 +175,19 @@ class Resolver:
             allowed = self._allows(home)
         if not allowed:
             raise SpellingError(f'"{path}" leads out of the allowed packages, to {home}')
+
+
+def _is_folder(name: str) -> bool:
+    return "/" in name or os.sep in name or name in (".", "..")
+
+
+def _is_within(name: str, roots: Iterable[str]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def _leads(name: str, roots: Iterable[str]) -> bool:
+    """Whether ``name`` is a parent of one of ``roots``."""
+    return any(root.startswith(name + ".") for root in roots)
 
 
 def _nearest(part: str, known: list[str], so_far: str) -> str:

@@ -23,6 +23,7 @@ from backquant.files import replace_file
 
 __all__ = ["dumps", "load_file", "load_with_places", "loads", "save_file"]
 
+_MOST = 1 << 20  # 30 times the largest that comes with backquant
 Format = Literal["yaml", "json"]
 
 _FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -105,7 +106,7 @@ class _Source:
 def _load_path(path: Path, resolver: Resolver, chain: tuple[Path, ...]) -> Base:
     format = _format_of(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = _read(path).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise SpecError("no such file", where=str(path), fix=_other_files(path)) from error
     except OSError as error:
@@ -116,7 +117,20 @@ def _load_path(path: Path, resolver: Resolver, chain: tuple[Path, ...]) -> Base:
     return _load(text, source, resolver, (*chain, path.resolve()))
 
 
+def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise SpecError("cannot be read: it is no regular file", where=str(path))
+    with path.open("rb") as stream:
+        return stream.read(_MOST + 1)
+
+
 def _load(text: str, source: _Source, resolver: Resolver, chain: tuple[Path, ...]) -> Base:
+    if len(text) > _MOST:
+        raise SpecError(
+            f"a description has at most {_MOST:,} characters",
+            where=source.name,
+            fix="extends: the description that the rest of this one repeats",
+        )
     read = read_json if source.format == "json" else read_yaml
     tree = read(text, source.name)
     problems = structure_problems(tree, source.name)
@@ -139,6 +153,7 @@ def _base(
         except BackquantError as error:
             raise fail(source.name, value.line, ("extends",), error.what, error.fix) from error
     path = source.folder / extends
+    _check_folder(path, source, resolver, value.line)
     if path.resolve() in chain:
         names = " → ".join(item.name for item in (*chain, path.resolve()))
         message = f"a file extends itself: {names}"
@@ -150,6 +165,19 @@ def _base(
     except SpecError as error:
         message = f"{extends}: {error.what}"
         raise fail(source.name, value.line, ("extends",), message, error.fix) from error
+
+
+def _check_folder(path: Path, source: _Source, resolver: Resolver, line: int | None) -> None:
+    """A file extends files of its own folder, and of those that the caller allows."""
+    here = (source.folder.resolve(), *resolver.folders)
+    if not any(path.resolve().is_relative_to(folder) for folder in here):
+        raise fail(
+            source.name,
+            line,
+            ("extends",),
+            "this file lies outside of the folder of the description",
+            f'if you trust it, allow its folder where the file is loaded: allow=("{path.parent}",)',
+        )
 
 
 def _format_of(path: Path) -> Format:
