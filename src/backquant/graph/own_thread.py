@@ -30,14 +30,7 @@ from torch.fx import _symbolic_trace
 __all__ = ["capture_in_own_thread", "printing_nowhere", "without_attention_fastpath"]
 
 _LOCK = threading.RLock()
-_FLAGS = ("is_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing")
-# Modules that have these functions, their own or imported.
-_ASKED = (
-    "torch.compiler",
-    "torch.fx._symbolic_trace",
-    "torch.export.unflatten",
-    "torch._dynamo.eval_frame",
-)
+_FLAGS = ("is_compiling", "is_exporting")
 
 
 class _Capture:
@@ -71,9 +64,8 @@ def capture_in_own_thread() -> Iterator[None]:
         try:
             with ExitStack() as replaced:
                 replaced.enter_context(_own_patcher(capture))
-                for module in filter(None, map(sys.modules.get, _ASKED)):
-                    for name in _FLAGS:
-                        replaced.enter_context(_own_flag(capture, module, name))
+                for name in _FLAGS:
+                    replaced.enter_context(_own_flag(capture, name))
                 yield
         finally:
             capture.thread = None
@@ -123,13 +115,13 @@ def _for(
 
 
 @contextmanager
-def _own_flag(capture: _Capture, module: Any, name: str) -> Iterator[None]:
-    """``module.is_…`` as it is to this thread, false to all others."""
+def _own_flag(capture: _Capture, name: str) -> Iterator[None]:
+    """``torch.compiler.is_…`` as it is to this thread, false to all others."""
 
     def answer(asked: Callable[[], bool]) -> bool:
         return capture.is_here() and asked()
 
-    with _answering(module, name, answer):
+    with _answering(torch.compiler, name, answer):
         yield
 
 
