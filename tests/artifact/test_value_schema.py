@@ -20,7 +20,12 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+def _name(value: Any) -> str:
+    """Without an address: every process that runs tests has to find the same names."""
+    return getattr(value, "__name__", repr(value))
+
+
+@pytest.mark.parametrize("value", VALUES, ids=_name)
 def test_what_is_written_passes(value: Any) -> None:
     written = json.dumps(Encoder(lambda _: "t0").encode(value, "here"))
     ADAPTER.validate_json(written)
