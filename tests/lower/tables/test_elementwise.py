@@ -56,7 +56,7 @@ def test_a_relu_behind_is_part_of_the_kernel(tools, function, relu):
 def test_signed_integers(tools):
     reference, out = _binary(tools, torch.add, signed=True)
     lowered = tools.lower(reference)
-    assert lowered.kernels[0].dtype is torch.int8
+    assert lowered.kernels[0].dtype is torch.uint8  # 128 further up, as is the zero point
     x, y = torch.randn(30) * 3, torch.randn(30) * 3
     tools.assert_within(lowered.graph_module(x, y), reference(x, y), out.scale)
 

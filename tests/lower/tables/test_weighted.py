@@ -313,7 +313,7 @@ def test_a_weight_that_the_kernel_cannot_hold_is_refused(tools, change, rule):
     assert reason.asked and reason.admitted and reason.place == "engine x86"
 
 
-def test_signed_activations_are_refused_for_convolutions(tools):
+def test_signed_activations_of_convolutions_run_as_unsigned_ones(tools):
     signed = tools.qparams(0.05, -20, -128, 127)
     conv = nn.Conv2d(4, 6, 3)
 
@@ -323,12 +323,9 @@ def test_signed_activations_are_refused_for_convolutions(tools):
     module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
     reference = tools.trace(forward, op=module)
     lowered = _run(tools, reference)
-    [reason] = lowered.left_in_float
-    assert (reason.rule, reason.asked, reason.admitted) == (
-        "activation-dtype",
-        "torch.int8",
-        "torch.uint8",
-    )
+    assert lowered.left_in_float == ()
+    x = torch.randn(2, 4, 5, 5)
+    tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
 
 
 NARROW = EngineInfo(
