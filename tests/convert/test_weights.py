@@ -147,6 +147,26 @@ def test_a_reference_class_without_from_float_is_refused(flow):
     assert error.value.where == f"{setter}, module '0'"
 
 
+def test_a_reference_class_whose_from_float_raises(flow):
+    """What a user's class raises is no defect of a step of ours."""
+    from backquant.backend_config import get_x86_backend_config
+
+    class Failing(nn.Module):
+        @classmethod
+        def from_float(cls, module, weight_qparams):
+            return {}["weight"]
+
+    backend = get_x86_backend_config()
+    for entry in backend.configs:
+        if entry.root_module is nn.Linear:
+            entry.set_reference_quantized_module(Failing)
+    prepared = flow.prepare(nn.Sequential(nn.Linear(4, 4)).eval(), backend=backend)
+    calibrate(prepared, [torch.randn(2, 4)])
+    with pytest.raises(ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'") as error:
+        convert_to_reference(prepared)
+    assert error.value.where.endswith("set_reference_quantized_module(Failing), module '0'")
+
+
 def test_the_training_flags_stay(flow):
     class Dropped(nn.Module):
         def __init__(self) -> None:

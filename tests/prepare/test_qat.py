@@ -134,3 +134,18 @@ def test_a_qat_class_without_from_float_is_refused():
             entry.set_qat_module(Broken)
     with pytest.raises(ConfigError, match="Broken has no from_float"):
         _prepare(Net().train(), backend=backend)
+
+
+def test_a_qat_class_whose_from_float_raises():
+    class Failing(nn.Linear):
+        @classmethod
+        def from_float(cls, module):
+            return {}["weight"]
+
+    backend = get_x86_backend_config()
+    for entry in backend.configs:
+        if entry.normal_pattern.size == 1 and entry.normal_pattern.anchor.op is nn.Linear:
+            entry.set_qat_module(Failing)
+    with pytest.raises(ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'") as error:
+        _prepare(Net().train(), backend=backend)
+    assert "set_qat_module(Failing)" in error.value.where

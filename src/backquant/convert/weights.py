@@ -27,7 +27,7 @@ from backquant.backend_config import get_root_module_to_quantized_reference_modu
 from backquant.convert.hardware_scales import asks_for_powers, snapped_dict
 from backquant.convert.state import Conversion
 from backquant.dtypes import find_dtype
-from backquant.errors import ConfigError
+from backquant.errors import BackquantError, ConfigError
 from backquant.graph import get_module, set_module
 from backquant.match.plan import Match, MatchKind
 from backquant.observe.qparams import qparam_dict
@@ -250,16 +250,28 @@ def _reference(
     qparams: Callable[[], dict[str, Any]],
 ) -> nn.Module:
     from_float = getattr(reference, "from_float", None)
+    setter = f"BackendPatternConfig.set_reference_quantized_module({reference.__name__})"
+    where = f"{setter}, module {path!r}"
+    fix = (
+        f"class {reference.__name__}:\n    @classmethod\n"
+        "    def from_float(cls, module, weight_qparams): ..."
+    )
     if not callable(from_float):
         raise ConfigError(
-            f"the reference module {reference.__name__} has no from_float",
-            where=f"BackendPatternConfig.set_reference_quantized_module({reference.__name__}), "
-            f"module {path!r}",
-            fix=f"class {reference.__name__}:\n    @classmethod\n"
-            "    def from_float(cls, module, weight_qparams): ...",
+            f"the reference module {reference.__name__} has no from_float", where=where, fix=fix
         )
-    with torch.no_grad():
-        made: nn.Module = from_float(module, qparams())
+    found = qparams()
+    try:
+        with torch.no_grad():
+            made: nn.Module = from_float(module, found)
+    except BackquantError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{reference.__name__}.from_float raised {type(error).__name__}: {error}",
+            where=where,
+            fix=fix,
+        ) from error
     made.train(module.training)
     return made
 

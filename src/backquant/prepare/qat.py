@@ -58,16 +58,22 @@ def swap_for_training(
 
 def _made(qat_class: type[nn.Module], float_module: nn.Module, path: str) -> nn.Module:
     from_float = getattr(qat_class, "from_float", None)
+    where = f"BackendPatternConfig.set_qat_module({qat_class.__name__}), module {path!r}"
+    fix = f"class {qat_class.__name__}:\n    @classmethod\n    def from_float(cls, module): ..."
     if not callable(from_float):
         raise ConfigError(
-            f"the QAT module {qat_class.__name__} has no from_float",
-            where=f"BackendPatternConfig.set_qat_module({qat_class.__name__}), module {path!r}",
-            fix=f"class {qat_class.__name__}:\n    @classmethod\n    def from_float(cls, module): ...",
+            f"the QAT module {qat_class.__name__} has no from_float", where=where, fix=fix
         )
     try:
         made: nn.Module = from_float(float_module)
     except ConfigError as error:
         raise ConfigError(
             error.what, where=f"module {path!r}: {error.where}", fix=error.fix
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{qat_class.__name__}.from_float raised {type(error).__name__}: {error}",
+            where=where,
+            fix=fix,
         ) from error
     return made.train(float_module.training)
