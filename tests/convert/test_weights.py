@@ -162,7 +162,9 @@ def test_a_reference_class_whose_from_float_raises(flow):
             entry.set_reference_quantized_module(Failing)
     prepared = flow.prepare(nn.Sequential(nn.Linear(4, 4)).eval(), backend=backend)
     calibrate(prepared, [torch.randn(2, 4)])
-    with pytest.raises(ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'") as error:
+    with pytest.raises(
+        ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'"
+    ) as error:
         convert_to_reference(prepared)
     assert error.value.where.endswith("set_reference_quantized_module(Failing), module '0'")
 

@@ -146,6 +146,8 @@ def test_a_qat_class_whose_from_float_raises():
     for entry in backend.configs:
         if entry.normal_pattern.size == 1 and entry.normal_pattern.anchor.op is nn.Linear:
             entry.set_qat_module(Failing)
-    with pytest.raises(ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'") as error:
+    with pytest.raises(
+        ConfigError, match=r"Failing\.from_float raised KeyError: 'weight'"
+    ) as error:
         _prepare(Net().train(), backend=backend)
     assert "set_qat_module(Failing)" in error.value.where
