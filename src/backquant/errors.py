@@ -24,8 +24,6 @@ __all__ = [
     "SpecError",
     "UnknownBackendError",
     "UsageError",
-    "did_you_mean",
-    "nearest",
 ]
 
 

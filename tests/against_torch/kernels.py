@@ -111,10 +111,13 @@ class _Forced(fx.Interpreter):
         self.found = replace(self.found, floats=self.found.floats + 1)
         return expected.clone()
 
-    def _several(self, value: Any, expected: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A kernel that gives a tuple of floats."""
+    def _several(self, value: Any, expected: tuple[Any, ...]) -> Any:
+        """A kernel that gives a tuple of floats; what is only split is moved as integers."""
+        pairs = list(zip(tree_leaves(expected), tree_leaves(value), strict=True))
+        if any(wanted.dtype != got.dtype for wanted, got in pairs):
+            return value
         levels = [self.found.decibels]
-        for wanted, got in zip(tree_leaves(expected), tree_leaves(value), strict=True):
+        for wanted, got in pairs:
             noise = (wanted.double() - got.double()).square().sum()
             levels.append(float(10 * torch.log10(wanted.double().square().sum() / noise)))
         self.found = replace(self.found, tuples=self.found.tuples + 1, decibels=min(levels))

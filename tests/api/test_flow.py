@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from backquant.observe import MinMaxObserver
 
 MAPPING = backquant.get_default_qconfig_mapping("x86")
 X86 = backquant.get_x86_backend_config()
+# what PyTorch has not: operators that ``quantize`` leaves in float by default
+assert X86.defaults is not None
+X86.set_defaults(replace(X86.defaults, leave_float=()))
 
 
 def prepared(net: nn.Module, image: torch.Tensor, **changes: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,11 +37,10 @@ def test_projections_of_attention() -> None:
     model = Attention().eval()
     batches = [torch.randn(2, 5, 8) for _ in range(4)]
     ours = backquant.quantize(model, calibration=batches)
-    asked = backquant.quantize(
-        model,
-        calibration=batches,
-        qconfig_mapping=backquant.get_default_qconfig_mapping("x86"),
-    )
+    config = backquant.get_backend_config("x86")
+    assert config.defaults is not None
+    config.set_defaults(replace(config.defaults, leave_float=()))
+    asked = backquant.quantize(model, backend=config, calibration=batches)
     # q and kv, read by attention, and the last one, read by nobody; that of out is read by last
     assert any(note.startswith("3 results of") for note in ours.report.notes)
     assert not any("results of" in note for note in asked.report.notes)

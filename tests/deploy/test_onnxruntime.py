@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,10 @@ def sqnr(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def export(
-    model: nn.Module, batch: torch.Tensor, path: Path, mapping: Any = None, **more: Any
+    model: nn.Module, batch: torch.Tensor, path: Path, backend: Any = "onnxruntime", **more: Any
 ) -> tuple[Any, Exported]:
     torch.manual_seed(0)
-    quantized = backquant.quantize(
-        model.eval(), backend="onnxruntime", calibration=[batch], qconfig_mapping=mapping
-    )
+    quantized = backquant.quantize(model.eval(), backend=backend, calibration=[batch])
     return quantized, backquant.export(quantized, path, **more)
 
 
@@ -144,7 +143,9 @@ def test_attention_with_dynamic_batch_and_length(tmp_path) -> None:
     found = kernels(exported)
     assert found["Softmax"] == 1  # the default, which is faster
     assert found["QLinearMatMul"] + found["MatMulIntegerToFloat"] == 6
-    everything = backquant.get_default_qconfig_mapping("onnxruntime")
+    everything = backquant.get_backend_config("onnxruntime")
+    assert everything.defaults is not None
+    everything.set_defaults(replace(everything.defaults, leave_float=()))
     quantized, exported = export(Sequence(), batch, path, everything, dynamic_shapes=dynamic)
     assert exported.integer == exported.expected
     found = kernels(exported)

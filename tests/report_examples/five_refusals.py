@@ -8,6 +8,7 @@ prints what ``backquant.explain`` says of it, and writes the page.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -77,8 +78,11 @@ def custom() -> bq.PrepareCustomConfig:
 
 def report(asked: bq.QConfigMapping | None = None) -> Report:
     asked = mapping() if asked is None else asked
+    config = bq.get_backend_config("qnnpack")
+    assert config.defaults is not None
+    config.set_defaults(replace(config.defaults, leave_float=()))  # what is asked, and no more
     return bq.explain(
-        Model(), inputs(), backend="qnnpack", qconfig_mapping=asked, prepare_custom_config=custom()
+        Model(), inputs(), backend=config, qconfig_mapping=asked, prepare_custom_config=custom()
     )
 
 

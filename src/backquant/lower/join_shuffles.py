@@ -29,6 +29,7 @@ def join_shuffles(
     ``records``: the position in ``kernels`` of the record of each kernel node; a shuffle of floats has
     none, and stays. The graph is edited in place. Cost: linear in the graph.
 
+    >>> import torch
     >>> join_shuffles(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
     []
     """

@@ -301,7 +301,7 @@ class QuantizedModel(nn.Module):
 
 def _is_traced() -> bool:
     """Whether somebody follows the call: errors are then for them."""
-    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+    return torch.compiler.is_dynamo_compiling() or _get_current_dispatch_mode() is not None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

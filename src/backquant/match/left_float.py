@@ -36,7 +36,7 @@ def left_in_float(
         is_float_input: whether an input of this name may hold floats; others are indices and masks.
             Default: as an export says; all of a symbolic trace.
 
-    >>> import operator
+    >>> import operator, torch
     >>> def f(x, y):
     ...     return torch.nn.functional.layer_norm(x + y, (2,)) + 1
     >>> rule = LeaveFloat((operator.add,), before=(torch.nn.functional.layer_norm,))
@@ -58,6 +58,7 @@ def left_in_float(
 def keys_of(operators: Iterable[Any]) -> set[OperatorKey | None]:
     """What nodes call that call one of ``operators``.
 
+    >>> import torch
     >>> keys_of((torch.add,)) == {OperatorKey("function", torch.add)}
     True
     """
@@ -130,6 +131,7 @@ def _readers(graph: GraphIndex, node: fx.Node) -> list[fx.Node]:
 def calls_one_of(graph: GraphIndex, node: fx.Node, operators: set[OperatorKey | None]) -> bool:
     """Whether a node calls one of ``operators``; a fused module counts as its root.
 
+    >>> import torch
     >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
     >>> calls_one_of(GraphIndex(gm), list(gm.graph.nodes)[1], keys_of((torch.relu,)))
     True

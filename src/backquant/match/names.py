@@ -16,6 +16,7 @@ __all__ = ["entry_text", "op_name", "pattern_text"]
 def op_name(op: Any) -> str:
     """``Conv2d``, ``torch.add``, ``F.relu``, ``.view()``; QAT classes with their package.
 
+    >>> import torch
     >>> op_name(torch.nn.Conv2d), op_name(torch.add), op_name("view")
     ('Conv2d', 'torch.add', '.view()')
     """
@@ -33,6 +34,7 @@ def _cached_name(op: Any) -> str:
 def pattern_text(pattern: NormalPattern) -> str:
     """A pattern in dataflow order: ``Conv2d, ReLU``; nested calls where it is no sequence.
 
+    >>> import torch
     >>> from torch import nn
     >>> from backquant.backend_config.pattern import MatchAllNode, from_reversed, normal_form
     >>> pattern_text(normal_form((nn.Conv2d, nn.ReLU)))
@@ -48,6 +50,7 @@ def pattern_text(pattern: NormalPattern) -> str:
 def entry_text(config: BackendPatternConfig) -> str:
     """What reports call an entry: the name of its graph pattern, or its pattern.
 
+    >>> import torch
     >>> twice = GraphPattern(["x"], {"sum": (torch.add, "x", "x")}, name="twice")
     >>> entry_text(BackendPatternConfig(twice)), entry_text(BackendPatternConfig(torch.add))
     ('twice', 'torch.add')

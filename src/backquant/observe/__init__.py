@@ -4,6 +4,7 @@ The names and their meaning are those of PyTorch 2.x. New here: ``merge``, exact
 order, and a ``HistogramObserver`` made for it.
 """
 
+from backquant.dtypes import is_per_channel, is_per_tensor
 from backquant.observe import defaults
 from backquant.observe.base import ObserverBase, UniformQuantizationObserverBase
 from backquant.observe.defaults import *  # noqa: F403  (the named defaults; see defaults.__all__)
@@ -58,6 +59,8 @@ __all__ = [
     "FakeQuantizeBase",
     "ObserverPartial",
     "factories_equal",
+    "is_per_channel",
+    "is_per_tensor",
     "factory_hash",
     "with_args",
     "with_callable_args",

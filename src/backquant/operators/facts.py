@@ -57,6 +57,7 @@ class UseFacts:
     def read(self, quantity: Quantity) -> Values | Unknown:
         """The values of a quantity.
 
+        >>> from torch import nn
         >>> conv = fx.symbolic_trace(nn.Sequential(nn.Conv2d(4, 8, (3, 5), groups=2)))
         >>> node = list(conv.graph.nodes)[1]
         >>> use = UseFacts(GraphIndex(conv), GraphValues(None), node, node)

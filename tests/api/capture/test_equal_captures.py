@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,8 @@ def test_a_rule_for_another_spelling_holds() -> None:
             return torch.add(x, x) * 2
 
     mapping = backquant.get_default_qconfig_mapping("x86").set_object_type(torch.add, None)
+    asked = backquant.get_default_qconfig("x86")
+    mapping.set_module_name_object_type_order("", operator.mul, 0, asked)
     for how in ("trace", "export"):
         report = backquant.explain(Add(), torch.ones(2), qconfig_mapping=mapping, capture=how)
         assert [row.outcome for row in report.rows] == ["float", "quantized"], how

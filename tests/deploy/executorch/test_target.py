@@ -80,14 +80,16 @@ def test_float_operators_stay_in_the_program_and_are_named(tmp_path) -> None:
     assert found["XNNPACK Conv2d"] == found["XNNPACK FullyConnected"] == 1
     [mean] = [reason for reason in exported.undelegated if reason.node == "mean"]
     assert "mean.dim only supports" in mean.admitted
-    assert [r.admitted for r in model.plan.decisions["mean"].reasons] == ["operator inner axes"]
+    assert [r.admitted for r in model.plan.decisions["mean"].reasons] == [
+        "dim one of (-2, -1), (2, 3)"
+    ]
     assert [use.dtype for use in exported.kernels if use.kernel == "XNNPACK Gelu"] == ["float32"]
     torch.testing.assert_close(result, model(x), rtol=0, atol=0.05)
 
 
 def replaced(dtypes: DTypeConfig) -> DTypeConfig:
     """Without what it says of groups."""
-    return DTypeConfig(**{k: v for k, v in dtypes.to_dict().items() if k != "only"})
+    return DTypeConfig(**{k: v for k, v in dtypes.to_dict().items() if k != "where"})
 
 
 def test_grouped_transposed_convolution_becomes_float(tmp_path) -> None:
@@ -97,6 +99,7 @@ def test_grouped_transposed_convolution_becomes_float(tmp_path) -> None:
     """
     config = get_backend_config("xnnpack")
     for entry in config.configs:
+        entry.set_where(None)
         entry.set_dtype_configs([replaced(dtypes) for dtypes in entry.dtype_configs])
     x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)

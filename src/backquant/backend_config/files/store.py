@@ -63,6 +63,7 @@ def save_file(config: BackendConfig, path: str | os.PathLike[str]) -> None:
     Raises ``SpecError`` for another suffix, what cannot be stored, or a folder that cannot be
     written to.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file(BackendConfig("mine"), Path(folder) / "mine.json")
     ...     load_file(Path(folder) / "mine.json").name
