@@ -27,7 +27,7 @@ from backquant.backend_config.tables import (  # noqa: E402
     support_rows,
     to_markdown,
 )
-from backquant.match.reason_codes import ReasonCode  # noqa: E402
+from backquant.reason_codes import ReasonCode  # noqa: E402
 
 COMMAND = "python tools/generate_backend_docs.py"
 INTRODUCTION = f"""\
@@ -50,7 +50,7 @@ What each backend quantizes, made from its description. The same in a terminal:
 REASONS = f"""\
 # Why an operator stays float
 
-<!-- Written by `{COMMAND}`; edit src/backquant/match/reason_codes.py instead. -->
+<!-- Written by `{COMMAND}`; edit src/backquant/reason_codes.py instead. -->
 
 Every reason in a report has one of these codes (`rule`), with what was asked, what is admitted, and a fix in
 code where there is one. The check of TensorRT's rules has codes of its own

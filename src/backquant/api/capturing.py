@@ -23,10 +23,10 @@ from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
 from backquant.match import CustomMatching, Plan, Reason
-from backquant.match.reason_codes import ReasonCode
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
 
 __all__ = [
     "CAPTURES",

@@ -12,7 +12,7 @@ from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
 from backquant.match.plan import Reason
-from backquant.match.reason_codes import ReasonCode
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["Required", "check_modules", "check_operators", "run_export"]
 

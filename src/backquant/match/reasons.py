@@ -18,10 +18,10 @@ from backquant.match.misses import Misses
 from backquant.match.names import entry_text, op_name
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
-from backquant.match.reason_codes import ReasonCode
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles, Ruling, tensor_text
 from backquant.qconfig import QuantType
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["ReasonWriter", "Refused"]
 

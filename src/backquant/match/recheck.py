@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from backquant.backend_config.numbers import short_text
 from backquant.match.constraints import is_power_of_two
 from backquant.match.plan import Decision, Outcome, Plan, Predicate, Reason
-from backquant.match.reason_codes import ReasonCode
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["MeasuredScales", "recheck"]
 

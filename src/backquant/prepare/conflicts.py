@@ -14,11 +14,11 @@ from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
 from backquant.match.constraints import Refusal, check_tensor
 from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
-from backquant.match.reason_codes import ReasonCode
 from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import Site, SiteTable
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["check_groups"]
 

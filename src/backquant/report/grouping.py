@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from backquant.match.reason_codes import ReasonCode
+from backquant.reason_codes import ReasonCode
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed, listed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from backquant.match.reason_codes import remedy_of
+from backquant.reason_codes import remedy_of
 from backquant.report.grouping import Refusal, by_cost, refusals
 from backquant.report.model import Report
 

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from backquant.match.reason_codes import ReasonCode
+from backquant.reason_codes import ReasonCode
 from backquant.report.grouping import (
     Refusal,
     by_cost,

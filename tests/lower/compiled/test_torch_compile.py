@@ -57,7 +57,7 @@ def test_a_lowered_model_runs_as_it_is_within_compiled_code() -> None:
     x = CALIBRATION[0] / 2
     with torch.no_grad():
         assert torch.allclose(around(x), model(x * 2) + 1)
-        assert sum(counters["graph_break"].values()) <= 3  # at the model, whatever is in it
+        assert sum(counters["graph_break"].values()) <= 4  # at the model, whatever is in it
         assert torch.allclose(around(x), model(x * 2) + 1)
 
 

@@ -69,7 +69,7 @@ def test_quantized_tensors_are_passed_on() -> None:
     assert graph.count("quantized::conv2d") == 6
     assert graph.count("onednn::qconv") + graph.count("onednn::qlinear") == 1  # hardswish
     made = graph.count("aten::_make_per_tensor_quantized_tensor")
-    assert made <= 3, graph  # in hardswish's sum, of a slice, of what cat joined
+    assert made <= 4, graph  # before the sum, which is float, of slices, of what cat joined
 
 
 def test_a_loaded_weight_is_used(chain: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import backquant
-from backquant.match.reason_codes import ReasonCode
+from backquant.reason_codes import ReasonCode
 
 SOURCE = Path(backquant.__file__).parent
 #: Where the code stands among the arguments of what makes a reason, or adds to one.
