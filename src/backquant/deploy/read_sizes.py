@@ -39,6 +39,7 @@ def write_read_sizes(
     >>> class Reshape(nn.Module):
     ...     def forward(self, x, shape):
     ...         return x.reshape(shape.tolist())
+    >>> Reshape.__module__ = "others"  # of a package that is not ours
     >>> class Tracer(fx.Tracer):
     ...     def is_leaf_module(self, module, name): return True
     >>> class Model(nn.Module):
