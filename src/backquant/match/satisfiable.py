@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -72,10 +73,11 @@ def _unconditional(config: DTypeConfig) -> DTypeConfig:
 
 
 def _request(config: DTypeConfig, roles: Roles) -> Asks:
-    """What the fix of a refusal would ask for."""
+    """What the fix of a refusal would ask for: code of ours, of observers, dtypes and numbers only."""
     code = qconfig_code(config, Asks(None, None), roles)
     names = {name: getattr(observe, name) for name in observe.__all__}
-    qconfig = eval(code, {"torch": torch, "QConfig": QConfig, **names})
+    known = {"torch": torch, "QConfig": QConfig, "inf": math.inf, "nan": math.nan, **names}
+    qconfig = eval(code, {"__builtins__": {}, **known})
     reader = AskReader()
     weight = reader.weight(qconfig, "check") if roles.weight else None
     return Asks(reader.activation(qconfig, "check"), weight)
