@@ -62,7 +62,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a module that is not there": lambda d: d["model"]["children"].update(fc={"same_as": "later"}),
     "no output": lambda d: graph(d).pop(),
     "an output in the middle": lambda d: graph(d)[1].update(op="output"),
-    "an engine that is none": lambda d: d["engine"].update(name="system"),
+    "an engine that is none": lambda d: d["engine"].update(name=""),
 }
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Tracer
 
-from backquant.backends.tables import lowering_rules
 from backquant.graph.decomposed import register_quantized_decomposed
-from backquant.lower import engine_info, lower
+from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.kernels import views
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.replay import Replays
@@ -97,7 +96,7 @@ def check(family: str, seed: int, engine: str, layouts: int = 3) -> Outcome:
     shapes and layouts, as it is and by replay, and compare each result."""
     case, choice = drawn(family, seed)
     reference = reference_of(case)
-    lowered = lower(reference, lowering_rules(engine), engine_info(engine))
+    lowered = lower(reference, find_engine(engine).rules(), engine_info(engine))
     refused = tuple(f"{reason.rule}: {reason.asked}" for reason in lowered.left_in_float)
     kernels = tuple(use.kernel for use in lowered.kernels)
     if refused or not kernels:

@@ -24,10 +24,10 @@ from torch.nn import functional as F
 from backquant.backend_config import get_backend_config
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference
+from backquant.engines import onednn, quantized
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.lower import audit, engine_info, lower
-from backquant.lower.tables import onednn, quantized
 from backquant.match import make_plan, plan_fusion
 from backquant.observe import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.prepare import Origin, insert_observers

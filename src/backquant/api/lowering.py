@@ -15,7 +15,6 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.api.owned import own_shared_tensors
-from backquant.backends.tables import lowering_rules
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
 from backquant.graph import (
     DeferredGraphModule,
@@ -27,7 +26,7 @@ from backquant.graph import (
     shallow_copy,
 )
 from backquant.graph.export import Interface, interface_of, output_of
-from backquant.lower import EngineInfo, Lowered, QuantizedModel, engine_info, lower
+from backquant.lower import EngineInfo, Lowered, QuantizedModel, engine_info, find_engine, lower
 from backquant.match import MatchKind
 
 __all__ = ["quantized_model"]
@@ -77,7 +76,7 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
     else:
         state = reference_state(reference)
         check_engine_dtypes(state.plan, state.backend_config, engine)
-        result = lower(reference, lowering_rules(engine.name), engine, _apart(reference))
+        result = lower(reference, find_engine(engine.name).rules(), engine, _apart(reference))
         module = result.graph_module
         kept = reference.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
         preserve(module, reference, list(kept), "ConvertCustomConfig")

@@ -20,7 +20,6 @@ from backquant.artifact.value_schema import Name, Path, TensorReference, Value
 from backquant.errors import ArtifactError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, KernelUse
-from backquant.lower.engine import ENGINES
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
 
@@ -125,18 +124,13 @@ def _report() -> type[BaseModel]:
     return create_model("Report", __base__=data_model(Report), coverage=(float | None, None))
 
 
-def _engine() -> type[BaseModel]:
-    named: Any = Literal[ENGINES]
-    return data_model(EngineInfo, {"name": named})
-
-
 @cache
 def _manifest() -> TypeAdapter[Any]:
     """All that a file holds beside the bytes of its tensors."""
     plan = data_model(Plan, {"decisions": list[data_model(Decision)]})  # type: ignore[misc]
     fields: dict[str, Any] = {
         "versions": dict[Literal["backquant", "torch"], str],
-        "engine": _engine() | None,
+        "engine": data_model(EngineInfo, {"name": Name}) | None,
         "kernels": list[data_model(KernelUse)],  # type: ignore[misc]
         "left_in_float": list[data_model(Reason)],  # type: ignore[misc]
         "inputs": list[tuple[int, _Scale, _Int32, _Int32, _Int32, DTypeName]],

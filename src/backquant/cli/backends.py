@@ -50,10 +50,10 @@ def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
     """The engine of ``config`` on this machine, or what is to say about its absence."""
     if config.engine is None:
         return None, []
-    from backquant.lower.engine import ENGINES, engine_info
+    from backquant.lower.engine import engine_info, list_engines
 
     try:
         return engine_info(config.engine), []
     except EngineError as error:
-        severity: Severity = "note" if config.engine in ENGINES else "error"
+        severity: Severity = "note" if config.engine in list_engines() else "error"
         return None, [Finding(severity, "engine", "engine", error.what, error.fix)]

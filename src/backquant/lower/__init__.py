@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from backquant.lower.audit import Audit, audit
-from backquant.lower.engine import EngineInfo, engine_here, engine_info
+from backquant.lower.engine import (
+    Engine,
+    EngineInfo,
+    engine_here,
+    engine_info,
+    find_engine,
+    list_engines,
+)
 from backquant.lower.lowering import Lowered, lower
+from backquant.lower.machine import MachineFacts
 from backquant.lower.quantized_model import QuantizedModel
 from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
 
 __all__ = [
     "Audit",
     "Emit",
+    "Engine",
     "EngineInfo",
     "KernelUse",
     "LowerRule",
     "Lowered",
+    "MachineFacts",
     "Operand",
     "QuantizedModel",
     "Site",
     "audit",
     "engine_here",
     "engine_info",
+    "find_engine",
+    "list_engines",
     "lower",
 ]

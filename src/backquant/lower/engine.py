@@ -1,78 +1,46 @@
-"""Engines: which integer kernels this build and this CPU have, as data.
+"""Engines: which integer kernels there are on a machine, and the rules that lower a model to them.
 
-The facts of the machine are read in one place (``machine_facts``) and passed as a value, so that an
-engine can be asked about a machine other than this one.
+An engine of another package is an entry point of the group ``backquant.engines``: it names an ``Engine``.
+Those of this package are named there, too; their modules are imported when they are asked for.
 
-Sources: the ``isa`` names are those of ``torch.cpu.get_capabilities()`` and of oneDNN's
-``ONEDNN_MAX_CPU_ISA`` variable (oneDNN developer guide, "CPU dispatcher control"); that 8-bit
-products may saturate in 16 bits without VNNI: oneDNN developer guide, "Nuances of int8 computations".
+Source: that 8-bit products may saturate in 16 bits without VNNI: oneDNN developer guide, "Nuances of int8
+computations".
 """
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from backquant.dtypes import dtype_name
 from backquant.errors import ArtifactError, EngineError, did_you_mean
+from backquant.lower.machine import MachineFacts, machine_facts
 
-__all__ = ["ENGINES", "EngineInfo", "MachineFacts", "engine_here", "engine_info", "machine_facts"]
+if TYPE_CHECKING:
+    from backquant.lower.rule import LowerRule
 
-ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
+__all__ = [
+    "Engine",
+    "EngineInfo",
+    "engine_here",
+    "engine_info",
+    "find_engine",
+    "list_engines",
+]
 
-_X86 = ("x86_64", "amd64", "i386", "i686")
-_ONEDNN_KERNELS = (
-    "onednn.qconv_pointwise",
-    "onednn.qconv2d_pointwise",
-    "onednn.qlinear_pointwise",
-)
-_WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
-_WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
-# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value: limits are of one line of instruction
-# sets, so that AVX2_VNNI is no VNNI at all on a CPU that has that of AVX-512 only.
-_WITHIN_LIMIT: dict[str, tuple[str, ...]] = {
-    "SSE41": (),
-    "AVX2_VNNI": ("avx_vnni", "avx_vnni_int8"),
-    "AVX512_CORE_": _WIDE_512,
-    "AVX10": _WIDE_512,
-    "AVX": (),  # AVX, AVX2, AVX512_CORE
+_GROUP = "backquant.engines"
+#: The engines of this package; they need no installed metadata and cannot be replaced.
+_BUILT_IN = {
+    "x86": "backquant.engines.onednn:X86",
+    "onednn": "backquant.engines.onednn:ONEDNN",
+    "fbgemm": "backquant.engines.quantized:FBGEMM",
+    "qnnpack": "backquant.engines.quantized:QNNPACK",
 }
-
-
-@dataclass(frozen=True)
-class MachineFacts:
-    """What decides which kernels can run: the build of torch, and the CPU."""
-
-    architecture: str
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
-    onednn: bool = False
-    quantized_engines: tuple[str, ...] = ()
-    torch_version: str = ""
-    isa_limit: str = ""  # ONEDNN_MAX_CPU_ISA; empty: none
-
-    @property
-    def is_x86(self) -> bool:
-        return self.architecture.lower() in _X86
-
-    @property
-    def vnni(self) -> bool:
-        """Whether oneDNN adds 8-bit products up in 32 bits by one instruction."""
-        return any(bool(self.capabilities.get(name)) for name in self._within_limit)
-
-    @property
-    def _within_limit(self) -> tuple[str, ...]:
-        limit = self.isa_limit.upper()
-        return next((n for start, n in _WITHIN_LIMIT.items() if limit.startswith(start)), _WIDE)
-
-    @property
-    def has_vnni(self) -> bool:
-        """Whether the CPU has such an instruction, whatever oneDNN may use."""
-        return any(bool(self.capabilities.get(name)) for name in _WIDE)
 
 
 @dataclass(frozen=True)
@@ -146,25 +114,90 @@ class EngineInfo:
         return cls(**values)
 
 
-def machine_facts() -> MachineFacts:
-    """The facts of this build and this CPU.
+@dataclass(frozen=True)
+class Engine:
+    """An engine: its name, what it is on a machine, and its table of rules.
 
-    >>> machine_facts().torch_version == torch.__version__.split("+")[0]
+    ``info``: what it offers on the machine of these facts; it raises ``EngineError`` where it cannot run
+    there. ``rules``: how a reference model is lowered to its kernels, in order of preference. A rule refuses
+    what its kernel does not take, with the reason. What no rule takes runs in float.
+
+    >>> def info(facts: MachineFacts) -> EngineInfo:
+    ...     return EngineInfo("mine", facts.isa, facts.torch_version, (), (torch.int8,), (torch.int8,))
+    >>> engine = Engine("mine", info, lambda: [])
+    >>> engine.info(MachineFacts("aarch64", torch_version="2.13.0")).describe()
+    'mine (aarch64, torch 2.13.0)'
+    """
+
+    name: str
+    info: Callable[[MachineFacts], EngineInfo]
+    rules: Callable[[], Sequence[LowerRule]]
+
+
+def list_engines() -> list[str]:
+    """Names of all engines: those of this package, then those of other packages by name.
+
+    >>> list_engines()[:4]
+    ['x86', 'onednn', 'fbgemm', 'qnnpack']
+    """
+    others = {point.name for point in metadata.entry_points(group=_GROUP)}
+    return [*_BUILT_IN, *sorted(others - set(_BUILT_IN))]
+
+
+def find_engine(name: str) -> Engine:
+    """The engine ``name``, whether or not it runs here.
+
+    Raises ``EngineError`` for a name that no engine has, with the nearest ones, and for an engine of another
+    package that cannot be read.
+
+    >>> len(find_engine("x86").rules()) > 0
     True
     """
-    return MachineFacts(
-        architecture=platform.machine(),
-        capabilities=torch.cpu.get_capabilities(),
-        onednn=torch.backends.mkldnn.is_available() and _has_kernel(_ONEDNN_KERNELS[0]),
-        quantized_engines=tuple(e for e in torch.backends.quantized.supported_engines),
-        torch_version=torch.__version__.split("+")[0],
-        isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
+    if name in _BUILT_IN:
+        ours: Engine = _loaded(_BUILT_IN[name])
+        return ours
+    points = list({p.value: p for p in metadata.entry_points(group=_GROUP, name=name)}.values())
+    if not points:
+        raise _unknown(name)
+    if len(points) > 1:
+        raise EngineError(
+            f"several installed packages offer an engine {name!r}",
+            where=f"entry points of {_GROUP}: {', '.join(sorted(p.value for p in points))}",
+            fix="uninstall all but one",
+        )
+    place = f"entry point {name} = {points[0].value!r} of the group {_GROUP}"
+    try:
+        found: Any = _loaded(points[0].value)
+    except Exception as error:
+        raise EngineError(
+            f"the engine {name!r} of an installed package cannot be read: {error}",
+            where=place,
+            fix=f"python -c 'import {points[0].module}'",
+        ) from error
+    if not isinstance(found, Engine) or found.name != name:
+        is_engine = isinstance(found, Engine)
+        what = f"called {found.name!r}" if is_engine else f"of the class {type(found).__name__}"
+        raise EngineError(
+            f"the engine {name!r} of an installed package is {what}",
+            where=place,
+            fix=f"Engine({name!r}, info, rules)",
+        )
+    return found
+
+
+def _loaded(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _unknown(name: str) -> EngineError:
+    names = list_engines()
+    meant = did_you_mean(name, names)
+    return EngineError(
+        f"there is no engine {name!r}" + (f" ({meant})" if meant else ""),
+        where=f"engine: {name}",
+        fix=f"choose one of {', '.join(names)}, or no engine: the reference model runs anywhere",
     )
-
-
-def _has_kernel(name: str) -> bool:
-    full = name.replace(".", "::")
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "MkldnnCPU"))
 
 
 def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
@@ -181,17 +214,7 @@ def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
     backquant.errors.EngineError: the engine onednn needs oneDNN's quantized kernels...
     ...
     """
-    if name not in ENGINES:
-        meant = did_you_mean(name, ENGINES)
-        raise EngineError(
-            f"there is no engine {name!r}" + (f" ({meant})" if meant else ""),
-            where=f"engine: {name}",
-            fix=f"choose one of {', '.join(ENGINES)}, or no engine: the reference model runs anywhere",
-        )
-    facts = machine_facts() if facts is None else facts
-    if name in ("x86", "onednn"):
-        return _onednn_engine(name, facts)
-    return _quantized_engine(name, facts)
+    return find_engine(name).info(machine_facts() if facts is None else facts)
 
 
 def engine_here(made_for: EngineInfo, facts: MachineFacts | None = None) -> EngineInfo:
@@ -212,90 +235,3 @@ def engine_here(made_for: EngineInfo, facts: MachineFacts | None = None) -> Engi
             fix="quantize again on this machine",
         )
     return here
-
-
-def _isa(facts: MachineFacts) -> str:
-    """The best instruction set for 8-bit products, as one word."""
-    if not facts.is_x86:
-        return facts.architecture
-    names = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512_bw", "avx2")
-    limit = facts.isa_limit.lower()
-    if limit in ("sse41", "avx", "avx2", "avx512_core"):
-        return limit
-    if facts.has_vnni and not facts.vnni:
-        return "avx2"
-    return next((name for name in names if facts.capabilities.get(name)), facts.architecture)
-
-
-def _onednn_engine(name: str, facts: MachineFacts) -> EngineInfo:
-    if not facts.onednn or (name == "x86" and not facts.is_x86):
-        lack = (
-            "needs an x86 CPU"
-            if facts.onednn
-            else "needs oneDNN's quantized kernels, which this build of torch has not"
-        )
-        raise EngineError(
-            f"the engine {name} {lack}",
-            where=f"{facts.architecture}, torch {facts.torch_version or 'unknown'}, "
-            f"quantized engines: {', '.join(facts.quantized_engines) or 'none'}",
-            fix=_alternative(facts, name),
-        )
-    return EngineInfo(
-        name=name,
-        isa=_isa(facts),
-        torch_version=facts.torch_version,
-        kernels=(*_ONEDNN_KERNELS, *_transposed(facts, "fbgemm"), *_dynamic(facts, name)),
-        activation_dtypes=(torch.uint8,),
-        weight_dtypes=(torch.int8,),
-        wide_accumulation=facts.vnni or not facts.is_x86,
-    )
-
-
-def _quantized_engine(name: str, facts: MachineFacts) -> EngineInfo:
-    if name not in facts.quantized_engines:
-        raise EngineError(
-            f"the engine {name} is not in this build of torch",
-            where=f"quantized engines: {', '.join(facts.quantized_engines) or 'none'}",
-            fix=_alternative(facts, name),
-        )
-    return EngineInfo(
-        name=name,
-        isa=_isa(facts),
-        torch_version=facts.torch_version,
-        kernels=(
-            "quantized.conv",
-            "quantized.linear",
-            *_transposed(facts, name),
-            *_dynamic(facts, name),
-        ),
-        activation_dtypes=(torch.uint8,),
-        weight_dtypes=(torch.int8,),
-        # qnnpack's kernels widen before they multiply.
-        wide_accumulation=name == "qnnpack" or not facts.is_x86 or facts.has_vnni,
-        # fbgemm's depthwise kernels sum pairs in 16 bits on any CPU (measured on torch 2.13).
-        wide_depthwise=name == "qnnpack",
-    )
-
-
-def _transposed(facts: MachineFacts, engine: str) -> tuple[str, ...]:
-    """Transposed convolutions are taken from a quantized engine of torch, which a build may lack."""
-    return (f"quantized.conv_transpose({engine})",) * (engine in facts.quantized_engines)
-
-
-def _dynamic(facts: MachineFacts, engine: str) -> tuple[str, ...]:
-    """Dynamic linear layers run on packed weights of the engine of the same name; float16 ones on
-    those of fbgemm, which x86 uses, too."""
-    if engine not in facts.quantized_engines:
-        return ()
-    plain = f"quantized.linear_dynamic({engine})"
-    half = f"quantized.linear_dynamic_fp16({engine})"
-    return (plain, half) if engine in ("fbgemm", "x86") else (plain,)
-
-
-def _alternative(facts: MachineFacts, wanted: str) -> str:
-    have = [e for e in ENGINES if e in facts.quantized_engines and e != wanted]
-    if facts.onednn and not facts.is_x86 and wanted == "x86":
-        have.insert(0, "onednn")
-    if have:
-        return f'backquant.quantize(..., backend="{have[0]}")'
-    return "install a build of torch with oneDNN (pip install torch), or keep the reference model"

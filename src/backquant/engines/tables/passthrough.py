@@ -16,9 +16,9 @@ from torch import nn
 from torch.fx import Node
 from torch.nn import functional as F
 
+from backquant.engines.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.lower.kernels.join import cat
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
-from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.match.plan import Reason
 from backquant.operators import all_operators, spellings
 

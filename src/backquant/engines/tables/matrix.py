@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.fx import Node
 
+from backquant.engines.tables.arguments import bind, integer_pair
 from backquant.lower.kernels import matrix
 from backquant.lower.rule import Emit, LowerRule, Site, operand
-from backquant.lower.tables.arguments import bind, integer_pair
 from backquant.match.plan import Reason
 from backquant.operators import spellings
 

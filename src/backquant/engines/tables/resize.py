@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.lower.kernels.resize import resize_bilinear, resize_nearest
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.arguments import bind, first_operand, refuse_float_input
 from backquant.match.plan import Reason
 
 __all__ = ["resize_rules"]

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 import backquant.qconfig as bq
 from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_config
-from backquant.lower import lower
-from backquant.lower.engine import MachineFacts, engine_info
-from backquant.lower.tables import quantized
+from backquant.engines import quantized
+from backquant.lower import MachineFacts, engine_info, lower
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.operators import conv, linear
 
@@ -286,9 +285,9 @@ def test_static_neighbours(flow):
 
 
 def test_the_rules_are_in_the_tables_of_all_engines():
-    from backquant.backends.tables import lowering_rules
+    from backquant.lower import find_engine
 
     for name in ("x86", "onednn", "fbgemm", "qnnpack"):
-        names = {rule.name for rule in lowering_rules(name)}
+        names = {rule.name for rule in find_engine(name).rules()}
         assert names >= {"dynamic linear", "recurrent layer", "recurrent cell", "embedding"}
         assert get_backend_config(name).engine == name

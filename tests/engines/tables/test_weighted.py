@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.engines import onednn, quantized
 from backquant.lower import engine_info, lower
 from backquant.lower.engine import EngineInfo
-from backquant.lower.tables import onednn, quantized
 from backquant.nn.quantized import reference as nnqr
 
 CONVS = {1: (nn.Conv1d, nnqr.Conv1d), 2: (nn.Conv2d, nnqr.Conv2d), 3: (nn.Conv3d, nnqr.Conv3d)}

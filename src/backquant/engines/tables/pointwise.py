@@ -17,10 +17,10 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
-from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.match.plan import Reason
 
 __all__ = ["pointwise_rules"]

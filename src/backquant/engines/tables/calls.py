@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from backquant.engines.tables.arguments import bind, numbers, refuse_float_input
+from backquant.engines.tables.spellings import POST_OPS
+from backquant.engines.tables.weights import functional_weight, module_weight
 from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.rule import Emit, LowerRule, Operand, Site, operand
-from backquant.lower.tables.arguments import bind, numbers, refuse_float_input
-from backquant.lower.tables.spellings import POST_OPS
-from backquant.lower.tables.weights import functional_weight, module_weight
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import (
     Conv1d,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from backquant.engines.tables.arguments import bind, first_operand, numbers, refuse_float_input
 from backquant.lower.kernels import pooling
 from backquant.lower.rule import Emit, LowerRule, Operand, Site
-from backquant.lower.tables.arguments import bind, first_operand, numbers, refuse_float_input
 from backquant.match.plan import Reason
 from backquant.operators import spellings
 

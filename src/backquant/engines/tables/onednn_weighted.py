@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.calls import WeightedCall, conv_rules, linear_rules
+from backquant.engines.tables.spellings import post_op_of
+from backquant.engines.tables.weights import check_weight
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.postop import PostOp, within
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.calls import WeightedCall, conv_rules, linear_rules
-from backquant.lower.tables.spellings import post_op_of
-from backquant.lower.tables.weights import check_weight
 from backquant.match.plan import Reason
 
 __all__ = ["onednn_weighted_rules"]

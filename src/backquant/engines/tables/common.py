@@ -3,18 +3,18 @@ that only move integers, and tables of 256 results."""
 
 from __future__ import annotations
 
+from backquant.engines.tables.activation import clamp_rules
+from backquant.engines.tables.dynamic import dynamic_linear_rules
+from backquant.engines.tables.elementwise import binary_rules
+from backquant.engines.tables.embedding import embedding_rules
+from backquant.engines.tables.matrix import matrix_rules
+from backquant.engines.tables.norm import norm_rules
+from backquant.engines.tables.passthrough import passthrough_rules
+from backquant.engines.tables.pointwise import pointwise_rules
+from backquant.engines.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
+from backquant.engines.tables.recurrent import recurrent_rules
+from backquant.engines.tables.resize import resize_rules
 from backquant.lower.rule import LowerRule
-from backquant.lower.tables.activation import clamp_rules
-from backquant.lower.tables.dynamic import dynamic_linear_rules
-from backquant.lower.tables.elementwise import binary_rules
-from backquant.lower.tables.embedding import embedding_rules
-from backquant.lower.tables.matrix import matrix_rules
-from backquant.lower.tables.norm import norm_rules
-from backquant.lower.tables.passthrough import passthrough_rules
-from backquant.lower.tables.pointwise import pointwise_rules
-from backquant.lower.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
-from backquant.lower.tables.recurrent import recurrent_rules
-from backquant.lower.tables.resize import resize_rules
 
 __all__ = ["common_rules"]
 

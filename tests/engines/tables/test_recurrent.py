@@ -112,11 +112,10 @@ def test_dropout_in_training_mode_is_refused(flow):
     reference, _ = flow(
         Layer(nn.LSTM(4, 5, 2, dropout=0.5)), (torch.randn(6, 2, 4),), DYNAMIC, "x86"
     )
-    from backquant.backends.tables import lowering_rules
-    from backquant.lower import engine_info, lower
+    from backquant.lower import engine_info, find_engine, lower
 
     reference.get_submodule("layer").train()
-    lowered = lower(reference, lowering_rules("x86"), engine_info("x86"))
+    lowered = lower(reference, find_engine("x86").rules(), engine_info("x86"))
     assert [r.rule for r in lowered.left_in_float] == ["training"]
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.engines.tables.arguments import numbers, refuse_float_input
+from backquant.engines.tables.calls import explicit_padding
+from backquant.engines.tables.spellings import RELUS
+from backquant.engines.tables.weights import check_weight, module_weight
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.memory import may_overwrite
 from backquant.lower.rule import Emit, LowerRule, Site, operand
-from backquant.lower.tables.arguments import numbers, refuse_float_input
-from backquant.lower.tables.calls import explicit_padding
-from backquant.lower.tables.spellings import RELUS
-from backquant.lower.tables.weights import check_weight, module_weight
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Conv2d
 

@@ -17,14 +17,14 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from backquant.dtypes import dtype_name
+from backquant.engines.tables.arguments import bind
+from backquant.engines.tables.spellings import POST_OPS, RELUS, post_op_of
+from backquant.engines.tables.weights import functional_weight, module_weight
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.postop import NONE, PostOp
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.arguments import bind
-from backquant.lower.tables.spellings import POST_OPS, RELUS, post_op_of
-from backquant.lower.tables.weights import functional_weight, module_weight
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Linear
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from backquant.engines.tables.arguments import bind
 from backquant.lower.kernels.postop import NONE, RELU, PostOp
 from backquant.lower.rule import Step
-from backquant.lower.tables.arguments import bind
 from backquant.operators import spellings
 
 __all__ = ["CLAMPS", "HARDTANHS", "POST_OPS", "RELU6S", "RELUS", "post_op_of"]

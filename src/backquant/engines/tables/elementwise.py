@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.engines.tables.arguments import bind
+from backquant.engines.tables.spellings import RELUS
 from backquant.lower.kernels import elementwise
 from backquant.lower.rule import Emit, LowerRule, Site, operand
-from backquant.lower.tables.arguments import bind
-from backquant.lower.tables.spellings import RELUS
 from backquant.match.plan import Reason
 from backquant.operators import spellings
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
-from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.calls import (
+from backquant.engines.tables.calls import (
     Geometry,
     WeightedCall,
     conv_rules,
     conv_transpose_rules,
     linear_rules,
 )
-from backquant.lower.tables.spellings import RELUS
-from backquant.lower.tables.weights import check_weight
+from backquant.engines.tables.spellings import RELUS
+from backquant.engines.tables.weights import check_weight
+from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
+from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 
 __all__ = ["quantized_transposed_rules", "quantized_weighted_rules"]

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.arguments import bind, integer_pair
+from backquant.engines.tables.spellings import RELUS
+from backquant.engines.tables.weights import constant
 from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.arguments import bind, integer_pair
-from backquant.lower.tables.spellings import RELUS
-from backquant.lower.tables.weights import constant
 from backquant.match.plan import Reason
 
 __all__ = ["norm_rules"]

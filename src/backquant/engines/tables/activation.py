@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.arguments import first_operand, refuse_float_input
+from backquant.engines.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.lower.kernels.activation import clamp
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.arguments import first_operand, refuse_float_input
-from backquant.lower.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
 from backquant.match.plan import Reason
 
 __all__ = ["clamp_rules"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from backquant.dtypes import dtype_name
+from backquant.engines.tables.dynamic import check_dynamic, reduces_range
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import (
@@ -16,7 +17,6 @@ from backquant.lower.kernels.recurrent import (
     RecurrentConfig,
 )
 from backquant.lower.rule import Emit, LowerRule, Site
-from backquant.lower.tables.dynamic import check_dynamic, reduces_range
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import GRU, LSTM, GRUCell, LSTMCell, RNNCell
 

@@ -1,0 +1,95 @@
+"""What decides which kernels can run: the build of torch, and the CPU, read in one place.
+
+Sources: the ``isa`` names are those of ``torch.cpu.get_capabilities()`` and of oneDNN's
+``ONEDNN_MAX_CPU_ISA`` variable (oneDNN developer guide, "CPU dispatcher control").
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["MachineFacts", "machine_facts"]
+
+_X86 = ("x86_64", "amd64", "i386", "i686")
+_WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
+_WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
+# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value: limits are of one line of instruction
+# sets, so that AVX2_VNNI is no VNNI at all on a CPU that has that of AVX-512 only.
+_WITHIN_LIMIT: dict[str, tuple[str, ...]] = {
+    "SSE41": (),
+    "AVX2_VNNI": ("avx_vnni", "avx_vnni_int8"),
+    "AVX512_CORE_": _WIDE_512,
+    "AVX10": _WIDE_512,
+    "AVX": (),  # AVX, AVX2, AVX512_CORE
+}
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What decides which kernels can run: the build of torch, and the CPU."""
+
+    architecture: str
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    onednn: bool = False
+    quantized_engines: tuple[str, ...] = ()
+    torch_version: str = ""
+    isa_limit: str = ""  # ONEDNN_MAX_CPU_ISA; empty: none
+
+    @property
+    def is_x86(self) -> bool:
+        return self.architecture.lower() in _X86
+
+    @property
+    def vnni(self) -> bool:
+        """Whether oneDNN adds 8-bit products up in 32 bits by one instruction."""
+        return any(bool(self.capabilities.get(name)) for name in self._within_limit)
+
+    @property
+    def _within_limit(self) -> tuple[str, ...]:
+        limit = self.isa_limit.upper()
+        return next((n for start, n in _WITHIN_LIMIT.items() if limit.startswith(start)), _WIDE)
+
+    @property
+    def isa(self) -> str:
+        """The best instruction set for 8-bit products, as one word."""
+        if not self.is_x86:
+            return self.architecture
+        names = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512_bw", "avx2")
+        limit = self.isa_limit.lower()
+        if limit in ("sse41", "avx", "avx2", "avx512_core"):
+            return limit
+        if self.has_vnni and not self.vnni:
+            return "avx2"
+        return next((name for name in names if self.capabilities.get(name)), self.architecture)
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether the CPU has such an instruction, whatever oneDNN may use."""
+        return any(bool(self.capabilities.get(name)) for name in _WIDE)
+
+
+def machine_facts() -> MachineFacts:
+    """The facts of this build and this CPU.
+
+    >>> machine_facts().torch_version == torch.__version__.split("+")[0]
+    True
+    """
+    return MachineFacts(
+        architecture=platform.machine(),
+        capabilities=torch.cpu.get_capabilities(),
+        onednn=torch.backends.mkldnn.is_available() and _has_kernel("onednn.qconv_pointwise"),
+        quantized_engines=tuple(e for e in torch.backends.quantized.supported_engines),
+        torch_version=torch.__version__.split("+")[0],
+        isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
+    )
+
+
+def _has_kernel(name: str) -> bool:
+    full = name.replace(".", "::")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "MkldnnCPU"))
