@@ -14,6 +14,7 @@ from typing import Any
 
 import benchmarks.stock  # noqa: F401 - transformers imports torchvision, which needs its operators
 import pytest
+import snapshots
 import torch
 from hypothesis import HealthCheck, settings
 from torch import nn
@@ -62,12 +63,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
-    """Compare a message with ``<folder of the test>/messages/<name>.txt``.
+    """Compare a message with the section ``name`` of ``messages/<test module>.txt`` (tests/snapshots.py).
 
-    ``BACKQUANT_WRITE_MESSAGES=1`` writes the files instead; read the diff before committing it.
     Temporary folders and versions are replaced by fixed words, ``replace`` maps what else varies.
     """
-    folder = request.path.parent / "messages"
 
     def check(name: str, message: object, replace: Mapping[str, str] | None = None) -> None:
         versions = {str(tmp_path): "<tmp>", torch.__version__.split("+")[0]: "<torch>"}
@@ -75,13 +74,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., No
         for old, new in {**versions, **(replace or {})}.items():
             text = text.replace(old, new)
         text = re.sub(r"\((\w+Error): .*\)", r"(\1)", text)  # Python's own words differ by version
-        text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-        path = folder / f"{name}.txt"
-        if os.environ.get("BACKQUANT_WRITE_MESSAGES"):
-            folder.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        expected = path.read_text(encoding="utf-8") if path.exists() else "(no such file)\n"
-        assert text == expected, f"{path} holds another text; see the fixture {check.__qualname__}"
+        snapshots.compare(request.path, name, "\n".join(line.rstrip() for line in text.splitlines()))
 
     return check
 

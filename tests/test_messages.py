@@ -1,4 +1,4 @@
-"""Every error that the rooms below raise has its text in a file of ``messages`` beside their tests."""
+"""Every error that the rooms below raise has its text in the snapshots beside their tests."""
 
 from __future__ import annotations
 
