@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,11 @@ from typing import Any
 
 import benchmarks.stock  # noqa: F401 - transformers imports torchvision, which needs its operators
 import pytest
-import snapshots
 import torch
 from hypothesis import HealthCheck, settings
 from torch import nn
+
+import snapshots
 
 # How fast a machine is, is no property of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
