@@ -74,7 +74,9 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., No
         for old, new in {**versions, **(replace or {})}.items():
             text = text.replace(old, new)
         text = re.sub(r"\((\w+Error): .*\)", r"(\1)", text)  # Python's own words differ by version
-        snapshots.compare(request.path, name, "\n".join(line.rstrip() for line in text.splitlines()))
+        snapshots.compare(
+            request.path, name, "\n".join(line.rstrip() for line in text.splitlines())
+        )
 
     return check
 
