@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import backquant
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 from benchmarks.peers import Prepared, Task
 
 __all__ = ["prepare", "prepare_compiled"]

@@ -22,7 +22,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.api import one_call
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 from benchmarks.stock.catalogue import build
 from benchmarks.stock.entry import Entry
 from benchmarks.stock.settle import call

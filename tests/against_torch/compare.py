@@ -32,9 +32,9 @@ from backquant.api import convert_fx, convert_to_reference_fx, prepare_fx
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.lower import QuantizedModel
 from backquant.match import Plan, make_plan, plan_fusion
 from backquant.prepare import PreparedModule, prepared_state
+from backquant.runtime import QuantizedModel
 
 __all__ = ["UNDEQUANTIZED", "Comparison", "Lowered", "compare"]
 

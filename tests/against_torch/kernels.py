@@ -11,10 +11,10 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from backquant.lower import QuantizedModel
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import quantize, requantize, saturate
 from backquant.lower.qdq import is_quantize
+from backquant.runtime import QuantizedModel
 
 __all__ = ["KernelCheck", "check_kernels"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import backquant
 from backquant import QConfigMapping, default_dynamic_qconfig
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 INT8, FLOAT16 = "x86, 7 bits", "x86, float16"
 

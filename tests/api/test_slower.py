@@ -15,7 +15,7 @@ from backquant.api import one_call
 from backquant.api.against_float import Timing
 from backquant.api.slower import asked_slower
 from backquant.errors import UsageError
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 X = torch.randn(4, 8)
 

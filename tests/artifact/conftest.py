@@ -10,8 +10,8 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import BackendConfig
-from backquant.lower import QuantizedModel
 from backquant.match.plan import Plan
+from backquant.runtime import QuantizedModel
 
 
 class SmallNet(nn.Module):

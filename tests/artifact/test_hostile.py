@@ -14,8 +14,8 @@ import backquant
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.kernels import check_tensors
 from backquant.errors import ArtifactError
-from backquant.lower import QuantizedModel
 from backquant.lower.kernels.configured import KernelModule
+from backquant.runtime import QuantizedModel
 
 Document = dict[str, Any]
 NODE = {"node": "x"}

@@ -9,7 +9,7 @@ from torch import fx, nn
 import backquant
 from backquant import get_default_qconfig_mapping
 from backquant.errors import ArtifactError
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 
 def dropped(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:

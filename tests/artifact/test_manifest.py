@@ -15,7 +15,7 @@ from backquant.artifact import manifest
 from backquant.artifact.file import read_text
 from backquant.artifact.manifest import check_manifest, json_schema
 from backquant.errors import ArtifactError
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import nn
 import backquant
 from backquant import PrepareCustomConfig, QConfig, QConfigMapping
 from backquant.errors import ArtifactError, CoverageError
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
 

@@ -14,7 +14,7 @@ from backquant.artifact.modules import ModuleDecoder, ModuleEncoder
 from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 Again = Callable[[nn.Module], nn.Module]
 

@@ -16,7 +16,7 @@ from backquant.artifact.tensors import TensorReader, TensorWriter
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.graph.export import OutputRecord, Structure
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
 

@@ -15,10 +15,10 @@ from torch import nn
 import backquant
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.errors import ArtifactError, EngineError, UsageError
-from backquant.lower import QuantizedModel
 from backquant.lower import engine as engines
 from backquant.lower.engine import MachineFacts
 from backquant.qconfig import PrepareCustomConfig
+from backquant.runtime import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
 

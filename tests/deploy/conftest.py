@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 
 class Residual(nn.Module):

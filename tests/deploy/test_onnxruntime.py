@@ -16,9 +16,9 @@ from torch import nn
 
 import backquant
 from backquant.deploy import Exported
-from backquant.lower import QuantizedModel
 from backquant.observe import PerChannelMinMaxObserver, PlaceholderObserver
 from backquant.qconfig import QConfig, QConfigMapping, per_channel_dynamic_qconfig
+from backquant.runtime import QuantizedModel
 
 
 def run(path: Path, *inputs: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,9 @@ from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.kernels import views
 from backquant.lower.qdq import dequantize_target, quantize_target
-from backquant.lower.replay import Replays
 from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantized.reference import ReferenceModule
+from backquant.runtime.replay import Replays
 from kernel_audit import plain_cases, weighted_cases
 from kernel_audit.case import Case, integers
 from kernel_audit.layouts import LAYOUTS

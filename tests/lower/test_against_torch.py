@@ -27,11 +27,12 @@ from backquant.convert import convert_to_reference
 from backquant.engines import onednn, quantized
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.lower import audit, engine_info, lower
+from backquant.lower import engine_info, lower
 from backquant.match import make_plan, plan_fusion
 from backquant.observe import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.prepare import Origin, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping
+from backquant.runtime import audit
 
 ENGINES = {"x86": onednn, "onednn": onednn, "fbgemm": quantized, "qnnpack": quantized}
 TORCH_BACKENDS = {

@@ -12,7 +12,7 @@ from benchmarks.models import MODELS, build
 import backquant
 from against_torch.kernels import check_kernels
 from backquant.api import one_call
-from backquant.lower.compiled.graph import compilable
+from backquant.runtime.compiled.graph import compilable
 
 # Images of 64 × 64; ViT has a table of positions for 224 × 224.
 SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224}

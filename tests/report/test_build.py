@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def quantized() -> backquant.lower.QuantizedModel:  # type: ignore[name-defined]
+def quantized() -> backquant.runtime.QuantizedModel:  # type: ignore[name-defined]
     torch.manual_seed(0)
     return backquant.quantize(Net(), calibration=[torch.randn(4, 3, 8, 8)])
 

@@ -29,9 +29,9 @@ import torch.ao.nn.quantized.dynamic as nnqd
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from backquant.lower import QuantizedModel
 from backquant.lower.kernels.configured import KernelModule
 from backquant.operators import find
+from backquant.runtime import QuantizedModel
 
 __all__ = ["is_lowered", "same_words", "type_in_torch", "words_of"]
 

@@ -18,11 +18,12 @@ from torch import nn
 from backquant.errors import CoverageError
 from backquant.graph import as_arguments, own_buffers
 from backquant.graph.objects import fresh
-from backquant.lower import EngineInfo, QuantizedModel
-from backquant.lower.replay.timed import Clock, stopwatch
+from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
 from backquant.match.slower import Costs, slower_as_a_whole
 from backquant.report.build import ReportSource
+from backquant.runtime import QuantizedModel
+from backquant.runtime.replay.timed import Clock, stopwatch
 
 __all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "is_faster", "not_slower"]
 

@@ -12,7 +12,6 @@ from backquant.backend_config import BackendConfig, get_backend_config, get_nati
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
-from backquant.lower import QuantizedModel
 from backquant.qconfig import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -20,6 +19,7 @@ from backquant.qconfig import (
     QConfig,
     QConfigMapping,
 )
+from backquant.runtime import QuantizedModel
 
 __all__ = [
     "Backend",

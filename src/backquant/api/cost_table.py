@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from backquant.lower import QuantizedModel
 from backquant.lower.kernels.boundary import dequantize, quantize
-from backquant.lower.replay.timed import Clock, NodeTimes, replayed
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
 from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
+from backquant.runtime import QuantizedModel
+from backquant.runtime.replay.timed import Clock, NodeTimes, replayed
 
 __all__ = ["Times", "cost_table"]
 

@@ -37,9 +37,9 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
-from backquant.lower import QuantizedModel
-from backquant.lower.quantized_model import as_integers
 from backquant.qconfig import get_default_qconfig_mapping
+from backquant.runtime import QuantizedModel
+from backquant.runtime.quantized_model import as_integers
 
 __all__ = ["check_exportable", "export"]
 

@@ -26,7 +26,7 @@ from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
 from backquant.graph import preserve
-from backquant.lower import QuantizedModel, engine_info
+from backquant.lower import engine_info
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
     ConvertCustomConfig,
@@ -34,6 +34,7 @@ from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,
 )
+from backquant.runtime import QuantizedModel
 
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
 

@@ -26,8 +26,9 @@ from backquant.graph import (
     shallow_copy,
 )
 from backquant.graph.export import Interface, interface_of, output_of
-from backquant.lower import EngineInfo, Lowered, QuantizedModel, engine_info, find_engine, lower
+from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.match import MatchKind
+from backquant.runtime import QuantizedModel
 
 __all__ = ["quantized_model"]
 

@@ -35,7 +35,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.convert import ConvertAsked, convert_to_reference
 from backquant.errors import EngineError
 from backquant.graph.example_spec import ExampleSpec
-from backquant.lower import EngineInfo, QuantizedModel, engine_info
+from backquant.lower import EngineInfo, engine_info
 from backquant.match.plan import Reason, RuleKind, RuleRef
 from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs
 from backquant.qconfig import (
@@ -47,6 +47,7 @@ from backquant.qconfig import (
 )
 from backquant.report.build import build_report
 from backquant.report.model import Report
+from backquant.runtime import QuantizedModel
 
 __all__ = ["explain", "quantize"]
 

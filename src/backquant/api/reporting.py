@@ -16,7 +16,6 @@ from backquant.api.inside import costs_inside
 from backquant.convert import ReferenceModel, ReferenceState, reference_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
-from backquant.lower import QuantizedModel
 from backquant.match import MatchKind
 from backquant.prepare import (
     PreparedModule,
@@ -28,6 +27,7 @@ from backquant.prepare import (
 )
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.model import Report
+from backquant.runtime import QuantizedModel
 
 __all__ = ["report_of", "report_source", "reported", "with_reporting"]
 

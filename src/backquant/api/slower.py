@@ -23,11 +23,11 @@ from backquant.api.against_float import Chosen, Converted, Timing, is_faster, no
 from backquant.api.cost_table import Times, cost_table
 from backquant.errors import CoverageError, UsageError
 from backquant.graph import as_arguments
-from backquant.lower import QuantizedModel
-from backquant.lower.replay.timed import NodeTimes
 from backquant.match.plan import Reason
 from backquant.match.slower import Costs, slower_than_float, total
 from backquant.prepare import PreparedModule, unobserved
+from backquant.runtime import QuantizedModel
+from backquant.runtime.replay.timed import NodeTimes
 
 __all__ = ["TIMING", "asked_slower", "the_faster"]
 

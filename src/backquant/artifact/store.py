@@ -23,10 +23,11 @@ from backquant.dtypes import QParams
 from backquant.errors import ArtifactError, UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
-from backquant.lower import EngineInfo, KernelUse, QuantizedModel, engine_here
+from backquant.lower import EngineInfo, KernelUse, engine_here
 from backquant.match.plan import Plan, Reason
 from backquant.report.model import Report
 from backquant.report.text import renderable
+from backquant.runtime import QuantizedModel
 from backquant.version import __version__
 
 __all__ = ["Description", "describe", "digest", "load", "save"]

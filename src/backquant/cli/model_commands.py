@@ -16,8 +16,8 @@ from backquant.errors import UsageError
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
     from backquant.deploy import Target
-    from backquant.lower import QuantizedModel
     from backquant.report.model import Report
+    from backquant.runtime import QuantizedModel
 
 __all__ = ["explain", "inspect", "parse_requirement", "quantize"]
 

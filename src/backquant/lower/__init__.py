@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from backquant.lower.audit import Audit, audit
 from backquant.lower.engine import (
     Engine,
     EngineInfo,
@@ -13,11 +12,9 @@ from backquant.lower.engine import (
 )
 from backquant.lower.lowering import Lowered, lower
 from backquant.lower.machine import MachineFacts
-from backquant.lower.quantized_model import QuantizedModel
 from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
 
 __all__ = [
-    "Audit",
     "Emit",
     "Engine",
     "EngineInfo",
@@ -26,9 +23,7 @@ __all__ = [
     "Lowered",
     "MachineFacts",
     "Operand",
-    "QuantizedModel",
     "Site",
-    "audit",
     "engine_here",
     "engine_info",
     "find_engine",

@@ -14,13 +14,14 @@ from backquant.backend_config import BackendConfig
 from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.graph import Provenance, Scope
 from backquant.graph.costs import GraphCosts
-from backquant.lower import KernelUse, QuantizedModel
+from backquant.lower import KernelUse
 from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
 from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers
+from backquant.runtime import QuantizedModel
 
 __all__ = ["ReportSource", "build_report", "bytes_of"]
 

@@ -17,9 +17,9 @@ from backquant.deploy.executorch import ExecuTorchModel, ExecuTorchTarget
 from backquant.deploy.executorch import target as executorch_target
 from backquant.deploy.exported import Exported
 from backquant.errors import CoverageError, ExportError, MissingExtraError
-from backquant.lower import QuantizedModel
 from backquant.observe import PerChannelMinMaxObserver, PlaceholderObserver
 from backquant.qconfig import QConfig, QConfigMapping
+from backquant.runtime import QuantizedModel
 
 X = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 

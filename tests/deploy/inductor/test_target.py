@@ -14,7 +14,7 @@ from torch import nn
 import backquant
 from backquant.deploy.program import quiet
 from backquant.errors import EngineError, ExportError
-from backquant.lower.compiled.compiler import check_compiler
+from backquant.runtime.compiled.compiler import check_compiler
 
 FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
 

@@ -6,9 +6,9 @@ from torch import nn
 
 import backquant.qconfig as bq
 from backquant.backend_config import BackendConfig, DTypeConfig
-from backquant.lower import audit
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.operators import recurrent
+from backquant.runtime import audit
 
 DYNAMIC = bq.QConfigMapping().set_global(bq.default_dynamic_qconfig)
 

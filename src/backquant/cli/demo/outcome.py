@@ -11,7 +11,7 @@ from torch import nn
 
 from backquant.cli.demo.digits import Digits, accuracy
 from backquant.cli.demo.measure import Latency, compare_latency
-from backquant.lower import QuantizedModel
+from backquant.runtime import QuantizedModel
 
 __all__ = ["Outcome", "measured"]
 

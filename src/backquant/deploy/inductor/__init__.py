@@ -18,8 +18,8 @@ from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
-from backquant.lower.compiled.compiler import check_compiler
 from backquant.match.plan import Reason
+from backquant.runtime.compiled.compiler import check_compiler
 
 __all__ = ["TARGET", "InductorTarget"]
 

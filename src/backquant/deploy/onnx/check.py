@@ -23,6 +23,8 @@ def untranslated(job: ExportJob) -> Sequence[Reason]:
     own = translations()
     with quiet():
         registered = _registered()
+        if registered is None:
+            return ()
         decomposed = torch.export.default_decompositions()
     refused: dict[str, Reason] = {}
     for node in job.program.exported.graph.nodes:
@@ -49,8 +51,12 @@ def untranslated(job: ExportJob) -> Sequence[Reason]:
     return tuple(refused.values())
 
 
-def _registered() -> Callable[[Any], bool]:
-    """Whether the exporter of this PyTorch knows an overload."""
-    module = importlib.import_module("torch.onnx._internal.exporter._registration")
-    known: Callable[[Any], bool] = module.ONNXRegistry.from_torchlib().is_registered
+def _registered() -> Callable[[Any], bool] | None:
+    """Whether the exporter of this PyTorch knows an overload. This is private to it: where it is elsewhere
+    nothing is refused here, and the exporter refuses while it writes."""
+    try:
+        module = importlib.import_module("torch.onnx._internal.exporter._registration")
+        known: Callable[[Any], bool] = module.ONNXRegistry.from_torchlib().is_registered
+    except (ImportError, AttributeError):
+        return None
     return known

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from backquant.graph.watched import dispatch_modes
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
 __all__ = ["Lookup", "LookupConfig", "tabulate"]
@@ -75,8 +76,7 @@ class Lookup(KernelModule):
         # One thread: CPython's translate does a byte in a quarter of a nanosecond, index_select in
         # more than half of one. With more threads index_select shares the work.
         # A recording takes torch's operators only.
-        watched = torch._C._len_torch_dispatch_stack()
-        if torch.get_num_threads() > 1 or not index.numel() or watched:
+        if torch.get_num_threads() > 1 or not index.numel() or dispatch_modes():
             return self.table.index_select(0, index.int())
         table = self._bytes
         if table is None:

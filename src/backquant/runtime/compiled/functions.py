@@ -1,0 +1,197 @@
+"""The kernel functions of a lowered graph in operators that Inductor generates code for.
+
+Each takes the arguments of the kernel that it stands for. Integers become floats, floats are computed with,
+and rounded once: within one step of the kernel. What moves, selects or clamps integers is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from backquant.lower.kernels import (
+    activation,
+    boundary,
+    elementwise,
+    join,
+    matrix,
+    pooling,
+    resize,
+    shuffle,
+)
+from backquant.lower.qdq import dequantize_target, quantize_target
+from backquant.runtime.compiled import operators
+
+__all__ = ["INPUT", "SPELLINGS", "as_float", "as_integer"]
+
+
+def as_float(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Integers of any shape as floats.
+
+    >>> as_float(torch.tensor([8, 10], dtype=torch.uint8), 0.5, 10)
+    tensor([-1.,  0.])
+    """
+    info = torch.iinfo(x.dtype)
+    made: torch.Tensor = dequantize_target()(x, scale, zero_point, info.min, info.max, x.dtype)
+    return made
+
+
+def as_integer(x: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+    """Floats of any shape as integers.
+
+    >>> as_integer(torch.tensor([-9.0, 0.5]), 0.5, 10, torch.uint8)
+    tensor([ 0, 11], dtype=torch.uint8)
+    """
+    info = torch.iinfo(dtype)
+    return _quantize(x, scale, zero_point, info.min, info.max, dtype)
+
+
+# size: the arguments of a quantize node
+def _quantize(
+    x: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
+) -> torch.Tensor:
+    made: torch.Tensor = quantize_target()(x.float(), scale, zero_point, low, high, dtype)
+    return made
+
+
+# size: the arguments of a quantize node
+def _quantize_input(
+    x: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Images change their memory format on the way."""
+    if x.dim() == 4 and x.shape[1] == 3 and x.dtype == torch.float32:
+        made: torch.Tensor = operators.image(x, scale, zero_point)
+        return made
+    return _quantize(x, scale, zero_point, low, high, dtype)
+
+
+def _dequantize(x: torch.Tensor, scale: float, zero_point: int, *_: Any) -> torch.Tensor:
+    return as_float(x, scale, zero_point)
+
+
+def _requantize(x: torch.Tensor, scale: float, zero_point: int, *out: Any) -> torch.Tensor:
+    return _quantize(as_float(x, scale, zero_point), *out)
+
+
+def _clamp(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    return torch.clamp(x, low, high)
+
+
+def _binary(
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    def spelled(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        x_scale, x_zero_point, y, y_scale, y_zero_point, scale, zero_point = rest
+        found = compute(as_float(x, x_scale, x_zero_point), as_float(y, y_scale, y_zero_point))
+        return as_integer(found, scale, zero_point, x.dtype)
+
+    return spelled
+
+
+# size: the arguments of ``matrix.softmax``
+def _softmax(
+    x: torch.Tensor, scale: float, zero_point: int, dim: int, out_scale: float, out_zero_point: int
+) -> torch.Tensor:
+    found = torch.softmax(as_float(x, scale, zero_point), dim)
+    return as_integer(found, out_scale, out_zero_point, x.dtype)
+
+
+def _cat(
+    parts: Sequence[torch.Tensor],
+    scales: Sequence[float],
+    zero_points: Sequence[int],
+    fits: Sequence[bool],
+    dim: int,
+    *out: Any,
+) -> torch.Tensor:
+    each = zip(parts, scales, zero_points, fits, strict=True)
+    return torch.cat([x if fit else _requantize(x, s, z, *out) for x, s, z, fit in each], dim)
+
+
+def _shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch.Tensor:
+    return x.reshape(tuple(first)).transpose(1, 2).reshape(tuple(last))
+
+
+def _max_pool(pool: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """Integers up to 255 are floats exactly."""
+
+    def spelled(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        made: torch.Tensor = pool(x.float(), *rest).to(x.dtype)
+        return made
+
+    return spelled
+
+
+def _average(pool: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    def spelled(x: torch.Tensor, scale: float, zero_point: int, *rest: Any) -> torch.Tensor:
+        return as_integer(pool(as_float(x, scale, zero_point), *rest), scale, zero_point, x.dtype)
+
+    return spelled
+
+
+def _adaptive(pool: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """The mean where there is one result for each channel, which is generated as one loop."""
+
+    def pooled(x: torch.Tensor, size: Sequence[int]) -> Any:
+        if all(n == 1 for n in size):
+            return x.mean(tuple(range(2, x.dim())), keepdim=True)
+        return pool(x, size)
+
+    return _average(pooled)
+
+
+# size: the arguments of ``resize_bilinear``
+def _resize(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    size: Any,
+    factor: Any,
+    align_corners: Any,
+    recompute: Any,
+) -> torch.Tensor:
+    resized = F.interpolate(
+        as_float(x, scale, zero_point), size, factor, "bilinear", align_corners, recompute
+    )
+    return as_integer(resized, scale, zero_point, x.dtype)
+
+
+def _add_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x + y).relu()
+
+
+def _mul_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y).relu()
+
+
+INPUT = _quantize_input
+SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
+    boundary.quantize: _quantize,
+    boundary.dequantize: _dequantize,
+    boundary.requantize: _requantize,
+    boundary.saturate: _clamp,
+    activation.clamp: _clamp,
+    elementwise.add: _binary(torch.add),
+    elementwise.add_relu: _binary(_add_relu),
+    elementwise.mul: _binary(torch.mul),
+    elementwise.mul_relu: _binary(_mul_relu),
+    join.cat: _cat,
+    matrix.matmul: _binary(torch.matmul),
+    matrix.softmax: _softmax,
+    pooling.max_pool1d: _max_pool(F.max_pool1d),
+    pooling.max_pool2d: _max_pool(F.max_pool2d),
+    pooling.max_pool3d: _max_pool(F.max_pool3d),
+    pooling.avg_pool1d: _average(F.avg_pool1d),
+    pooling.avg_pool2d: _average(F.avg_pool2d),
+    pooling.avg_pool3d: _average(F.avg_pool3d),
+    pooling.adaptive_avg_pool1d: _adaptive(F.adaptive_avg_pool1d),
+    pooling.adaptive_avg_pool2d: _adaptive(F.adaptive_avg_pool2d),
+    pooling.adaptive_avg_pool3d: _adaptive(F.adaptive_avg_pool3d),
+    pooling.mean: _average(lambda x, dim, keepdim: x.mean(tuple(dim), keepdim)),
+    resize.resize_bilinear: _resize,
+    resize.resize_nearest: resize.resize_nearest,
+    shuffle.shuffle: _shuffle,
+}

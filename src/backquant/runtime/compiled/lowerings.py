@@ -1,0 +1,340 @@
+"""What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
+
+Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``). Elsewhere, and for grouped convolutions
+and those of one or three dimensions: oneDNN's. Weights must be constants of the graph (freezing), and are
+packed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.errors import EngineError
+from backquant.lower.kernels.geometry import Geometry
+from backquant.lower.kernels.self_check import is_right_here
+from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
+from backquant.runtime.compiled.epilogue import Result, epilogue, has_kernels
+from backquant.runtime.compiled.inductor import (
+    V,
+    constant_pad_nd,
+    ir,
+    lowerings,
+    register_lowering,
+    view,
+)
+from backquant.runtime.compiled.operators import convolution, image, linear, output_size
+from backquant.runtime.compiled.packing import (
+    by_channel,
+    by_lane,
+    choose_blocks,
+    pack,
+    pack_depthwise,
+)
+from backquant.runtime.compiled.template import KernelCall, constant, kernel_node
+
+__all__ = ["register_lowerings"]
+
+_NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
+_CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The constants of one operator, as tensors."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    @classmethod
+    def of(cls, weight: Any, scale: Any, bias: Any) -> _Weights:
+        found = [None if item is None else _value(item) for item in (weight, scale, bias)]
+        weight, scale, bias = found
+        channels = weight.shape[0]
+        scale = scale.reshape(-1).expand(channels) if scale.numel() == 1 else scale.reshape(-1)
+        return cls(weight, scale.contiguous(), None if bias is None else bias.reshape(-1))
+
+    def folded(self, x_scale: float, zero_point: int) -> torch.Tensor:
+        """The bias that makes up for the zero point of the input."""
+        found = fold_zero_point(self.weight, self.scale, self.bias, x_scale, zero_point)
+        return torch.zeros(self.weight.shape[0]) if found is None else found
+
+
+def _value(item: Any) -> torch.Tensor:
+    item.realize()
+    found: torch.Tensor = V.graph.constants[item.get_name()]
+    return found
+
+
+def _is_plain(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether elements lie without holes, the dimensions in the given order (the innermost last)."""
+    step: Any = 1
+    for dim in reversed(order):
+        if size[dim] != 1 and stride[dim] != step:
+            return False
+        step = step * size[dim]
+    return True
+
+
+def _laid_out(x: Any, order: Sequence[int]) -> Any:
+    """``x`` in memory without holes or offset, in the given order of dimensions."""
+    places = [0] * len(order)
+    for place, dim in enumerate(reversed(order)):
+        places[dim] = place
+    x = ir.ExternKernel.require_stride_order(ir.ExternKernel.realize_input(x), places)
+    layout = x.get_layout()
+    if layout.offset == 0 and _is_plain(x.get_size(), x.get_stride(), order):
+        return x
+    return ir.ExternKernel.require_stride_order(ir.ExternKernel.copy_input(x), places)
+
+
+def _known(*sizes: Any) -> bool:
+    return all(isinstance(size, int) or size.is_number for size in sizes)
+
+
+def _hint(size: Any) -> int:
+    return int(V.graph.sizevars.optimization_hint(size))
+
+
+_CHANNELS_LAST = (0, 2, 3, 1)
+
+
+class Convolution:
+    """One convolution while it is lowered; ``lowered`` is what Inductor takes."""
+
+    # size: the operator's arguments
+    def __init__(self, x: Any, scale: float, zero_point: int, *rest: Any) -> None:
+        self.x, self.x_scale, self.zero_point = x, scale, zero_point
+        self.weights = _Weights.of(*rest[:3])
+        self.geometry = (list(rest[3]), list(rest[4]), list(rest[5]), int(rest[6]))
+        self.other, self.other_scale, self.other_zero_point = rest[7:10]
+        self.result = Result(*rest[10:])
+
+    @property
+    def depthwise(self) -> bool:
+        weight = self.weights.weight
+        return self.geometry[3] > 1 and weight.shape[1] == 1 and weight.shape[0] == self.geometry[3]
+
+    def lowered(self) -> Any:
+        size = self.x.get_size()
+        flat = len(size) == 4 and _known(*size[1:])
+        ours = flat and self.result.has_kernel
+        if ours and self.geometry[3] == 1 and self._adds_plainly():
+            return self._dense()
+        if ours and self.depthwise and self.other is None and self._regular():
+            return self._depthwise()
+        return self._onednn()
+
+    def _regular(self) -> bool:
+        """A depthwise convolution that the template takes."""
+        stride, _, dilation, _ = self.geometry
+        height, width = self.weights.weight.shape[2:]
+        return stride[0] == stride[1] and dilation == [1, 1] and max(height, width) <= 7
+
+    def _out(self) -> list[Any]:
+        size = self.x.get_size()
+        weight = self.weights.weight
+        spatial = output_size(size[2:], weight.shape[2:], self.geometry)
+        return [size[0], weight.shape[0], *spatial]
+
+    def _adds_plainly(self) -> bool:
+        return self.other is None or list(self.other.get_size()) == self._out()
+
+    def _call(self, name: str, arguments: dict[str, Any], body: str) -> Any:
+        n, c, h, w = self._out()
+        stride = (c * h * w, 1, c * w, c)
+        dtype = self.result.dtype
+        return kernel_node(KernelCall(name, arguments, body, (n, c, h, w), stride, dtype, n))
+
+    def _dense(self) -> Any:
+        """As a matrix product of the pixels with the taps."""
+        stride, padding, dilation, _ = self.geometry
+        channels, deep, height, width = self.weights.weight.shape
+        x = self.x
+        rows = width > 1 and deep <= _NARROW and dilation[1] == 1 and deep * width <= 256
+        taps = self.weights.weight.permute(0, 2, 3, 1)
+        taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
+        n, _, oh, ow = self._out()
+        blocks = choose_blocks(
+            _hint(n) * oh * ow, channels, taps[0].numel(), torch.get_num_threads()
+        )
+        x = _laid_out(x, _CHANNELS_LAST)
+        _, _, h, w = x.get_size()
+        arguments = {"x": x, "weight": constant(pack(taps, blocks), "weight")}
+        found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_channel)
+        body = found.code
+        if self.other is not None:
+            arguments["other"] = _laid_out(self.other, _CHANNELS_LAST)
+            found = found.adding(self.other_scale, self.other_zero_point)
+            body = found.code
+        arguments |= {
+            "scale": constant(found.scale, "scale"),
+            "shift": constant(found.shift, "shift"),
+        }
+        arguments["outside"] = self._outside(w * deep)
+        kernel = f"{height}, {1 if rows else width}"
+        sizes = f"{h}, {w}, {deep}, {oh}, {ow}, {channels}, {taps.shape[2]}"
+        steps = (
+            f"{stride[0]}, {stride[1]}, {padding[0]}, {padding[1]}, {dilation[0]}, {dilation[1]}"
+        )
+        adds = str(self.other is not None).lower()
+        parts = f"{blocks.rows}, {blocks.columns}, {blocks.last}, {blocks.tail}"
+        call = f"{parts}, backquant::{found.activation}, {adds}, {_CTYPES[self.result.dtype]}"
+        body += (
+            f"\n  const backquant::Geometry g{{count, {sizes}, {kernel}, {steps}, outside}};"
+            f"\n  backquant::convolution<{call}>(x, weight, g, e, {blocks.count}, {blocks.group}, out);"
+        )
+        return self._call("convolution", arguments, body)
+
+    def _depthwise(self) -> Any:
+        stride, padding, _, _ = self.geometry
+        channels, _, height, width = self.weights.weight.shape
+        x = _laid_out(self.x, _CHANNELS_LAST)
+        _, _, h, w = x.get_size()
+        _, _, oh, ow = self._out()
+        found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_lane)
+        arguments = {
+            "x": x,
+            "weight": constant(pack_depthwise(self.weights.weight[:, 0]), "weight"),
+            "scale": constant(found.scale, "scale"),
+            "shift": constant(found.shift, "shift"),
+            "outside": self._outside(w * channels),
+        }
+        sizes = f"{h}, {w}, {channels}, {oh}, {ow}, {channels}, 1, {height}, {width}"
+        steps = f"{stride[0]}, {stride[1]}, {padding[0]}, {padding[1]}, 1, 1"
+        call = f"{height}, {width}, {stride[0]}, backquant::{found.activation}"
+        body = (
+            f"{found.code}\n  const backquant::Geometry g{{count, {sizes}, {steps}, outside}};"
+            f"\n  backquant::Depthwise<{call}, {_CTYPES[self.result.dtype]}>::run(x, weight, g, e, out);"
+        )
+        return self._call("depthwise", arguments, body)
+
+    def _outside(self, row: Any) -> Any:
+        return constant(torch.full((int(row) + 64,), self.zero_point, dtype=torch.uint8), "outside")
+
+    def _onednn(self) -> Any:
+        """By oneDNN; what is added is added by generated code."""
+        stride, padding, dilation, groups = self.geometry
+        x, weights = self.x, self.weights
+        folded = plan_padding(tuple(padding), self.zero_point, self.depthwise)
+        if folded.before is not None:
+            both = [n for size in reversed(folded.before) for n in (size, size)]
+            x = constant_pad_nd(x, both, self.zero_point)
+        geometry = (stride, folded.inside, dilation, groups)
+        self._check_here()
+        size = [1, weights.weight.shape[1] * groups, *(_hint(n) for n in x.get_size()[2:])]
+        packed = torch.ops.onednn.qconv_prepack(
+            weights.weight, weights.scale, self.x_scale, folded.zero_point, *geometry, size
+        )
+        result = self.result if self.other is None else self.result.as_floats()
+        made = lowerings[torch.ops.onednn.qconv_pointwise.default](
+            x,
+            self.x_scale,
+            folded.zero_point,
+            constant(packed, "packed"),
+            constant(weights.scale, "scale"),
+            constant(torch.zeros(weights.scale.numel(), dtype=torch.int32), "zeros"),
+            constant(weights.folded(self.x_scale, folded.folded), "bias"),
+            *geometry,
+            *result.arguments,
+        )
+        return made if self.other is None else self._added(made)
+
+    def _check_here(self) -> None:
+        """Refuses what oneDNN computes wrongly on this CPU."""
+        stride, padding, dilation, groups = self.geometry
+        weight = tuple(self.weights.weight.shape)
+        geometry = Geometry(weight[2:], tuple(stride), tuple(padding), tuple(dilation))
+        shape = tuple(_hint(n) for n in self.x.get_size())
+        if not is_right_here(shape, weight, geometry, groups):
+            raise EngineError(
+                f"oneDNN computes a convolution of {list(shape)} with {list(weight)}, stride "
+                f"{list(stride)}, wrongly on this CPU",
+                where="QuantizedModel.compile",
+                fix="call the model as it is, which gathers patches there: quantized(x)",
+            )
+
+    def _added(self, made: Any) -> Any:
+        quantized = torch.ops.quantized_decomposed
+        literals = (0, 255, torch.uint8)
+        source = (self.other_scale, self.other_zero_point, *literals)
+        other = lowerings[quantized.dequantize_per_tensor.default](self.other, *source)
+        total = lowerings[torch.ops.aten.add.Tensor](made, other)
+        if self.result.post_op == "relu":
+            total = lowerings[torch.ops.aten.relu.default](total)
+        target = (self.result.scale, self.result.zero_point, *literals)
+        return lowerings[quantized.quantize_per_tensor.default](total, *target)
+
+
+def _lower_convolution(*arguments: Any) -> Any:
+    return Convolution(*arguments).lowered()
+
+
+def _lower_image(x: Any, scale: float, zero_point: int) -> Any:
+    n, c, h, w = x.get_size()
+    if not (has_kernels() and c == 3 and _known(h, w)):
+        quantize = lowerings[torch.ops.quantized_decomposed.quantize_per_tensor.default]
+        return quantize(x, scale, zero_point, 0, 255, torch.uint8)
+    arguments = {"x": _laid_out(x, (0, 1, 2, 3))}
+    numbers = f"{1.0 / scale!r}f, {float(zero_point)}f"
+    body = f"backquant::quantize3(x, count, {h * w}, {numbers}, out);"
+    stride = (c * h * w, 1, c * w, c)
+    return kernel_node(KernelCall("image", arguments, body, (n, c, h, w), stride, torch.uint8, n))
+
+
+def _lower_linear(x: Any, x_scale: float, zero_point: int, *rest: Any) -> Any:
+    weights, result = _Weights.of(*rest[:3]), Result(*rest[3:])
+    *lead, deep = x.get_size()
+    channels = weights.weight.shape[0]
+    rows = view(x, [-1, deep]) if len(lead) != 1 else x
+    made = (_our_linear if result.has_kernel else _onednn_linear)(
+        rows, (x_scale, zero_point), weights, result
+    )
+    return view(made, [*lead, channels]) if len(lead) != 1 else made
+
+
+def _our_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:
+    rows, deep = x.get_size()
+    channels = weights.weight.shape[0]
+    blocks = choose_blocks(_hint(rows), channels, int(deep), torch.get_num_threads())
+    found = epilogue(result, weights, *source, by_channel)
+    arguments = {
+        "x": _laid_out(x, (0, 1)),
+        "weight": constant(pack(weights.weight.unsqueeze(1), blocks), "weight"),
+        "scale": constant(found.scale, "scale"),
+        "shift": constant(found.shift, "shift"),
+    }
+    parts = f"{blocks.rows}, {blocks.columns}, {blocks.last}, {blocks.tail}"
+    call = f"{parts}, backquant::{found.activation}, false, {_CTYPES[result.dtype]}"
+    body = (
+        f"{found.code}\n  const backquant::Geometry g{{1, 1, count, {deep}, 1, count, {channels}, {deep}, "
+        f"1, 1, 1, 1, 0, 0, 1, 1, nullptr}};"
+        f"\n  backquant::convolution<{call}>(x, weight, g, e, {blocks.count}, {blocks.group}, out);"
+    )
+    size, stride = (rows, channels), (channels, 1)
+    return kernel_node(KernelCall("linear", arguments, body, size, stride, result.dtype, rows))
+
+
+def _onednn_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:
+    packed = torch.ops.onednn.qlinear_prepack(weights.weight.contiguous(), None)
+    return lowerings[torch.ops.onednn.qlinear_pointwise.default](
+        x,
+        source[0],
+        0,
+        constant(packed, "packed"),
+        constant(weights.scale, "scale"),
+        constant(torch.zeros(weights.scale.numel(), dtype=torch.int32), "zeros"),
+        constant(weights.folded(*source), "bias"),
+        *result.arguments,
+    )
+
+
+def register_lowerings() -> None:
+    """Tell Inductor; once is enough."""
+    register_lowering(convolution, type_promotion_kind=None)(_lower_convolution)
+    register_lowering(image, type_promotion_kind=None)(_lower_image)
+    register_lowering(linear, type_promotion_kind=None)(_lower_linear)

@@ -1,0 +1,184 @@
+"""The kernel modules of a lowered graph in operators that can be compiled.
+
+``spelled`` gives the module that takes a kernel module's place; the integers of weights are shared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.kernels.conv import OnednnConv
+from backquant.lower.kernels.conv_add import OnednnConvAdd
+from backquant.lower.kernels.linear import OnednnLinear
+from backquant.lower.kernels.lookup import Lookup
+from backquant.lower.kernels.norm import BatchNorm, Norm
+from backquant.lower.kernels.packed import PackedKernel
+from backquant.lower.kernels.postop import PostOp
+from backquant.runtime.compiled import operators
+from backquant.runtime.compiled.functions import as_float, as_integer
+
+__all__ = ["spelled"]
+
+
+class _Weighted(nn.Module):
+    """The integers of a kernel. Scales and biases are columns: Inductor inlines short vectors."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, kernel: PackedKernel) -> None:
+        super().__init__()
+        self.register_buffer("weight", kernel.weight)
+        self.register_buffer("scale", kernel.weight_scale.reshape(-1, 1))
+        bias = kernel.bias
+        self.register_buffer("bias", None if bias is None else bias.reshape(-1, 1))
+        self.config = kernel.config
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        c = self.config
+        return c.x_scale, c.x_zero_point, self.weight, self.scale, self.bias
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        c = self.config
+        return list(c.stride), list(c.padding), list(c.dilation), c.groups
+
+
+class _Linear(_Weighted):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        out = (c.out_scale, c.out_zero_point, c.out_dtype)
+        post_op = (c.post_op, list(c.post_numbers), c.post_algorithm)
+        made: torch.Tensor = operators.linear(x, *self.source, *out, *post_op)
+        return made
+
+
+class _Convolution(_Weighted):
+    """Clamps that oneDNN's 1d and 3d kernels lack follow in integers."""
+
+    def __init__(self, kernel: OnednnConv) -> None:
+        super().__init__(kernel)
+        c = self.config
+        post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
+        inside = post_op.applied_by_conv(len(c.stride))
+        self.clamp = None if inside else kernel.clamp_bounds
+        given = (c.post_op, list(c.post_numbers), c.post_algorithm)
+        self.post_op: tuple[Any, ...] = given if inside else ("none", [], "")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        out = (c.out_scale, c.out_zero_point, c.out_dtype, *self.post_op)
+        made: torch.Tensor = operators.convolution(
+            x, *self.source, *self.geometry, None, 1.0, 0, *out
+        )
+        return made if self.clamp is None else torch.clamp(made, *self.clamp)
+
+
+class _ConvolutionAdd(_Weighted):
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        out: Any = (
+            c.out_scale,
+            c.out_zero_point,
+            torch.uint8,
+            "relu" if c.relu else "none",
+            [],
+            "",
+        )
+        spatial = operators.output_size(x.shape[2:], self.weight.shape[2:], self.geometry)
+        shape = (x.shape[0], self.weight.shape[0], *spatial)
+        if torch.broadcast_shapes(other.shape, shape) == shape:
+            made: torch.Tensor = operators.convolution(
+                *(x, *self.source, *self.geometry),
+                *(other.expand(shape), c.other_scale, c.other_zero_point, *out),
+            )
+            return made
+        plain: Any = (1.0, 0, torch.float32, "none", [], "")
+        alone = operators.convolution(x, *self.source, *self.geometry, None, 1.0, 0, *plain)
+        total = alone + as_float(other, c.other_scale, c.other_zero_point)
+        total = total.relu() if c.relu else total
+        return as_integer(total, c.out_scale, c.out_zero_point, torch.uint8)
+
+
+class _Lookup(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self, kernel: Lookup) -> None:
+        super().__init__()
+        self.register_buffer("table", kernel.table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        index = x if x.dtype == torch.uint8 else x.view(torch.uint8)
+        return self.table[index.int()]
+
+
+class _Norm(nn.Module):
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, kernel: Norm) -> None:
+        super().__init__()
+        self.config = kernel.config
+        self.register_buffer("weight", kernel.weight)
+        self.register_buffer("bias", kernel.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        value = as_float(x, c.x_scale, c.x_zero_point)
+        if c.kind == "layer":
+            value = F.layer_norm(value, c.size, self.weight, self.bias, c.eps)
+        elif c.kind == "group":
+            value = F.group_norm(value, c.size[0], self.weight, self.bias, c.eps)
+        else:
+            value = F.instance_norm(value, None, None, self.weight, self.bias, eps=c.eps)
+        return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
+
+
+class _BatchNorm(nn.Module):
+    mean: torch.Tensor
+    var: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, kernel: BatchNorm) -> None:
+        super().__init__()
+        self.config = kernel.config
+        for name in ("mean", "var", "weight", "bias"):
+            self.register_buffer(name, getattr(kernel, name))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        value = as_float(x, c.x_scale, c.x_zero_point)
+        value = F.batch_norm(value, self.mean, self.var, self.weight, self.bias, eps=c.eps)
+        value = value.relu() if c.relu else value
+        return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
+
+
+_MODULES: dict[type, Callable[[Any], nn.Module]] = {
+    OnednnConv: _Convolution,
+    OnednnConvAdd: _ConvolutionAdd,
+    OnednnLinear: _Linear,
+    Lookup: _Lookup,
+    Norm: _Norm,
+    BatchNorm: _BatchNorm,
+}
+
+
+def spelled(kernel: KernelModule) -> nn.Module | None:
+    """The module that computes the same, ``None`` where there is none.
+
+    >>> from backquant.lower.kernels.lookup import Lookup, LookupConfig
+    >>> table = torch.arange(255, -1, -1).byte()
+    >>> spelled(Lookup(LookupConfig("reversed"), table))(torch.tensor([5], dtype=torch.uint8))
+    tensor([250], dtype=torch.uint8)
+    """
+    make = _MODULES.get(type(kernel))
+    return None if make is None else make(kernel)

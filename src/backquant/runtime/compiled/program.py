@@ -1,0 +1,116 @@
+"""Compiling a graph ahead of time, and running what came of it.
+
+``torch.export`` captures the graph, AOTInductor writes and compiles C++ for it, weights and all; a call
+involves no Python between the operators, and no tracing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from backquant.errors import EngineError, UsageError
+from backquant.graph.export.dims import as_dims
+from backquant.graph.quiet import quiet
+from backquant.runtime.compiled.inputs import InputKind, kinds_of
+from backquant.runtime.compiled.readback import called_kernels
+
+__all__ = ["CompiledProgram", "compile_graph"]
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """``inputs``: the tensors that it takes. ``kernels``: what its code calls, and how often.
+    ``seconds``: how long compiling took. ``threads``: how many torch had then."""
+
+    inputs: tuple[InputKind, ...]
+    kernels: Mapping[str, int]
+    seconds: float
+    threads: int
+    run: Callable[..., Any]
+
+    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the code was made for arguments like these."""
+        tensors = tree_flatten((args, dict(kwargs)))[0]
+        sizes: dict[str, int] = {}
+        return len(tensors) == len(self.inputs) and all(
+            kind.admits(value, sizes) for kind, value in zip(self.inputs, tensors, strict=True)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result; memory formats are brought to that of the example."""
+        args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.contiguous, (args, kwargs))
+        return self.run(*args, **kwargs)
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    dynamic_shapes: Any,
+    configs: Mapping[str, Any],
+) -> CompiledProgram:
+    """Compile ``graph_module`` for arguments of these shapes.
+
+    ``configs``: for ``torch._inductor.config``. Raises ``UsageError`` for dynamic shapes that the model
+    does not take, and ``EngineError`` for what the compiler refuses.
+    """
+    from backquant.runtime.compiled.inductor import check_inductor
+
+    check_inductor()
+    from backquant.runtime.compiled.lowerings import register_lowerings
+
+    register_lowerings()
+    start = time.perf_counter()
+    args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.contiguous, arguments)
+    exported = _exported(graph_module, args, kwargs, dynamic_shapes)
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet(), torch.no_grad():
+            path = Path(folder, "model.pt2")
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(path), inductor_configs={"freezing": True, **configs}
+            )
+            kernels = called_kernels(path)
+            run = torch._inductor.aoti_load_package(str(path))
+    except Exception as error:
+        raise EngineError(
+            f"Inductor cannot compile the model: {_first_line(error)}",
+            where=f"QuantizedModel.compile, torch {torch.__version__}",
+            fix="call the model as it is; the exception above has the compiler's own words",
+        ) from error
+    seconds = time.perf_counter() - start
+    return CompiledProgram(kinds_of(exported), kernels, seconds, torch.get_num_threads(), run)
+
+
+def _exported(
+    graph_module: fx.GraphModule, args: Any, kwargs: Any, dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(
+                graph_module, args, kwargs, dynamic_shapes=as_dims(dynamic_shapes), strict=False
+            )
+    except Exception as error:
+        if dynamic_shapes:
+            raise UsageError(
+                f"the model does not take these dynamic shapes: {_first_line(error)}",
+                where=f"dynamic_shapes={dynamic_shapes!r}",
+                fix="leave that axis out, or give example_inputs with a size above 1 on it",
+            ) from error
+        raise EngineError(
+            f"the lowered model cannot be exported: {_first_line(error)}",
+            where="QuantizedModel.compile",
+            fix="call the model as it is: quantized(x)",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

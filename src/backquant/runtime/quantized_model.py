@@ -1,0 +1,319 @@
+"""The lowered model as its user holds it: called like the original, with a record of what it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from backquant.dtypes import QParams
+from backquant.errors import UsageError
+from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.export import Interface
+from backquant.lower.engine import EngineInfo, engine_here
+from backquant.lower.kernels.boundary import quantize
+from backquant.lower.kernels.engine_setting import running
+from backquant.lower.rule import KernelUse
+from backquant.match.plan import Plan, Reason
+from backquant.runtime.audit import Audit, audit
+from backquant.runtime.failed_call import failed_call
+from backquant.runtime.fingerprint import fingerprint
+from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
+from backquant.runtime.pickling import pickled, unpickled
+from backquant.runtime.replay import Replays
+
+if TYPE_CHECKING:
+    from backquant.backend_config import BackendConfig
+    from backquant.runtime.compiled import CompiledModel
+
+__all__ = ["QuantizedModel", "as_integers"]
+
+
+def as_integers(value: Any, qparams: QParams) -> Any:
+    """A quantized tensor as plain integers under ``qparams``; anything else as it is.
+
+    >>> tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 3, torch.quint8)
+    >>> as_integers(tensor, QParams(0.5, 3, 0, 255, torch.uint8))
+    tensor([5, 7], dtype=torch.uint8)
+    >>> as_integers(tensor, QParams(1.0, 0, 0, 255, torch.uint8))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_quantized:
+        return value
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        same = (value.q_scale(), value.q_zero_point()) == qparams.args
+        if same and value.int_repr().dtype == qparams.dtype and qparams.is_full_range:
+            return value.int_repr()
+    return quantize(value.dequantize(), *qparams.literals)
+
+
+class QuantizedModel(nn.Module):
+    """A quantized model: floats in, floats out, like the model it was made from.
+
+    ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
+    model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
+    kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
+    ``plan``: the decision per operator. ``backend_config``: what was quantized for. ``engine``: what it
+    runs on; ``None`` for a reference model. ``kernels`` and ``left_in_float``: what the lowering did.
+    ``report``: set by ``backquant.quantize``.
+    ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
+    ``source``: the file that it was loaded from.
+    ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
+
+    ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
+    position, where ``PrepareCustomConfig`` has them quantized. Such an input is a plain integer
+    tensor, or one of PyTorch's quantized tensors, which is brought to these qparams; such an output
+    is a plain integer tensor.
+
+    ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
+    Python between the operators; ``model.replays = None`` switches that off.
+
+    ``compile()`` gives a model with compiled code. ``torch.compile(model)`` runs a lowered model as it is,
+    and compiles what is around it; a reference model it compiles, to integer kernels where
+    ``torch._inductor.config.freezing`` is set.
+
+    ``interface``: set where ``torch.export`` captured the model. Arguments are checked against it, and
+    the output is of the class that the model returns.
+
+    Attributes that a custom config preserves are there, too, unless they are named as one of these.
+
+    A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
+    model with the same qparams of activations. ``backquant.save`` stores everything.
+
+    Inference only: there are no gradients through integers, and ``train()`` does not change it.
+
+    >>> from backquant.backend_config import BackendConfig
+    >>> graph_module = torch.fx.symbolic_trace(nn.Identity())
+    >>> model = QuantizedModel(graph_module, plan=Plan("x86"), backend_config=BackendConfig("x86"))
+    >>> model(torch.ones(1)), model.engine
+    (tensor([1.]), None)
+    """
+
+    graph_module: GraphModule
+    original_weights_lookup: dict[str, list[torch.Tensor | None]]
+
+    # size: the record of a model is what it consists of; all but the first are keywords
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        *,
+        plan: Plan,
+        backend_config: BackendConfig,
+        engine: EngineInfo | None = None,
+        kernels: Sequence[KernelUse] = (),
+        left_in_float: Sequence[Reason] = (),
+    ) -> None:
+        super().__init__()
+        self.graph_module = graph_module
+        self.plan = plan
+        self.backend_config = backend_config
+        self.engine = engine
+        self.kernels = tuple(kernels)
+        self.left_in_float = tuple(left_in_float)
+        self.report: Any = None
+        self.example: ExampleSpec | None = None
+        self.source = ""
+        self.input_qparams: dict[int, QParams] = {}
+        self.output_qparams: dict[int | str, QParams] = {}
+        self.replays: Replays | None = None
+        self.interface: Interface | None = None
+        self.eval()
+        for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
+            if not hasattr(self, name):
+                setattr(self, name, value)
+        self._begin_replays()
+
+    def _begin_replays(self) -> None:
+        """Without an engine the model is there to be read, not to be fast."""
+        self.replays = None if self.engine is None else Replays(self.graph_module)
+
+    def __getattr__(self, name: str) -> Any:
+        """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__.get("_modules", {}).get("graph_module")
+            if inner is None or name.startswith("__"):
+                raise
+            for found in (inner._modules, inner._parameters, inner._buffers):
+                if name in found:
+                    return found[name]
+            raise
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of what runs. To change it, change ``graph_module`` and quantize again."""
+        return self.graph_module.graph
+
+    @property
+    def code(self) -> str:
+        """The Python code of what runs."""
+        return self.graph_module.code
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is noted about the graph module, as on every ``torch.fx.GraphModule``."""
+        return self.graph_module.meta
+
+    @property
+    def qparams(self) -> dict[str, KernelQParams]:
+        """Scales and zero points of the kernels, by the names of the modules that they run for.
+
+        ``model.qparams["encoder.fc"].output`` is ``(scale, zero_point)`` of what ``encoder.fc`` gives. A
+        function or method has the name of its node in ``plan``. Empty for a reference model.
+        """
+        return qparams_by_name(self.graph_module, self.plan, self.kernels)
+
+    def print_readable(self, *args: Any, **kwargs: Any) -> str:
+        """Print and return the code, as ``torch.fx.GraphModule.print_readable``."""
+        return self.graph_module.print_readable(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "replays": self.replays is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wanted = state.get("replays", True)
+        super().__setstate__({**state, "replays": None})
+        if wanted:
+            self._begin_replays()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self.replays is not None:
+            self._begin_replays()
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original model's arguments and result. Raises ``InputError`` where it cannot run on them,
+        ``ArtifactError`` where it cannot although they are like the example that its file names."""
+        if _is_traced():
+            return self._called(args, kwargs)
+        try:
+            return self._called(args, kwargs)
+        except Exception as error:
+            told = failed_call(error, (args, kwargs), self.example, self.source)
+            if told is error:
+                raise
+            raise told from error
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.interface is not None:
+            self.interface.check(args, kwargs)
+        if self.input_qparams:
+            args, kwargs = self._as_integers(args, kwargs)
+        with torch.no_grad():
+            result = self._run(args, kwargs)
+        return result if self.interface is None else self.interface.restored(result)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.engine is not None and torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, args, kwargs)
+        run = self.graph_module if self.replays is None else self.replays
+        if self.engine is None:
+            return run(*args, **kwargs)
+        with running():
+            return run(*args, **kwargs)
+
+    def compile(  # type: ignore[override]  # torch's changes the module in place
+        self,
+        example_inputs: Any = None,
+        *,
+        dynamic_shapes: Any = None,
+        float_dtype: torch.dtype = torch.float32,
+    ) -> CompiledModel:
+        """This model with code that TorchInductor and a C++ compiler make for it. Takes seconds to
+        minutes. This model is not changed.
+
+        Where the CPU has AVX-512 VNNI, convolutions and linear layers are backquant's own kernels, which
+        are compiled with it; elsewhere oneDNN's. What lies between them is generated code.
+
+        Args:
+            example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments, with
+                the shapes to compile for. Default: those of the calibration.
+            dynamic_shapes: which sizes may vary, as ``torch.export`` takes it, names in place of ``Dim``:
+                ``{"x": {0: "batch"}}``. Default: none; other shapes run on the lowered model.
+            float_dtype: ``torch.bfloat16`` for attention and products of two activations in it, where the
+                CPU has instructions for that.
+
+        Raises:
+            EngineError: there is no C++ compiler, the CPU has no bfloat16, or the model cannot be compiled.
+            UsageError: a reference model, no example inputs, or shapes that the model does not take.
+        """
+        from backquant.runtime.compiled import compiled  # imports Inductor
+
+        return compiled(self, example_inputs, dynamic_shapes, float_dtype)
+
+    def _as_integers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with quantized tensors as the plain integers that the graph reads."""
+        nodes = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
+        names = [str(node.target) for node in nodes]
+        found, named = list(args), dict(kwargs)
+        for index, qparams in self.input_qparams.items():
+            if index < len(found):
+                found[index] = as_integers(found[index], qparams)
+            elif names[index] in named:
+                named[names[index]] = as_integers(named[names[index]], qparams)
+        return tuple(found), named
+
+    def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
+        """Stay in evaluation mode."""
+        super().train(False)
+        return self
+
+    def audit(self) -> Audit:
+        """Count integer kernels, boundaries, and weighted operators left in float."""
+        return audit(self.graph_module)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """A digest of what ``state_dict`` does not hold: the qparams of activations, the kernels."""
+        return fingerprint(self.graph_module)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Refuse weights of another model, before any is loaded. Raises UsageError."""
+        if not torch.equal(torch.as_tensor(state).cpu(), self.get_extra_state()):
+            raise UsageError(
+                "this state_dict is of a model with other qparams or other kernels",
+                where="QuantizedModel.load_state_dict",
+                fix='backquant.save(quantized, "model.bq"), and backquant.load("model.bq")',
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), pickled(self.__getstate__()))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModel:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def extra_repr(self) -> str:
+        engine = self.engine.describe() if self.engine is not None else "reference model"
+        return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
+
+
+def _is_traced() -> bool:
+    """Whether somebody follows the call: errors are then for them."""
+    return torch.compiler.is_dynamo_compiling() or _get_current_dispatch_mode() is not None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
+    return model._run(args, kwargs)
+
+
+def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
+    state = unpickled(stored)
+    if state["engine"] is not None:
+        engine_here(state["engine"])  # refuses where sums would saturate
+    made = kind.__new__(kind)
+    made.__setstate__(state)
+    return made

@@ -1,0 +1,76 @@
+"""torch's own graph interpreter, from the text form of a graph.
+
+What this takes is private to torch and stands here alone. Where a version of torch lacks it, models run
+without recordings: ``Replays.refused`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backquant.graph import watched
+
+__all__ = ["interpreted", "unavailable"]
+
+_NEEDED = (
+    "FloatType",
+    "TensorType",
+    "_create_function_from_graph",
+    "_jit_pass_constant_propagation",
+    "parse_ir",
+)
+_missing = ", ".join(f"torch._C.{name}" for name in _NEEDED if not hasattr(torch._C, name))
+
+
+def unavailable() -> str:
+    """Why nothing can be recorded with this version of torch; empty if it can.
+
+    >>> unavailable()
+    ''
+    """
+    lacking = _missing or watched.missing
+    return lacking and f"torch {torch.__version__} has no {lacking}: calls are not recorded"
+
+
+def interpreted(source: str, embedded: list[Any]) -> Callable[..., Any]:
+    """The function of the graph ``source``, whose last inputs are the constants ``embedded``.
+
+    >>> text = "graph(%x : Tensor, %y : Tensor):\\n  %z : Tensor = aten::mul(%x, %y)\\n  return (%z)"
+    >>> interpreted(text, [torch.tensor(2.0)])(torch.tensor(3.0))
+    tensor(6.)
+    """
+    graph = torch._C.parse_ir(source)
+    _embed(graph, embedded)
+    torch._C._jit_pass_constant_propagation(graph)
+    made: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
+    return made
+
+
+def _embed(graph: Any, values: list[Any]) -> None:
+    """The last inputs of ``graph`` become constants."""
+    if not values:
+        return
+    first = next(iter(graph.nodes()))
+    graph.setInsertPoint(first)
+    for value in reversed(values):
+        constant = _constant(graph, value, first)
+        *_, parameter = graph.inputs()
+        parameter.replaceAllUsesWith(constant)
+        graph.eraseInput(len(list(graph.inputs())) - 1)
+
+
+def _constant(graph: Any, value: Any, first: Any) -> Any:
+    if isinstance(value, torch.ScriptObject):
+        return graph.insertConstant(value)
+    node = graph.create("prim::Constant")
+    if isinstance(value, torch.Tensor):
+        node.t_("value", value.detach())
+        node.output().setType(torch._C.TensorType.get())
+    else:
+        node.f_("value", value)
+        node.output().setType(torch._C.FloatType.get())
+    node.insertBefore(first)
+    return node.output()

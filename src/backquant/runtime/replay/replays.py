@@ -1,0 +1,193 @@
+"""Which recording answers a call.
+
+Invariants
+
+1. A call is replayed only for arguments like those of its recording: the same structure, and for each
+   tensor the same shape, dtype, strides and offset.
+2. Inputs of a new kind run operator by operator the first time, are recorded the second time and
+   replayed from then on: what is seen once costs nothing. The few latest kinds are kept.
+3. Nothing is replayed where someone looks: under hooks, another dispatch or function mode, a profiler's
+   or compiler's trace, or with tensors of other classes.
+4. A kernel that drops its packed weight (``load_state_dict``, ``to``) makes every recording void.
+5. A parameter or buffer that was replaced (``load_state_dict(assign=True)``, an attribute set, new
+   ``.data``) makes the recordings void that read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten
+
+from backquant.graph.watched import is_watched
+from backquant.lower.kernels.configured import packings
+from backquant.runtime.replay.interpreter import unavailable
+from backquant.runtime.replay.pass_on import pass_on
+from backquant.runtime.replay.program import Program
+from backquant.runtime.replay.record import NotReplayable, known_constants, record
+
+__all__ = ["Replays"]
+
+_KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
+_SEEN = "seen once"
+_PLAIN = (int, float, bool, str, type(None))
+_CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
+
+
+class Replays:
+    """The recordings of one module.
+
+    ``refused`` says why the latest new kind of inputs is not replayed.
+
+    >>> replays = Replays(nn.ReLU())
+    >>> x = torch.tensor([-1.0, 2.0])
+    >>> [replays(x).tolist() for _ in range(3)], replays.programs, replays.refused
+    ([[0.0, 2.0], [0.0, 2.0], [0.0, 2.0]], 1, '')
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.refused = unavailable() or _foreign_code(module)
+        self._never = bool(self.refused)
+        self._found: OrderedDict[Hashable, _Recorded | str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._packings = packings()
+        self._hooks = [
+            found
+            for part in module.modules()
+            for found in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+
+    @property
+    def programs(self) -> int:
+        """How many kinds of inputs are recorded."""
+        return sum(isinstance(found, _Recorded) for found in self._found.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives for these arguments."""
+        if self._never or any(self._hooks) or is_watched():
+            return self.module(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        key = _kind(args, kwargs, tensors)
+        if key is None:
+            return self.module(*args, **kwargs)
+        if packings() != self._packings:
+            self._found.clear()
+            self._packings = packings()
+        found = self._found.get(key)
+        if isinstance(found, _Recorded):
+            if all(place.is_unchanged() for place in found.read):
+                return found.program(tensors)
+            self._found.pop(key, None)  # another thread may have seen it, too
+            found = None
+        if found is None:
+            return self._first(key, args, kwargs)
+        if found is not _SEEN or not self._lock.acquire(blocking=False):
+            return self.module(*args, **kwargs)
+        try:
+            return self._record(key, args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.module(*args, **kwargs)
+        with self._lock:
+            self._found[key] = _SEEN
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return result
+
+    def _record(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        constants = partial(known_constants, self.module)
+        result, recording = record(self.module, args, kwargs, constants)
+        made: _Recorded | str
+        try:
+            if isinstance(recording, NotReplayable):
+                raise recording
+            places = _places(self.module, recording.constants.values())
+            made = _Recorded(Program(pass_on(recording)), places)
+        except (NotReplayable, RuntimeError, AttributeError) as problem:
+            made = str(problem)
+        self.refused = made if isinstance(made, str) else ""
+        self._found[key] = made
+        return result
+
+
+class _Recorded(NamedTuple):
+    program: Program
+    read: list[_Place]
+
+
+class _Place:
+    """Where a module holds a tensor that a recording reads."""
+
+    __slots__ = ("address", "key", "owner", "tensor")
+
+    def __init__(self, owner: dict[str, Any], key: str, tensor: torch.Tensor) -> None:
+        self.owner, self.key, self.tensor = owner, key, tensor
+        self.address = tensor.data_ptr()
+
+    def is_unchanged(self) -> bool:
+        held = self.owner.get(self.key)
+        return held is self.tensor and held.data_ptr() == self.address
+
+
+def _places(module: nn.Module, tensors: Iterable[torch.Tensor]) -> list[_Place]:
+    """Where ``module`` holds those of ``tensors`` that are parameters, buffers or attributes."""
+    wanted = {id(tensor) for tensor in tensors}
+    owners = [held for part in module.modules() for held in (part._parameters, part._buffers)]
+    return [
+        _Place(owner, key, tensor)
+        for owner in (*owners, vars(module))
+        for key, tensor in owner.items()
+        if isinstance(tensor, torch.Tensor) and id(tensor) in wanted
+    ]
+
+
+def _kind(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+) -> Hashable | None:
+    """What recordings are found by, ``None`` for arguments that are not replayed; fills ``tensors``."""
+    if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:
+        tensors.append(args[0])
+        return _layout(args[0])
+    leaves, structure = tree_flatten((args, kwargs))
+    found: list[Hashable] = []
+    for leaf in leaves:
+        if type(leaf) in (torch.Tensor, nn.Parameter):
+            tensors.append(leaf)
+            found.append(_layout(leaf))
+        elif isinstance(leaf, _PLAIN):
+            found.append((type(leaf), leaf))
+        else:
+            return None
+    if None in found:
+        return None
+    return (str(structure), *found) if tensors else None
+
+
+def _layout(tensor: torch.Tensor) -> Hashable | None:
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _foreign_code(module: nn.Module) -> str:
+    """Which code, not torch's or ours, the module runs: it may do what a recording does not see."""
+    for name, part in module.named_modules():
+        if not type(part).__module__.startswith(_CODE):
+            return f"{name} is a {type(part).__name__}, which may do more than call operators"
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                home = getattr(node.target, "__module__", "") or ""
+                if node.op == "call_function" and not f"{home}.".startswith(_CODE):
+                    return f"{node.name} calls {node.target}"
+    return ""

@@ -1,0 +1,288 @@
+"""How long each node of a graph module takes, as it runs when it is replayed.
+
+The calls of a recording belong to the nodes that made them. The calls of one node are a program by
+themselves, which runs on the very tensors that the node reads in the whole, so that what kernels pass on to
+each other (quantized tensors) costs nothing here as there. Of nodes that do the same to tensors of the same
+layouts one is measured.
+
+What cannot be recorded is measured node by node, as it runs without a recording.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_flatten
+
+from backquant.graph import get_module
+from backquant.runtime.replay.pass_on import pass_on
+from backquant.runtime.replay.program import Program
+from backquant.runtime.replay.record import (
+    Call,
+    NotReplayable,
+    Recording,
+    Ref,
+    known_constants,
+    record,
+)
+
+__all__ = ["Clock", "NodeTimes", "replayed", "stopwatch"]
+
+Clock = Callable[[Callable[[], object]], float]
+
+_SHORT = 5e-5  # seconds of a round, at least
+_ROUNDS = ((1e-3, 5), (2e-2, 2), (math.inf, 1))  # of calls that take less than so many seconds
+
+
+def stopwatch(run: Callable[[], object]) -> float:
+    """Seconds of one call of ``run``: the fastest of a few rounds, of which each is long enough to measure.
+
+    CPU time of this thread where torch uses no other; what else the machine does counts the least.
+
+    >>> 0 <= stopwatch(int) < 1
+    True
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    run()
+    once = max(clock() - start, 1e-7)
+    count = max(1, int(_SHORT / once))
+    best, rounds = once, next(rounds for limit, rounds in _ROUNDS if once < limit)
+    for _ in range(rounds):
+        start = clock()
+        for _ in range(count):
+            run()
+        best = min(best, (clock() - start) / count)
+    return best
+
+
+def replayed(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> Callable[[], object]:
+    """``function(x)`` without Python between its operators, as often as it is called.
+
+    >>> replayed(torch.relu, torch.tensor([-1.0, 2.0]))()
+    tensor([0., 2.])
+    """
+    _, recording = record(function, (x,), {}, list)
+    if isinstance(recording, NotReplayable):
+        return partial(function, x)
+    return partial(Program(pass_on(recording)), [x])
+
+
+class NodeTimes:
+    """Seconds of each node of ``module`` on inputs, by name, and in ``sizes`` how many elements floating
+    point results have. Nodes that call nothing have no time.
+
+    Measures each time that ``measure`` is called, and keeps the least.
+
+    >>> from torch.fx import symbolic_trace
+    >>> times = NodeTimes(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), (torch.ones(4, 8),))
+    >>> times.measure(lambda run: 2.0 if isinstance(run(), tuple) else 0.0)
+    >>> times.seconds, times.sizes
+    ({'_0': 2.0, '_1': 2.0}, {'input_1': 32, '_0': 32, '_1': 32})
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.module = module
+        self.args = _positional(module, args, kwargs or {})
+        self.seconds: dict[str, float] = {}
+        self.refused = ""
+        walk = _Walk(module)
+        constants = partial(known_constants, module)
+        with torch.no_grad():
+            walk.run(*self.args)  # packs weights
+            _, recording = record(walk.run, self.args, {}, constants, walk.origin)
+        self.sizes = walk.sizes
+        self._parts: list[_Part] = []
+        try:
+            if isinstance(recording, NotReplayable):
+                raise recording
+            self._recording = pass_on(recording)
+            self._parts = list(_parts(self._recording, module))
+        except (NotReplayable, RuntimeError, AttributeError) as problem:
+            self.refused = str(problem)
+
+    def measure(self, clock: Clock = stopwatch) -> None:
+        """Run everything once, each distinct node as often as ``clock`` wants."""
+        with torch.no_grad():
+            if self.refused:
+                _Timed(self.module, clock, self._note).run(*self.args)
+            else:
+                self._measure_parts(clock)
+
+    def _measure_parts(self, clock: Clock) -> None:
+        leaves, _ = tree_flatten(self.args)
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        held = dict(zip(self._recording.inputs, given, strict=True))
+        known: dict[Hashable, float] = {}
+        nothing = clock(partial(Program(_NOTHING), [torch.zeros(0)]))
+        found: dict[str, float] = {}
+        for part in self._parts:
+            tensors = [held[name] for name in part.inputs]
+            if part.key not in known:
+                known[part.key] = max(0.0, clock(partial(part.program, tensors)) - nothing)
+            found[part.node] = found.get(part.node, 0.0) + known[part.key]
+            held.update(zip(part.outputs, part.program(tensors), strict=True))
+            for name in part.dropped:
+                held.pop(name, None)
+        for node, seconds in found.items():
+            self._note(node, seconds)
+
+    def _note(self, node: str, seconds: float) -> None:
+        self.seconds[node] = min(seconds, self.seconds.get(node, seconds))
+
+
+_NOTHING = Recording(("%0",), result=Ref("%0"))
+
+
+def _positional(
+    module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    module.recompile()  # a deferred graph module has no signature before
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return (*bound.args, *bound.kwargs.values())
+
+
+class _Walk(Interpreter):
+    """Runs a graph module, and knows where it is."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.node = ""
+        self.sizes: dict[str, int] = {}
+
+    def origin(self) -> str:
+        return self.node
+
+    def run_node(self, n: Node) -> Any:
+        self.node = n.name
+        result = super().run_node(n)
+        is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
+        if is_float and n.op != "output":
+            self.sizes[n.name] = result.numel()
+        return result
+
+
+class _Timed(Interpreter):
+    """Runs a graph module and measures each of its calls."""
+
+    def __init__(
+        self, module: GraphModule, clock: Clock, note: Callable[[str, float], None]
+    ) -> None:
+        super().__init__(module)
+        self.clock, self.note = clock, note
+
+    def run_node(self, n: Node) -> Any:
+        if n.op.startswith("call_"):
+            self.note(n.name, self.clock(partial(super().run_node, n)))
+        return super().run_node(n)
+
+
+class _Part:
+    """The calls of one node: a program of the tensors ``inputs``, which gives ``outputs``."""
+
+    def __init__(self, node: str, key: Hashable, recording: Recording, dropped: list[str]) -> None:
+        self.node, self.key, self.dropped = node, key, dropped
+        self.inputs = recording.inputs
+        self.outputs = [ref.name for ref in recording.result]
+        self.program = Program(recording)
+
+
+def _parts(recording: Recording, module: GraphModule) -> Iterator[_Part]:
+    groups = [(node, list(calls)) for node, calls in groupby(recording.calls, lambda c: c.origin)]
+    last: dict[str, int] = {}
+    for place, (_, calls) in enumerate(groups):
+        for name in _read(calls):
+            last[name] = place
+    for ref in tree_flatten(recording.result)[0]:
+        if isinstance(ref, Ref):
+            last[ref.name] = len(groups)
+    shapes = _Shapes(module)
+    for place, (node, calls) in enumerate(groups):
+        made = {name for call in calls for name in _made(call)}
+        read = dict.fromkeys(_read(calls))
+        constants = {n: recording.constants[n] for n in read if n in recording.constants}
+        inputs = tuple(n for n in read if n not in made and n not in constants)
+        outputs = [n for n in made if last.get(n, -1) > place] or [*inputs[:1], *sorted(made)[:1]][
+            :1
+        ]
+        if not outputs:
+            continue
+        result = tuple(Ref(name) for name in outputs)
+        own = Recording(inputs, calls, constants, recording.layouts, result)
+        dropped = [n for n in (*inputs, *outputs) if last.get(n, -1) <= place]
+        yield _Part(node, (_key(calls, recording), shapes.of(node)), own, dropped)
+
+
+def _made(call: Call) -> Iterator[str]:
+    for output in call.outputs:
+        if isinstance(output, tuple):
+            yield from output
+        elif output is not None:
+            yield output
+
+
+def _read(calls: Iterable[Call]) -> Iterator[str]:
+    for call in calls:
+        for leaf in tree_flatten(call.arguments)[0]:
+            if isinstance(leaf, Ref):
+                yield leaf.name
+
+
+def _key(calls: list[Call], recording: Recording) -> Hashable:
+    """What decides how long ``calls`` take: operators, layouts, and numbers that are no scales."""
+    rows: list[Hashable] = []
+    for call in calls:
+        leaves = [_plain(leaf, recording) for leaf in tree_flatten(call.arguments)[0]]
+        results = [_shape(name, recording) for name in _made(call)]
+        rows.append((str(call.operator), tuple(leaves), tuple(results)))
+    return tuple(rows)
+
+
+def _plain(leaf: Any, recording: Recording) -> Hashable:
+    if isinstance(leaf, Ref):
+        return _shape(leaf.name, recording)
+    return (
+        "number" if isinstance(leaf, float) else str(type(leaf)) if _is_packed(leaf) else str(leaf)
+    )
+
+
+def _shape(name: str, recording: Recording) -> Hashable:
+    layout = recording.layouts[name]
+    return layout.size, layout.stride
+
+
+def _is_packed(leaf: Any) -> bool:
+    return isinstance(leaf, torch.ScriptObject)
+
+
+class _Shapes:
+    """The shapes of the tensors of the module that a node calls: packed weights show none."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._nodes = {node.name: node for node in module.graph.nodes}
+
+    def of(self, node: str) -> Hashable:
+        found = self._nodes.get(node)
+        if found is None or found.op != "call_module":
+            return ()
+        called: nn.Module = get_module(self._module, str(found.target))
+        tensors = (*called.parameters(), *called.buffers())
+        return type(called).__name__, tuple(tensor.shape for tensor in tensors)

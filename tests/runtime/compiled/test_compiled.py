@@ -1,0 +1,196 @@
+"""QuantizedModel.compile: results, kernels, copies, refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config as inductor_config
+from torch.nn import functional as F
+
+import backquant
+from backquant.errors import EngineError, UsageError
+from backquant.runtime import QuantizedModel
+from backquant.runtime.compiled import CompiledModel
+
+SHAPE = (3, 13, 14)
+
+
+class Net(nn.Module):
+    """Convolutions of all kinds, additions, a gate, pooling, a linear layer with a function behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.ReLU())
+        self.depthwise = nn.Sequential(nn.Conv2d(24, 24, 5, 1, 2, groups=24), nn.Hardswish())
+        self.point = nn.Conv2d(24, 24, 1)
+        self.grouped = nn.Sequential(nn.Conv2d(24, 24, 3, 1, 1, groups=3), nn.SiLU())
+        self.gate = nn.Conv2d(24, 24, 1)
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = F.relu(x + self.point(self.depthwise(x)))
+        x = x * torch.sigmoid(self.gate(F.adaptive_avg_pool2d(x, 1)))
+        x = F.max_pool2d(self.grouped(x), 2)
+        return F.gelu(self.head(x.mean((2, 3))))
+
+
+class Shapes(nn.Module):
+    """Sizes that fill no register; each operator gives floats, or (before pooling) integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            [
+                nn.Conv2d(5, 7, (3, 5), (1, 2), (1, 2)),
+                nn.Conv2d(5, 100, 2, 1, 0, (2, 1)),
+                nn.Conv2d(5, 33, 1, 2),
+                nn.Conv2d(5, 17, 7, 1, 3),
+                nn.Conv2d(5, 5, 3, 1, 1, groups=5),
+                nn.Conv2d(5, 5, 7, 2, 3, groups=5),
+            ]
+        )
+        self.wide = nn.ModuleList(
+            [
+                nn.Conv2d(70, 82, 3, 1, 1),
+                nn.Conv2d(70, 130, 1),
+                nn.Conv2d(70, 70, 3, 2, 0, groups=70),
+            ]
+        )
+        self.linear = nn.Linear(37, 50)
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        convs = [conv(x) for conv in self.convs]
+        return (*convs, *(F.max_pool2d(conv(y), 2) for conv in self.wide), self.linear(z))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_and_fast_builds() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with inductor_config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def quantized() -> QuantizedModel:
+    torch.manual_seed(0)
+    calibration = [torch.randn(2, *SHAPE) for _ in range(4)]
+    return backquant.quantize(Net().eval(), backend="x86", calibration=calibration)
+
+
+@pytest.fixture(scope="module")
+def compiled(quantized: QuantizedModel) -> CompiledModel:
+    return quantized.compile(dynamic_shapes={"x": {0: "batch"}})
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_results_are_those_of_the_lowered_model(
+    quantized: QuantizedModel, compiled: CompiledModel, batch: int
+) -> None:
+    x = torch.randn(batch, *SHAPE)
+    wanted, found = quantized(x), compiled(x)
+    noise = (wanted - found).pow(2).sum() / wanted.pow(2).sum()
+    assert noise < 1e-3  # a step here and there, of 8 bits
+    nhwc = x.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(compiled(nhwc), found)
+
+
+def test_what_was_compiled_is_on_record(quantized: QuantizedModel, compiled: CompiledModel) -> None:
+    counts = compiled.compilation.kernels
+    if torch.cpu.get_capabilities().get("avx512_vnni"):
+        assert counts["backquant.convolution"] == 4  # stem, point, gate, head
+        assert counts["backquant.depthwise"] == 1
+        assert counts["onednn.qconv_pointwise"] == 1  # groups
+    assert compiled.compilation.integer_kernels == 6
+    assert compiled.compilation.inputs[0].endswith(", 3, 13, 14]")
+    assert compiled.compilation.describe() in repr(compiled)
+    assert compiled.kernels == quantized.kernels
+    assert compiled.plan is quantized.plan
+    assert compiled.report is quantized.report
+
+
+def test_other_shapes_run_on_the_lowered_model(
+    quantized: QuantizedModel, compiled: CompiledModel
+) -> None:
+    x = torch.randn(1, 3, 20, 22)
+    assert torch.equal(compiled(x), quantized(x))
+
+
+def test_the_original_is_not_changed(quantized: QuantizedModel, compiled: CompiledModel) -> None:
+    assert type(quantized) is QuantizedModel
+    assert compiled.lowered().graph_module is quantized.graph_module
+    assert not hasattr(quantized, "compilation")
+
+
+def test_copies_and_files(quantized: QuantizedModel, compiled: CompiledModel, tmp_path) -> None:
+    x = torch.randn(2, *SHAPE)
+    copied = copy.deepcopy(compiled)
+    assert torch.equal(copied(x), compiled(x))
+    assert copied.compilation == compiled.compilation
+    pickled = pickle.loads(pickle.dumps(compiled))
+    assert type(pickled) is QuantizedModel
+    backquant.save(compiled, tmp_path / "model.bq")
+    backquant.save(quantized, tmp_path / "lowered.bq")
+    stored = (tmp_path / "model.bq").read_bytes()
+    assert stored == (tmp_path / "lowered.bq").read_bytes()
+    loaded = backquant.load(tmp_path / "model.bq")
+    assert type(loaded) is QuantizedModel
+    assert torch.equal(loaded(x), quantized(x))
+
+
+def test_weights_are_in_the_code(compiled: CompiledModel) -> None:
+    with pytest.raises(UsageError, match="in its code"):
+        compiled.load_state_dict(compiled.state_dict())
+
+
+def test_sizes_that_fill_no_register() -> None:
+    torch.manual_seed(0)
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return torch.randn(2, 5, 11, 13), torch.randn(1, 70, 9, 8), torch.randn(3, 4, 37)
+
+    quantized = backquant.quantize(
+        Shapes().eval(), backend="x86", calibration=[batch() for _ in range(3)]
+    )
+    compiled = quantized.compile()
+    inputs = batch()
+    for wanted, found in zip(quantized(*inputs), compiled(*inputs), strict=True):
+        assert wanted.shape == found.shape
+        apart, largest = (wanted - found).abs(), wanted.abs().max()
+        assert apart.max() <= largest * 2.5 / 255  # one step, about
+        assert (apart > largest * 1e-5).float().mean() < 0.01
+
+
+def test_no_compiler(quantized: QuantizedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EngineError, match=r"no C\+\+ compiler"):
+        quantized.compile()
+
+
+def test_a_reference_model_is_refused() -> None:
+    calibration = [torch.randn(2, 4)]
+    made = backquant.quantize(nn.Linear(4, 4), backend="onnxruntime", calibration=calibration)
+    with pytest.raises(UsageError, match="reference model"):
+        made.compile()
+
+
+def test_shapes_that_the_model_does_not_take(quantized: QuantizedModel) -> None:
+    with pytest.raises(UsageError, match="dynamic shapes"):
+        quantized.compile(dynamic_shapes={"x": {1: "channels"}})
+
+
+def test_without_an_example(quantized: QuantizedModel) -> None:
+    alone = copy.deepcopy(quantized)
+    alone.example = None
+    with pytest.raises(UsageError, match="what inputs"):
+        alone.compile()

@@ -1,0 +1,3 @@
+from lowering import flow, tools
+
+__all__ = ["flow", "tools"]

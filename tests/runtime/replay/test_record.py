@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from backquant.runtime.replay.record import NotReplayable, Recording, Ref, known_constants, record
+
+
+def test_a_number_that_python_reads_refuses() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    result, recording = record(branch, (torch.ones(2),), {}, list)
+    assert isinstance(recording, NotReplayable)
+    assert result.tolist() == [2, 2]  # the call itself is not disturbed
+
+
+def test_a_constant_that_no_tensor_decides_is_not_recorded() -> None:
+    def promoted(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.promote_types(torch.float32, torch.float64))
+
+    result, recording = record(promoted, (torch.ones(1),), {}, list)
+    assert result.dtype == torch.float64
+    assert isinstance(recording, Recording)
+    assert [str(call.operator) for call in recording.calls] == ["aten._to_copy.default"]
+
+
+def test_a_tensor_made_outside_torch_refuses() -> None:
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.flip(x.numpy()).copy()) + x
+
+    result, recording = record(through_numpy, (torch.arange(3),), {}, list)
+    assert isinstance(recording, NotReplayable) and "made outside torch" in str(recording)
+    assert result.tolist() == [2, 2, 2]
+
+
+def test_constants_of_the_model_are_held_and_nothing_else() -> None:
+    linear = nn.Linear(2, 3)
+    with torch.no_grad():
+        _, recording = record(linear, (torch.ones(1, 2),), {}, lambda: known_constants(linear))
+    assert isinstance(recording, Recording)
+    assert {id(t) for t in recording.constants.values()} == {id(p) for p in linear.parameters()}
+
+
+def test_structures_of_arguments_and_results_are_kept() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    _, recording = record(lambda a, b: {"sum": a + b, "both": [a, 3]}, (x,), {"b": y}, list)
+    assert isinstance(recording, Recording)
+    assert recording.inputs == ("%0", "%1")
+    assert recording.result == {"sum": Ref("%2"), "both": [Ref("%0"), 3]}
+
+
+def test_the_same_tensor_twice_refuses() -> None:
+    x = torch.ones(2)
+    _, recording = record(torch.add, (x, x), {}, list)
+    assert isinstance(recording, NotReplayable)

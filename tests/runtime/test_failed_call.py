@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from backquant.errors import ArtifactError, EngineError, InputError
+from backquant.graph.example_spec import ExampleSpec
+from backquant.runtime.failed_call import failed_call
+
+ERROR = RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore")
+EXAMPLE = ExampleSpec.of((torch.rand(2, 3), {"mask": torch.ones(2)}))
+
+
+def test_the_inputs_are_at_fault_where_they_differ(snapshot: Callable[..., None]) -> None:
+    given = ((torch.rand(2, 4), {"mask": torch.ones(2)}), {})
+    found = failed_call(ERROR, given, EXAMPLE, "model.bq")
+    assert isinstance(found, InputError)
+    snapshot("failed-call-inputs", found)
+
+
+def test_the_file_is_at_fault_where_they_do_not(snapshot: Callable[..., None]) -> None:
+    given = ((torch.rand(2, 3), {"mask": torch.ones(2)}), {})
+    found = failed_call(ERROR, given, EXAMPLE, "model.bq")
+    assert isinstance(found, ArtifactError)
+    snapshot("failed-call-file", found)
+    assert isinstance(failed_call(InputError("no"), given, EXAMPLE, "model.bq"), ArtifactError)
+    assert isinstance(failed_call(ERROR, given, EXAMPLE, ""), InputError)
+
+
+def test_errors_of_ours_stay_as_they_are() -> None:
+    given = ((torch.rand(2, 3),), {"flag": True})
+    for error in (InputError("no"), EngineError("no"), ArtifactError("no")):
+        assert failed_call(error, given, None, "model.bq") is error

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import backquant as bq
+from backquant.errors import UsageError
+from backquant.runtime.fingerprint import fingerprint
+
+
+def quantized(x: torch.Tensor) -> bq.QuantizedModel:
+    torch.manual_seed(0)
+    return bq.quantize(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), calibration=[x])
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, 4)
+
+
+def test_weights_and_names_do_not_count(x: torch.Tensor, tmp_path) -> None:
+    model = quantized(x)
+    assert fingerprint(model.graph_module).dtype == torch.uint8
+    other = copy.deepcopy(model)
+    for buffer in other.buffers():
+        buffer.zero_()
+    bq.save(model, tmp_path / "model.bq")
+    for twin in (other, quantized(x), bq.load(tmp_path / "model.bq")):
+        assert torch.equal(fingerprint(twin.graph_module), fingerprint(model.graph_module))
+
+
+def test_weights_of_a_model_with_other_qparams_are_refused(x: torch.Tensor) -> None:
+    """PyTorch's models have their qparams in the state_dict; ours are literals of the graph."""
+    model, other = quantized(x), quantized(3 * x)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(UsageError, match="other qparams"):
+        other.load_state_dict(model.state_dict())
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, before[name])
+    twin = quantized(x)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin(x), model(x))
