@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.lower import engine_info, find_engine, lower
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference as nnqr
 
@@ -156,3 +157,16 @@ def test_a_value_read_in_float_and_as_integers_is_computed_once_in_float(tools):
     x = torch.randn(2, 4, 5, 5)
     for actual, expected in zip(lowered.graph_module(x), reference(x), strict=True):
         assert torch.allclose(actual, expected, atol=tools.u8.scale)
+
+
+def test_what_is_asked_in_float_computes_in_float_between_integers(tools):
+    def forward(self, x):
+        x = tools.qdq(x, tools.u8)
+        return tools.qdq(torch.sigmoid(tools.qdq(torch.tanh(x), tools.u8)), tools.u8)
+
+    reference = tools.trace(forward)
+    rules = find_engine("x86").rules()
+    lowered = lower(reference, rules, engine_info("x86"), in_float=["sigmoid"])
+    assert [reason.node for reason in lowered.left_in_float] == ["sigmoid"]
+    x = torch.randn(50)
+    tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)

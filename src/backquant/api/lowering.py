@@ -29,6 +29,8 @@ from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.match import MatchKind
 from backquant.runtime import QuantizedModel
+from backquant.operators import moves_values
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["quantized_model"]
 
@@ -77,7 +79,8 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
     else:
         state = reference_state(reference)
         check_engine_dtypes(state.plan, state.backend_config, engine)
-        result = lower(reference, find_engine(engine.name).rules(), engine, _apart(reference))
+        rules = find_engine(engine.name).rules()
+        result = lower(reference, rules, engine, _apart(reference), _asked_in_float(reference))
         module = result.graph_module
         kept = reference.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
         preserve(module, reference, list(kept), "ConvertCustomConfig")
@@ -90,6 +93,29 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
             kernels.append(replace(use, nodes=tuple(f"{path}.{name}" for name in use.nodes)))
         left += [replace(reason, node=f"{path}.{reason.node}") for reason in lowered.left_in_float]
     return Lowered(module, tuple(kernels), tuple(left))
+
+
+def _asked_in_float(reference: fx.GraphModule) -> set[str]:
+    """What the mapping leaves in float, and computes or is named by it.
+
+    What only moves values moves integers between integers, where no rule of the mapping speaks of it.
+    """
+    decisions = reference_state(reference).plan.decisions
+    asked = {
+        name: decision.rule is not None
+        for name, decision in decisions.items()
+        if any(reason.rule == ReasonCode.QCONFIG_NONE for reason in decision.reasons)
+    }
+    return {
+        node.name
+        for node in reference.graph.nodes
+        if node.name in asked and (asked[node.name] or not _moves_values(reference, node))
+    }
+
+
+def _moves_values(reference: fx.GraphModule, node: fx.Node) -> bool:
+    is_module = node.op == "call_module"
+    return moves_values(type(get_module(reference, str(node.target))) if is_module else node.target)
 
 
 def _standalone(reference: fx.GraphModule) -> dict[str, ReferenceModel]:

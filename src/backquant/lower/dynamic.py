@@ -24,6 +24,7 @@ __all__ = [
     "dynamic_input",
     "is_dynamic_boundary",
     "narrow_constant",
+    "static_cast",
     "widened_constant",
 ]
 
@@ -111,6 +112,14 @@ def narrow_constant(node: Any) -> Node | None:
         return None
     stored = node.args[0]
     return stored if isinstance(stored, Node) and stored.op == "get_attr" else None
+
+
+def static_cast(node: Any) -> tuple[Node, torch.dtype] | None:
+    """What ``node`` casts, and to which dtype, where the cast may not be left out.
+
+    >>> static_cast(torch.fx.Graph().placeholder("x"))
+    """
+    return (node.args[0], node.args[1]) if _name(node) == _STATIC_CAST else None
 
 
 def widened_constant(node: Any) -> tuple[Any, torch.dtype | None]:

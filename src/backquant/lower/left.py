@@ -72,10 +72,11 @@ class Left:
             if _reads_size(node) or (sources and all(source in sizes for source in sources)):
                 sizes.add(node)
                 continue
-            found += self._refused.get(node) or [self._float_in_reference(node)]
+            found += self._refused.get(node) or [self.float_in_reference(node)]
         return tuple(found)
 
-    def _float_in_reference(self, node: Node) -> Reason:
+    def float_in_reference(self, node: Node) -> Reason:
+        """Rule 3, and what is to compute in float between integers."""
         return Reason(
             node.name,
             "float-in-reference",

@@ -31,6 +31,7 @@ from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
 from backquant.lower.engine import EngineInfo
+from backquant.lower.halves import move_halves
 from backquant.lower.in_place import read_results
 from backquant.lower.join_adds import join_adds
 from backquant.lower.join_lookups import join_lookups
@@ -65,10 +66,12 @@ def lower(
     rules: Sequence[LowerRule],
     engine: EngineInfo,
     apart: Collection[str] = (),
+    in_float: Collection[str] = (),
 ) -> Lowered:
     """Lower ``reference`` (decomposed dialect, per-tensor literal qparams) with the table ``rules``.
 
     ``apart`` names nodes that are no business of the table: calls of standalone and custom modules.
+    ``in_float``: operators that compute in float even between integers.
 
     Raises ``PassError`` when a rule breaks its contract: a defect of the table.
 
@@ -84,7 +87,7 @@ def lower(
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     run_pass(read_results, result.graph, result)
     run_pass(as_unsigned, result.graph, engine, apart)
-    return _Pass(result, index_rules(rules), engine).run(frozenset(apart))
+    return _Pass(result, index_rules(rules), engine).run(frozenset(apart), frozenset(in_float))
 
 
 class _Pass:
@@ -100,13 +103,16 @@ class _Pass:
         self.erased: set[Node] = set()
         self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
 
-    def run(self, apart: frozenset[str]) -> Lowered:
+    def run(self, apart: frozenset[str], in_float: frozenset[str]) -> Lowered:
         for node in list(self.gm.graph.nodes):
             if node.name in apart:
                 self.left.made(node)
+            elif node.name in in_float:
+                self.left.note(node, [self.left.float_in_reference(node)])
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         run_pass(fold_boundaries, self.gm.graph)
+        run_pass(move_halves, self.gm.graph)
         run_pass(reshape_views, self.gm.graph)
         left_over = run_pass(absorb_clamps, self.gm, self.kernels, self.records)
         for join in (join_lookups, join_adds, join_shuffles):

@@ -89,10 +89,6 @@ def test_functional_forms(tools, number):
 
 
 def test_norms_that_measure_or_keep_other_statistics_are_refused(tools):
-    trains = nn.BatchNorm2d(4)
-    reference = tools.trace(_one(tools, lambda m, x: m.op(x), tools.u8), op=trains)
-    reference.op.train()
-    assert [r.rule for r in tools.lower(reference).left_in_float] == ["statistics"]
     for module in (
         nn.BatchNorm2d(4, track_running_stats=False),
         nn.InstanceNorm2d(4, track_running_stats=True),
@@ -110,3 +106,13 @@ def test_a_float_result_is_refused(tools):
     assert [r.rule for r in lowered.left_in_float] == ["float-output"]
     x = torch.randn(3, 7)
     assert torch.allclose(lowered.graph_module(x), reference(x))
+
+
+def test_a_batch_norm_in_training_mode_applies_what_it_has_stored(tools):
+    module = _settled(nn.BatchNorm2d(4)).train()
+    reference = tools.trace(_one(tools, lambda m, x: m.op(x), tools.qparams(0.04, 60)), op=module)
+    lowered = tools.lower(reference)
+    x = torch.randn(3, 4, 5, 5)
+    before = module.running_mean.clone()
+    tools.assert_within(lowered.graph_module(x), reference.eval()(x), 0.04)
+    assert torch.equal(before, module.running_mean)

@@ -47,8 +47,8 @@ def _batch_norm(site: Site) -> Emit | Reason:
         return found
     x, out = found
     module: Any = site.module
-    if module.training or module.running_mean is None:
-        return site.refuse("statistics", "batch norm that measures", "stored statistics: eval()")
+    if module.running_mean is None:
+        return site.refuse("statistics", "batch norm that measures", "stored statistics")
     channels = module.running_mean
     ones, zeros = torch.ones_like(channels), torch.zeros_like(channels)
     tensors = {

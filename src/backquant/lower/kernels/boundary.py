@@ -1,4 +1,5 @@
-"""Kernels at the edges of the integer part of a model: quantize, dequantize, requantize, saturate."""
+"""Kernels at the edges of the integer part of a model: quantize, dequantize, requantize, saturate; and to
+and from the quantized tensors that custom modules take and give."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from backquant.dtypes import tensor_token
 from backquant.errors import InputError
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["dequantize", "quantize", "requantize", "saturate"]
+__all__ = ["dequantize", "integers_of", "quantize", "quantized_tensor", "requantize", "saturate"]
 
 
 # size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.
@@ -94,3 +95,34 @@ def saturate(x: torch.Tensor, quant_min: int, quant_max: int) -> torch.Tensor:
     tensor([  3, 127], dtype=torch.uint8)
     """
     return x.clamp_(quant_min, quant_max)
+
+
+def quantized_tensor(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Integers as a quantized tensor of its own, for a custom module.
+
+    >>> quantized_tensor(torch.tensor([10, 12], dtype=torch.uint8), 0.5, 10).dequantize()
+    tensor([0., 1.])
+    """
+    return torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
+
+
+# size: the arguments are those of quantize, whose nodes it replaces.
+def integers_of(
+    q: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The integers of a quantized tensor that a custom module gave, or of its values where it has other qparams.
+
+    >>> q = torch.quantize_per_tensor(torch.ones(2), 0.5, 10, torch.quint8)
+    >>> integers_of(q, 0.5, 10, 0, 255, torch.uint8), integers_of(q, 0.25, 0, 0, 255, torch.uint8)
+    (tensor([12, 12], dtype=torch.uint8), tensor([4, 4], dtype=torch.uint8))
+    """
+    is_same = q.is_quantized and q.qscheme() == torch.per_tensor_affine and q.dtype == tensor_token(dtype)
+    if not is_same or (q.q_scale(), q.q_zero_point()) != (scale, zero_point):
+        value = q.dequantize() if q.is_quantized else q
+        return quantize(value, scale, zero_point, quant_min, quant_max, dtype)
+    return integer_view(q).clamp(quant_min, quant_max)
