@@ -32,7 +32,9 @@ _CLIPPED = (
 _NO_ENGINE = (
     "a description without an engine gives the reference model; PyTorch runs native's kernels"
 )
-_KEPT = "what the backend has no entry for runs on integers between integers, as a table of 256 results"
+_KEPT = (
+    "what the backend has no entry for runs on integers between integers, as a table of 256 results"
+)
 _SLOPES = "a PReLU with a slope per channel is float: PyTorch's kernel takes 3 to 17 times as long as float"
 _LSTM = (
     "quantized.LSTM computes in float on values that are rounded: no quantized tensors in its tuple"

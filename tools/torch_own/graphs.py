@@ -4,11 +4,11 @@ Both sides are brought to one vocabulary:
 
 - ``quantize``, ``dequantize``: ``torch.quantize_per_tensor`` and the method ``dequantize``; ours are
   functions of ``backquant.lower.kernels.boundary``. ``requantize`` is both; ``saturate`` (a narrower
-  range than the dtype's) has no counterpart and no word, nor has what puts integers into a quantized tensor for
-  a custom module, or takes them out.
+  range than the dtype's) has no counterpart and no word, nor has what puts integers into a quantized
+  tensor for a custom module, or takes them out.
 - ``quantized conv2d_relu``: ``nniq.ConvReLU2d`` and ``torch.ops.quantized.conv2d_relu`` alike, since
   ours is one kernel whether a module or a function was called. ``dynamic linear``: likewise. Where a test
-  counts ``torch.ops.quantized.linear``, only kernels of functions count: ``linear_kernel``, at no module's path.
+  counts ``torch.ops.quantized.linear``, kernels at a module's path do not count.
 - ``to``, ``dequantize``: also the conversions to float16 and back.
 - an operator that PyTorch runs unchanged on quantized tensors, or in float: its name, whichever way it is
   spelled (module, function or method). Ours is a kernel, a table of 256 results, or the operator
@@ -237,7 +237,11 @@ def same_words(
     for spec, times in (expected_node_occurrence or {}).items():
         wanted[_plain(spec.target)] += times
     found = Counter(words)
-    modules = {_plain(spec.target) for spec in expected_node_occurrence or () if isinstance(spec.target, type)}
+    modules = {
+        _plain(spec.target)
+        for spec in expected_node_occurrence or ()
+        if isinstance(spec.target, type)
+    }
     found.subtract(word for word in _of_modules(model) if word in wanted and word not in modules)
     for word, times in wanted.items():
         case.assertEqual(found[word], times, f"{word}: {found[word]} times in {words}, not {times}")

@@ -38,5 +38,7 @@ def move_halves(graph: Graph) -> None:
 def _only_source(node: Node) -> Node | None:
     """The one tensor that ``node`` moves the values of, for one reader."""
     sources = node.all_input_nodes
-    is_one = len(sources) == 1 and len(node.users) == 1 and node.op in ("call_function", "call_method")
+    is_one = (
+        len(sources) == 1 and len(node.users) == 1 and node.op in ("call_function", "call_method")
+    )
     return sources[0] if is_one and moves_values(node.target) else None

@@ -115,13 +115,15 @@ def integers_of(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The integers of a quantized tensor that a custom module gave, or of its values where it has other qparams.
+    """The integers of a quantized tensor that a custom module gave; where it has other qparams, of its values.
 
     >>> q = torch.quantize_per_tensor(torch.ones(2), 0.5, 10, torch.quint8)
     >>> integers_of(q, 0.5, 10, 0, 255, torch.uint8), integers_of(q, 0.25, 0, 0, 255, torch.uint8)
     (tensor([12, 12], dtype=torch.uint8), tensor([4, 4], dtype=torch.uint8))
     """
-    is_same = q.is_quantized and q.qscheme() == torch.per_tensor_affine and q.dtype == tensor_token(dtype)
+    is_same = (
+        q.is_quantized and q.qscheme() == torch.per_tensor_affine and q.dtype == tensor_token(dtype)
+    )
     if not is_same or (q.q_scale(), q.q_zero_point()) != (scale, zero_point):
         value = q.dequantize() if q.is_quantized else q
         return quantize(value, scale, zero_point, quant_min, quant_max, dtype)
