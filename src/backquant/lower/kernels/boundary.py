@@ -115,7 +115,7 @@ def integers_of(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The integers of a quantized tensor that a custom module gave; where it has other qparams, of its values.
+    """The integers of a quantized tensor that a custom module gave, or, of other qparams, of its values.
 
     >>> q = torch.quantize_per_tensor(torch.ones(2), 0.5, 10, torch.quint8)
     >>> integers_of(q, 0.5, 10, 0, 255, torch.uint8), integers_of(q, 0.25, 0, 0, 255, torch.uint8)
