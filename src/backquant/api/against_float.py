@@ -1,9 +1,10 @@
-"""Whole models beside each other, and a quantized model that is not slower than the float model.
+"""A quantized model that is not slower than the float model, nor than the same with all on integers.
 
 The parts of a model are timed one by one, and may promise more than the whole holds: layouts that kernels
-give cost the float operators behind them, and a cache holds a kernel's weights alone. So the whole is timed
-beside the float model, and where it is slower, what pays the least is left in float step by step
-(``slower_as_a_whole``), at most ``FACTORS`` times; the fastest of all that were made stands.
+give cost the float operators behind them, and a cache holds a kernel's weights alone. So whole models run
+beside each other (``race``): float, all on integers, and what the parts promise. Where the fastest is slower
+than float, what pays the least is left in float step by step (``slower_as_a_whole``), at most ``FACTORS``
+times; what is clearly faster than the fastest before it stands.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
+from backquant.api.race import Race, race
 from backquant.errors import CoverageError
-from backquant.graph import as_arguments, own_buffers
-from backquant.graph.objects import fresh
+from backquant.graph import own_buffers
 from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
 from backquant.match.slower import Costs, slower_as_a_whole
@@ -25,7 +25,7 @@ from backquant.report.build import ReportSource
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
 
-__all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "is_faster", "not_slower"]
+__all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "not_slower"]
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
 LEAST = 100_000
@@ -33,10 +33,7 @@ LEAST = 100_000
 FACTORS = (1.3, 2.0, 4.0, 1e6)
 
 _SLOWER = 1.03  # than float, and the model is not left as it is
-_GAIN, _QUIET = 0.97, 5e-6  # what is faster by less than 3 % or 5 µs is as fast
-_TURNS, _MORE = 2, 2  # more where the first turns are near the limit
-_NEAR = 0.1
-_WARM = 3  # calls: weights are packed in the first, the second is recorded
+_GAIN = 0.97  # what is faster by less than 3 % is as fast
 
 
 @dataclass(frozen=True)
@@ -78,56 +75,62 @@ class Chosen(NamedTuple):
     in_float: Mapping[int, Reason]
 
 
-def is_faster(after: nn.Module, before: nn.Module, example: Any, clock: Clock) -> bool:
-    """Whether ``after`` is clearly faster than ``before`` on the example inputs."""
-    first, second = seconds_beside(before, after, example, clock)
-    return second < _GAIN * first and second < first - _QUIET
-
-
-def not_slower(  # size: the model as it is, what makes others of it, and what it is measured beside
-    chosen: Chosen,
+def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
+    made: Converted,
+    chosen: Chosen | None,
     convert: Callable[[Mapping[int, Reason]], Converted],
     costs: Costs,
     original: nn.Module,
     example: Any,
     timing: Timing,
 ) -> Converted:
-    """``chosen``, or a model with less on integers, where it is slower than ``original``; with a note.
+    """The fastest of ``made``, which keeps all on integers, and ``chosen``; or, where that is slower than
+    ``original``, of models with less on integers. With a note of both times.
 
     ``convert`` raises ``CoverageError`` where too little would stay quantized.
     """
     floating = own_buffers(original)
-
-    def tried(one: Converted) -> _Tried:
-        return _Tried(one, *seconds_beside(floating, one.model, example, timing.clock))
-
-    plan, best = chosen.made.model.plan, tried(chosen.made)
-    left = dict(chosen.in_float)
+    first = [made] if chosen is None else [made, chosen.made]
+    beside = race([floating, *(one.model for one in first)], example, timing.clock)
+    takes_chosen = chosen is not None and beside.is_slower(1, 2, 1 / _GAIN)
+    best = _Tried(first[takes_chosen], beside, 1 + takes_chosen)
+    left = dict(chosen.in_float) if chosen is not None and takes_chosen else {}
     for factor in FACTORS:
         if not best.is_slower:
             break
-        more = slower_as_a_whole(plan, costs, factor, 1e6 * best.seconds, 1e6 * best.floating)
+        seconds, in_float = best.seconds, best.floating
+        more = slower_as_a_whole(made.model.plan, costs, factor, 1e6 * seconds, 1e6 * in_float)
         if more.keys() <= left.keys():
             continue
         left = {**more, **left}
         try:
-            after = tried(convert(left))
+            after = convert(left)
         except CoverageError:
             break
-        best = min(best, after, key=lambda one: one.seconds / one.floating)
+        beside = race([floating, best.made.model, after.model], example, timing.clock)
+        is_faster = beside.is_slower(1, 2, 1 / _GAIN)
+        best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
     return best.made.noted(best.note())
 
 
 class _Tried(NamedTuple):
-    """A model, and how long it and the float model took in turns."""
+    """A model, the race that it ran last, in which the float model was the first, and its place there."""
 
     made: Converted
-    floating: float
-    seconds: float
+    race: Race
+    place: int
+
+    @property
+    def seconds(self) -> float:
+        return self.race.seconds(self.place)
+
+    @property
+    def floating(self) -> float:
+        return self.race.seconds(0)
 
     @property
     def is_slower(self) -> bool:
-        return self.seconds > _SLOWER * self.floating and self.seconds > self.floating + _QUIET
+        return self.race.is_slower(self.place, 0, _SLOWER)
 
     def note(self) -> str:
         times = f"{1e3 * self.seconds:.3g} ms, in float {1e3 * self.floating:.3g} ms"
@@ -135,39 +138,3 @@ class _Tried(NamedTuple):
         if self.is_slower:
             return f"{what}: {times}; slower than float, whatever is left in float"
         return f"{what}: {times} ({self.floating / self.seconds:.2f} times as fast)"
-
-
-def seconds_beside(
-    one: nn.Module, other: nn.Module, example: Any, clock: Clock
-) -> tuple[float, float]:
-    """The fastest calls of two models that take turns.
-
-    >>> seconds_beside(nn.ReLU(), nn.ReLU(), torch.zeros(1), lambda run: 1.0)
-    (1.0, 1.0)
-    """
-    calls = _Call(one, example), _Call(other, example)
-    with torch.no_grad():
-        for call in calls:
-            for _ in range(_WARM if isinstance(call.func, QuantizedModel) else 1):
-                call()
-        best = [min(times) for times in zip(*_turns(calls, clock, _TURNS), strict=True)]
-        if abs(best[1] - best[0]) < _NEAR * best[0]:
-            more = [*_turns(calls, clock, _MORE), best]
-            best = [min(times) for times in zip(*more, strict=True)]
-    return best[0], best[1]
-
-
-def _turns(calls: Iterable[_Call], clock: Clock, count: int) -> list[list[float]]:
-    calls = tuple(calls)
-    return [[clock(call) for call in calls] for _ in range(count)]
-
-
-class _Call:
-    """One call of a model on arguments that it has not changed yet."""
-
-    def __init__(self, model: nn.Module, example: Any) -> None:
-        self.func = model
-        self._args, self._kwargs = as_arguments(example)
-
-    def __call__(self) -> Any:
-        return self.func(*fresh(self._args), **fresh(self._kwargs))

@@ -2,8 +2,8 @@
 
 The kernels of a lowered model and the operators of its float graph are timed on the example inputs, each
 kernel shape once; ``match`` decides (``slower_than_float``). Where that promises enough, the model is
-converted again, and the whole of both is timed: the second stands only if it is clearly faster. At last the
-whole model is timed beside the float model (``against_float``).
+converted again. At last the whole of both is timed beside the float model (``against_float``): the second
+stands only if it is clearly faster.
 
 1. Off where a mapping was passed, unless ``slower="float"`` asks for it; operators that the mapping names
    stay as it says.
@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.against_float import Chosen, Converted, Timing, is_faster, not_slower
+from backquant.api.against_float import Chosen, Converted, Timing, not_slower
 from backquant.api.cost_table import Times, cost_table
 from backquant.errors import CoverageError, UsageError
 from backquant.graph import as_arguments
@@ -74,15 +74,15 @@ def the_faster(  # size: the model as it is, what makes others of it, and what i
     in evaluation mode, than which the result as a whole is not slower if that can be had.
     """
     costs, seconds = _measured(prepared, made, example, timing)
+    chosen = None
     reasons = _reasons(made.model, costs)
     if _promised(costs, reasons) > _PROMISED * 1e6 * seconds:
         try:
             after = convert(reasons)
         except CoverageError:
             return made.noted(_TOO_MUCH)
-        if is_faster(after.model, made.model, example, timing.clock):
-            return not_slower(Chosen(after, reasons), convert, costs, original, example, timing)
-    return not_slower(Chosen(made, {}), convert, costs, original, example, timing)
+        chosen = Chosen(after, reasons)
+    return not_slower(made, chosen, convert, costs, original, example, timing)
 
 
 def _measured(
