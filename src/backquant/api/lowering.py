@@ -28,9 +28,9 @@ from backquant.graph import (
 from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.match import MatchKind
-from backquant.runtime import QuantizedModel
 from backquant.operators import moves_values
 from backquant.reason_codes import ReasonCode
+from backquant.runtime import QuantizedModel
 
 __all__ = ["quantized_model"]
 
