@@ -80,7 +80,7 @@ def _join(graph: Graph, node: Node) -> None:
 def _pass_integers(node: Node) -> None:
     """Rule 5, before a custom module."""
     before, scale, zero_point, dtype = node.args
-    assert isinstance(before, Node)
+    assert isinstance(before, Node) and isinstance(dtype, torch.dtype)
     own = qparams_of(before)
     if (own.scale, own.zero_point, own.dtype) == (scale, zero_point, plain_dtype(dtype)):
         node.target, node.args = quantized_tensor, (integer_source(before), scale, zero_point)
