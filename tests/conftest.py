@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,13 @@ from torch import nn
 
 import snapshots
 
-# How fast a machine is, is no property of the code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast a machine is, is no property of the code. HYPOTHESIS_EXAMPLES=1000 looks harder than CI does.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "30")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("untimed")
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"

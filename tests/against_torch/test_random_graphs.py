@@ -1,4 +1,4 @@
-"""200 random graphs: equal to PyTorch's up to the lowered model, or different for a known cause.
+"""80 random graphs: equal to PyTorch's up to the lowered model, or different for a known cause.
 
 ``tools/random_graphs.py`` runs thousands.
 """
@@ -16,15 +16,13 @@ from against_torch.oracle import BACKENDS
 from against_torch.torch_rules import FAILS
 from backquant.api import convert_fx, prepare_fx
 
-MODELS = 40  # per backend; no two backends have a seed in common
-PARTS = 4
+MODELS = 16  # per backend; no two backends have a seed in common
 
 
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_random_graphs(backend: str, part: int) -> None:
+def test_random_graphs(backend: str) -> None:
     first = list(BACKENDS).index(backend)
-    seeds = [first + len(BACKENDS) * i for i in range(part, MODELS, PARTS)]
+    seeds = [first + len(BACKENDS) * i for i in range(MODELS)]
     found = [compare(seed, backend) for seed in seeds]
     unexplained = [(one.seed, one.detail) for one in found if one.verdict == "unexplained"]
     assert unexplained == []

@@ -15,6 +15,8 @@ import backquant
 from backquant.deploy import write_read_sizes
 from backquant.deploy.value_trace import traced_with_values
 
+pytestmark = pytest.mark.xdist_group("imported encoder")  # one worker pays for what they share
+
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):

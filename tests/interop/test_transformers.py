@@ -13,6 +13,8 @@ from torch import nn
 import backquant
 from backquant.errors import UsageError
 
+pytestmark = pytest.mark.xdist_group("small decoder")  # one worker pays for what they share
+
 TEXT = "the quick brown fox jumps over the lazy dog and the small cat sleeps near a warm old fire; "
 
 

@@ -71,9 +71,8 @@ def squared_error(x: torch.Tensor, observer: Any) -> float:
 def test_error_is_at_most_two_percent_above_the_oracles(
     name: str, setting: str, oracle: Callable[..., Any], quietly: Callable[..., Any]
 ) -> None:
-    """On each of ten seeds, data in four batches; where the oracle's error is 0, ours is 0."""
-    slow = name == "denormal" and setting != "unsigned"  # the oracle takes a second on denormals
-    for seed in range(1 if slow else 10):
+    """On several seeds, data in four batches; where the oracle's error is 0, ours is 0."""
+    for seed in range(1 if name == "denormal" else 4):  # the oracle takes seconds on denormals
         x = sample(name, seed)
         ours = HistogramObserver(**SETTINGS[setting])
         theirs = oracle("HistogramObserver", **SETTINGS[setting])
@@ -92,7 +91,7 @@ def test_the_error_of_samples_is_at_most_two_percent_above_the_oracles(
     name: str, size: int, oracle: Callable[..., Any], quietly: Callable[..., Any]
 ) -> None:
     """Batches so large that of their bulk only every n-th value is counted."""
-    for seed in range(10):
+    for seed in range(4):
         x = sample(name, seed, size)
         ours, theirs = HistogramObserver(), oracle("HistogramObserver")
         for batch in x.chunk(4):

@@ -15,6 +15,8 @@ import backquant
 from backquant import QConfigMapping, default_dynamic_qconfig
 from backquant.errors import BackquantError, InputError
 
+pytestmark = pytest.mark.xdist_group("inputs")  # one worker pays for what they share
+
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 

@@ -27,8 +27,7 @@ def _saved(value):
     return stream
 
 
-@pytest.mark.parametrize("how", list(HOW))
-@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize(("how", "after"), [("deepcopy", 0), ("pickle", 5), ("torch.save", 5)])
 def test_copies_train_on_alike(qat, model_name, how, after):
     model, shape = qat.model(model_name)
     prepared = qat.ours(model, torch.randn(shape))
@@ -54,7 +53,7 @@ def test_copies_share_nothing_but_what_was_shared(qat):
     assert all(one is not two for one, two in pairs)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 7])
+@pytest.mark.parametrize("stop", [0, 7])
 def test_resuming_from_a_state_dict_is_bit_equal(qat, model_name, stop):
     model, shape = qat.model(model_name)
     x = torch.randn(shape)

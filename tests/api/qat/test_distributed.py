@@ -13,6 +13,8 @@ from torch.multiprocessing import spawn
 import backquant
 from backquant.errors import UsageError
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one worker pays for what they share
+
 KINDS = ["default", "MinMaxObserver", "HistogramObserver"]
 
 

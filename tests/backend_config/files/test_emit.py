@@ -41,13 +41,13 @@ VALUES = st.recursive(
 DATA = st.dictionaries(TEXTS | TRICKY, VALUES, min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(DATA)
 def test_yaml_comes_back(data):
     assert plain(read_yaml(emit_yaml(data), "x.yaml")) == data
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(DATA)
 def test_json_comes_back(data):
     assert plain(read_json(emit_json(data), "x.json")) == data

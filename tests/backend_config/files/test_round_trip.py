@@ -13,7 +13,7 @@ from backquant.backend_config.files import dumps, loads
 from backquant.errors import SpecError
 
 RELAXED = settings(
-    max_examples=80,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -78,7 +78,7 @@ EDITS = st.lists(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_damaged_files(format):
-    @settings(RELAXED, max_examples=300)
+    @settings(RELAXED, max_examples=100)
     @given(EDITS)
     def check(edits) -> None:
         text = SOURCES[format]
@@ -92,7 +92,7 @@ def test_damaged_files(format):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_any_text(format):
-    @settings(RELAXED, max_examples=300)
+    @settings(RELAXED, max_examples=100)
     @example("\ud800")
     @example("\x00")
     @example("[" * 5000)
@@ -130,7 +130,7 @@ VALUES = st.recursive(
 def test_any_values_in_any_field():
     fields = ["name", "engine", "extends", "remove", "defaults", "dtype_configs", "entries"]
 
-    @settings(RELAXED, max_examples=300)
+    @settings(RELAXED, max_examples=100)
     @given(st.dictionaries(st.sampled_from(fields), VALUES), VALUES)
     def check(data, entry) -> None:
         base = {"schema_version": 1, "name": "x", "entries": [entry]}
@@ -142,7 +142,7 @@ def test_any_values_in_any_field():
 def test_any_values_in_an_entry():
     fields = ["pattern", "patterns", "dtype_configs", "fuser_method", "input_type_to_index"]
 
-    @settings(RELAXED, max_examples=300)
+    @settings(RELAXED, max_examples=100)
     @given(st.dictionaries(st.sampled_from(fields), VALUES))
     def check(entry) -> None:
         data = {"schema_version": 1, "name": "x", "entries": [{"pattern": "torch.add", **entry}]}

@@ -37,21 +37,16 @@ def weight_only(per_channel: bool) -> torch.fx.GraphModule:
 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_weight_only_linear_runs_in_float_with_its_rounded_weight(per_channel: bool) -> None:
+    logger = logging.getLogger("executorch.backends.xnnpack.partition")
+    before = (logger.level, logger.propagate, list(logger.handlers))
     module, x = weight_only(per_channel), torch.randn(2, 4)
     lowered = lower_program(export_program(portable(module, QDQRules()), (x,), {}, None))
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
     assert list(lowered.refused) == ["_0"]
     assert lowered.refused["_0"].startswith("Expected")
     [[linear]] = read_back(lowered.buffer).delegates
     assert linear.dtype == "float32"
     torch.testing.assert_close(ExecuTorchModel(lowered.buffer)(x), module(x))
-
-
-def test_logger_is_as_before() -> None:
-    logger = logging.getLogger("executorch.backends.xnnpack.partition")
-    before = (logger.level, logger.propagate, list(logger.handlers))
-    graph = portable(weight_only(True), QDQRules())
-    lower_program(export_program(graph, (torch.randn(2, 4),), {}, None))
-    assert (logger.level, logger.propagate, list(logger.handlers)) == before
 
 
 class Biased(nn.Module):

@@ -128,8 +128,9 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize(
+    ("name", "free"), [*((name, False) for name in ATTENTION), ("padded", True), ("repeated", True)]
+)
 def test_attention_in_the_runtime(name: str, free: bool) -> None:
     """It runs in the delegate; a mask of truth values becomes numbers outside."""
     model, rest = ATTENTION[name]

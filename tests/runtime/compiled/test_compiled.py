@@ -17,6 +17,8 @@ from backquant.errors import EngineError, UsageError
 from backquant.runtime import QuantizedModel
 from backquant.runtime.compiled import CompiledModel
 
+pytestmark = pytest.mark.xdist_group("compiled")  # one worker pays for what they share
+
 SHAPE = (3, 13, 14)
 
 
