@@ -24,7 +24,9 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -231,9 +233,10 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
         register_quantized_decomposed()
     if own:
         register_float8()
-    target: Any = torch.ops
-    for part in parts:
-        target = getattr(target, part, None)
+    target = _registered(parts)
+    if target is None and allow:
+        _import_allowed(allow)
+        target = _registered(parts)
     if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         raise ArtifactError(
             f"this build of torch has no operator {path}",
@@ -241,6 +244,21 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
             fix="load the file with the torch version that its header names",
         )
     return target
+
+
+def _registered(parts: Sequence[str]) -> Any:
+    target: Any = torch.ops
+    for part in parts:
+        target = getattr(target, part, None)
+    return target
+
+
+def _import_allowed(allow: Sequence[str]) -> None:
+    """Packages register operators while they are imported; names that are no packages are left out."""
+    for name in allow:
+        if find_spec(name.partition(".")[0]) is not None:
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(name)
 
 
 def _no_kernel(path: str) -> ArtifactError:

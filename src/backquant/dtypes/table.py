@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 import torch
 
 from backquant.dtypes.qdtype import Format, QDType
+from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
 
 __all__ = [
@@ -107,22 +107,8 @@ def _check(row: QDType) -> None:
 @cache
 def _read_entry_points() -> None:
     for point in metadata.entry_points(group=_GROUP):
-        place = f"entry point {point.name} = {point.value!r} of the group {_GROUP}"
-        try:
-            found: Any = point.load()
-        except Exception as error:
-            raise ConfigError(
-                f"the dtype {point.name!r} of an installed package cannot be read: {error}",
-                where=place,
-                fix=f"python -c 'import {point.module}'",
-            ) from error
-        if not isinstance(found, QDType):
-            raise ConfigError(
-                f"the dtype {point.name!r} of an installed package is a {type(found).__name__}",
-                where=place,
-                fix="QDType(token, storage, bits, format)",
-            )
-        register_dtype(found)
+        fix = "QDType(token, storage, bits, format)"
+        register_dtype(read_entry_point(point, QDType, "dtype", ConfigError, fix))
 
 
 def known_dtypes() -> tuple[QDType, ...]:

@@ -12,7 +12,7 @@ from backquant.lower.engine import (
 )
 from backquant.lower.lowering import Lowered, lower
 from backquant.lower.machine import MachineFacts
-from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site
+from backquant.lower.rule import Emit, KernelUse, LowerRule, Operand, Site, operand
 
 __all__ = [
     "Emit",
@@ -29,4 +29,5 @@ __all__ = [
     "find_engine",
     "list_engines",
     "lower",
+    "operand",
 ]

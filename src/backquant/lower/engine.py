@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from backquant.dtypes import dtype_name
+from backquant.entry_points import read_entry_point
 from backquant.errors import ArtifactError, EngineError, did_you_mean
 from backquant.lower.machine import MachineFacts, machine_facts
 
@@ -154,7 +155,8 @@ def find_engine(name: str) -> Engine:
     True
     """
     if name in _BUILT_IN:
-        ours: Engine = _loaded(_BUILT_IN[name])
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        ours: Engine = getattr(importlib.import_module(module), attribute)
         return ours
     points = list({p.value: p for p in metadata.entry_points(group=_GROUP, name=name)}.values())
     if not points:
@@ -165,29 +167,15 @@ def find_engine(name: str) -> Engine:
             where=f"entry points of {_GROUP}: {', '.join(sorted(p.value for p in points))}",
             fix="uninstall all but one",
         )
-    place = f"entry point {name} = {points[0].value!r} of the group {_GROUP}"
-    try:
-        found: Any = _loaded(points[0].value)
-    except Exception as error:
+    fix = f"Engine({name!r}, info, rules)"
+    found = read_entry_point(points[0], Engine, "engine", EngineError, fix)
+    if found.name != name:
         raise EngineError(
-            f"the engine {name!r} of an installed package cannot be read: {error}",
-            where=place,
-            fix=f"python -c 'import {points[0].module}'",
-        ) from error
-    if not isinstance(found, Engine) or found.name != name:
-        is_engine = isinstance(found, Engine)
-        what = f"called {found.name!r}" if is_engine else f"of the class {type(found).__name__}"
-        raise EngineError(
-            f"the engine {name!r} of an installed package is {what}",
-            where=place,
-            fix=f"Engine({name!r}, info, rules)",
+            f"the engine {name!r} of an installed package is called {found.name!r}",
+            where=f"entry point {name} = {points[0].value!r} of the group {_GROUP}",
+            fix=fix,
         )
     return found
-
-
-def _loaded(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _unknown(name: str) -> EngineError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backquant.operators.described import entries_of
-from backquant.operators.example import Example
+from backquant.operators.example import Example, Sample, Weight
 from backquant.operators.index import (
     all_operators,
     find,
@@ -20,6 +20,8 @@ __all__ = [
     "FixedQParams",
     "Operator",
     "QParamsRule",
+    "Sample",
+    "Weight",
     "all_operators",
     "entries_of",
     "find",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 from torch import nn
 from torch._ops import OpOverload
 
+from backquant.entry_points import read_entry_point
 from backquant.errors import SpecError, did_you_mean
 from backquant.operators import (
     activation,
@@ -35,6 +37,8 @@ __all__ = [
     "spellings",
 ]
 
+_GROUP = "backquant.operators"
+_FIX = "Operator(name, family, Sample(), modules=..., functions=..., aten=...)"
 _FAMILIES = (
     conv,
     linear,
@@ -53,12 +57,27 @@ _FAMILIES = (
 
 @cache
 def all_operators() -> tuple[Operator, ...]:
-    """Every operator, family by family.
+    """Every operator, family by family, then those of other packages: the entry points of the group
+    ``backquant.operators``, each of which names an ``Operator``.
+
+    Raises SpecError for an entry point that is none, or with the name of another operator.
 
     >>> [o.name for o in all_operators()][:3]
     ['conv1d', 'conv2d', 'conv3d']
     """
-    return tuple(operator for family in _FAMILIES for operator in family.OPERATORS)
+    found = [operator for family in _FAMILIES for operator in family.OPERATORS]
+    for point in metadata.entry_points(group=_GROUP):
+        operator = read_entry_point(point, Operator, "operator", SpecError, _FIX)
+        if operator in found:  # one package that is found twice
+            continue
+        if any(operator.name == other.name for other in found):
+            raise SpecError(
+                f"there is an operator {operator.name!r} already",
+                where=f"entry point {point.name} = {point.value!r} of the group {_GROUP}",
+                fix="give the record another name",
+            )
+        found.append(operator)
+    return tuple(found)
 
 
 def spellings(*names: str) -> tuple[Any, ...]:
@@ -161,8 +180,10 @@ def _by_spelling() -> dict[Any, Operator]:
         for spelling in operator.spellings:
             owner = table.setdefault(spelling, operator)
             if owner is not operator:
-                raise AssertionError(
-                    f"{spelling!r} is a spelling of {owner.name} and of {operator.name}"
+                raise SpecError(
+                    f"{spelling!r} is a spelling of {owner.name} and of {operator.name}",
+                    where=f"entry points of the group {_GROUP}, or backquant.operators",
+                    fix="leave it to one of the two records",
                 )
     return table
 

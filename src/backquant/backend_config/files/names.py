@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,6 +96,8 @@ class Resolver:
                 f'"{path}" is outside of the allowed packages ({", ".join(self.allow)})',
                 f'if you trust it, allow it where the file is loaded: allow=("{parts[0]}",)',
             )
+        if path.startswith("torch.ops.") and parts[2] != "aten":
+            self._register_operators(path)
         here: Any = self._import(parts[0], path)
         for index, part in enumerate(parts[1:], start=1):
             here = self._step(here, part, path, ".".join(parts[:index]))
@@ -105,6 +108,12 @@ class Resolver:
                 f'if you trust it, allow it by name: allow=("{path.rpartition(".")[0]}",)',
             )
         return here
+
+    def _register_operators(self, path: str) -> None:
+        """Import the allowed packages, as far as they are installed: that registers their operators."""
+        for name in self._trusted:
+            if find_spec(name.partition(".")[0]) is not None:
+                self._import(name, path, optional=True)
 
     def _allows(self, name: str) -> bool:
         return _is_within(name, self.allow)

@@ -1,0 +1,51 @@
+"""Records of other packages; a whole package stands in examples/extensions/operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import pytest
+from torch import nn
+
+from backquant.errors import SpecError
+from backquant.operators import Operator, Sample, index
+
+MISH = Operator("mish", "activation", Sample(), modules=(nn.Mish,))
+TWICE = replace(MISH, name="relu")
+TAKEN = replace(MISH, modules=(nn.ReLU,))
+NONE = "no record"
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    caches = (index.all_operators, index._by_name, index._by_spelling, index._by_derived)
+
+    def offered(value: str) -> None:
+        point = EntryPoint("mish", f"{__name__}:{value}", "backquant.operators")
+        monkeypatch.setattr(index.metadata, "entry_points", lambda group: [point, point])
+        for cached in caches:
+            cached.cache_clear()
+
+    yield offered
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_record_is_found(offer: Callable[[str], None]) -> None:
+    offer("MISH")
+    assert index.find(nn.Mish) is MISH
+    assert index.named("mish") is MISH
+
+
+def test_records_that_cannot_be(
+    offer: Callable[[str], None], snapshot: Callable[..., None]
+) -> None:
+    told = []
+    for value in ("TWICE", "TAKEN", "NONE", "MISSING"):
+        offer(value)
+        with pytest.raises(SpecError) as caught:
+            index.find(nn.Mish)
+        told.append(str(caught.value))
+    snapshot("records", "\n\n".join(told), {__name__: "tests"})
