@@ -9,6 +9,7 @@ from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.onnxruntime.clips import clip_integers
 from backquant.deploy.onnxruntime.readback import kernels_of
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -38,6 +39,7 @@ class OnnxRuntimeTarget:
         import onnxruntime
 
         model = onnx_model(job)
+        clip_integers(model)
         save_onnx(model, path)
         return Written(
             runtime=f"onnxruntime {onnxruntime.__version__}",
