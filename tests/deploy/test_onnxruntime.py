@@ -270,3 +270,24 @@ def test_require_by_share_and_by_module(residual, tmp_path) -> None:
     assert backquant.export(model, tmp_path / "b.onnx", require="body").path.exists()
     with pytest.raises(backquant.UsageError, match="no quantized operator is in a module 'bdy'"):
         backquant.export(model, tmp_path / "c.onnx", require="bdy")
+
+
+class Clipped(nn.Module):
+    """What clips behind a reshape, and inside of what is quantized: neither does ONNX Runtime take away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.conv = nn.Linear(8, 8), nn.Conv1d(8, 8, 3)
+        self.clip, self.last = nn.Hardtanh(-0.7, 0.9), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.clip(self.conv(torch.relu(self.tokens(x)).transpose(1, 2))))
+
+
+def test_products_before_a_clip_run_on_integers(tmp_path) -> None:
+    torch.manual_seed(0)
+    x = 4 * torch.randn(2, 6, 8)
+    quantized, exported = export(Clipped(), x, tmp_path / "m.onnx")
+    assert exported.integer == exported.expected == 4
+    assert kernels(exported)["Clip"] == 1  # of integers: the ends of the range are not its bounds
+    assert sqnr(quantized(x), run(tmp_path / "m.onnx", x)) > 40
