@@ -162,3 +162,17 @@ def test_scores_of_attention_run_in_int8(tmp_path) -> None:
     ]
     assert kernel.dtype == "i8"
     assert torch.allclose(run(tmp_path / "m.xml", batch), model(batch), atol=3e-2)
+
+
+def test_layers_that_openvino_joins_in_one_kernel_are_counted_as_integers(tmp_path) -> None:
+    """The runtime model names the precision of the joined kernel's floats; its weights are integers."""
+    torch.manual_seed(0)
+    parts = [nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)]
+    batch = torch.randn(4, 128)
+    model = backquant.quantize(
+        nn.Sequential(*parts).eval(), backend="openvino", calibration=[batch]
+    )
+    exported = backquant.export(model, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 3
+    assert {use.dtype for use in exported.kernels if use.integer} <= {"i8", "u8"}
+    assert torch.allclose(run(tmp_path / "m.xml", batch), model(batch), atol=3e-2)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORIGIN", "followers", "name_nodes", "origin_of", "origins_of"]
+__all__ = ["ORIGIN", "followers", "name_nodes", "origin_of", "origins_of", "readers_of_weights"]
 
 #: The key of a node's metadata that holds the name of the reference graph's node.
 ORIGIN = "backquant.node"
@@ -61,4 +61,16 @@ def followers(model: Any) -> dict[str, str]:
             after = readers[0].metadata_props.get(ORIGIN, "")
             if after not in ("", node.metadata_props[ORIGIN]):
                 found[node.metadata_props[ORIGIN]] = after
+    return found
+
+
+def readers_of_weights(model: Any) -> dict[str, str]:
+    """For each constant that one node dequantizes for one other: the origin of that other, by its name."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        if node.op_type != "DequantizeLinear" or node.inputs[0].const_value is None:
+            continue
+        readers = [use.node for use in node.outputs[0].uses()]
+        if len(readers) == 1 and len(node.inputs[0].uses()) == 1:
+            found[str(node.inputs[0].name)] = readers[0].metadata_props.get(ORIGIN, "")
     return found

@@ -8,8 +8,7 @@ from pathlib import Path
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
-from backquant.deploy.onnx.names import followers, origins_of
-from backquant.deploy.openvino.readback import kernels_of
+from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -48,7 +47,7 @@ class OpenVinoTarget:
                 openvino.save_model(converted, str(path), compress_to_fp16=False)
                 for item in path.parent.glob(f"{through.name}*"):
                     item.unlink()
-            kernels = kernels_of(converted, origins_of(model), followers(model))
+            kernels = kernels_of(converted, Origins.of(model))
         version = openvino.__version__.split("-")[0]
         return Written(runtime=f"openvino {version}", kernels=kernels)
 

@@ -7,42 +7,84 @@ its nodes names the layer type, the precision, and the layers of the file that i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.onnx.names import origin_of
+from backquant.deploy.onnx.names import followers, origin_of, origins_of, readers_of_weights
 
-__all__ = ["kernels_of"]
+__all__ = ["Origins", "kernels_of"]
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _INTEGER = ("i8", "u8")
 _FLOAT = ("f32", "f16", "bf16")
 
 
-def kernels_of(
-    model: Any, origins: Mapping[str, str], after: Mapping[str, str]
-) -> tuple[TargetKernel, ...]:
-    """One record for each layer of the compiled model, in its order.
+@dataclass(frozen=True)
+class Origins:
+    """The reference graph's nodes behind what an ONNX file holds.
 
-    ``origins`` names the reference graph's node behind each node and tensor of the ONNX file, ``after`` the
-    one that alone reads what another makes. A generated kernel (``Subgraph``) leaves out the name of its
-    first product: what no kernel names and only it reads is a part of it.
+    ``names``: behind each node and tensor. ``after``: the one that alone reads what another makes.
+    ``weights``: the one that reads a quantized constant, by the constant's name.
+    """
+
+    names: Mapping[str, str]
+    after: Mapping[str, str]
+    weights: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: Any) -> Origins:
+        """Of an ``onnx_ir.Model`` whose nodes are named."""
+        return cls(origins_of(model), followers(model), readers_of_weights(model))
+
+
+def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
+    """One record for each layer of the compiled model, in its order; of a generated kernel (``Subgraph``)
+    two, if some of its products are on integers only.
+
+    1. A Subgraph leaves out the name of its first product: what no kernel names and only it reads is a part
+       of it.
+    2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
+       of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
     """
     import openvino
 
     compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
-    found = []
+    found, products = [], set()
     for node in compiled.get_runtime_model().get_ordered_ops():
-        info = {key: value.astype(str) for key, value in _runtime_info(node)}
+        info = _runtime_info(node)
         kind = info.get("layerType", node.get_type_name())
         if kind in _NO_KERNEL:
             continue
+        if kind == "Subgraph":
+            products |= _products_on_integers(node, origins.weights)
         precision = _precision(info)
         layers = info.get("originalLayersNames", "").split(",")
-        nodes = tuple(dict.fromkeys(filter(None, (origin_of(name, origins) for name in layers))))
-        found.append(TargetKernel(kind, nodes, precision or "?", precision in _INTEGER))
-    return _with_unnamed(found, after)
+        nodes = (origin_of(name, origins.names) for name in layers)
+        named = tuple(dict.fromkeys(filter(None, nodes)))
+        found.append(TargetKernel(kind, named, precision or "?", precision in _INTEGER))
+    found = _with_unnamed(found, origins.after)
+    return tuple(part for use in found for part in _apart(use, products))
+
+
+def _products_on_integers(node: Any, weights: Mapping[str, str]) -> set[str]:
+    """Rule 2."""
+    sources = [node.input_value(i).get_node() for i in range(node.get_input_size())]
+    integers = [
+        source.get_friendly_name()
+        for source in sources
+        if _runtime_info(source).get("outputPrecisions", "").lower() in _INTEGER
+    ]
+    return {weights[name] for name in integers if name in weights}
+
+
+def _apart(use: TargetKernel, products: set[str]) -> list[TargetKernel]:
+    """What a Subgraph computes on integers beside what it computes in floats."""
+    on_integers = tuple(node for node in use.nodes if node in products)
+    if use.kernel != "Subgraph" or use.integer or not on_integers:
+        return [use]
+    rest = tuple(node for node in use.nodes if node not in products)
+    return [replace(use, nodes=on_integers, dtype="i8", integer=True), replace(use, nodes=rest)]
 
 
 def _precision(info: Mapping[str, str]) -> str:
@@ -51,23 +93,24 @@ def _precision(info: Mapping[str, str]) -> str:
     return primitive if primitive in _FLOAT else info.get("runtimePrecision", "").lower()
 
 
-def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> tuple[TargetKernel, ...]:
+def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> list[TargetKernel]:
+    """Rule 1."""
     named = {node for use in found for node in use.nodes}
     before: dict[str, list[str]] = {}
     for node, reader in after.items():
         if node not in named:
             before.setdefault(reader, []).append(node)
-    return tuple(
+    return [
         replace(
             use, nodes=(*use.nodes, *(one for node in use.nodes for one in before.get(node, ())))
         )
         if use.kernel == "Subgraph"
         else use
         for use in found
-    )
+    ]
 
 
-def _runtime_info(node: Any) -> list[tuple[str, Any]]:
+def _runtime_info(node: Any) -> dict[str, str]:
     info = node.get_rt_info()
     keys = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames")
-    return [(key, info[key]) for key in keys if key in info]
+    return {key: info[key].astype(str) for key in (*keys, "outputPrecisions") if key in info}
