@@ -18,7 +18,14 @@ from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
 from backquant.convert import ConvertAsked
 from backquant.errors import CaptureError, UsageError
-from backquant.graph import Captured, called_whole, capture, fold_constants, inline_wrapped
+from backquant.graph import (
+    Captured,
+    called_whole,
+    capture,
+    fold_constants,
+    inline_wrapped,
+    linear_products,
+)
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
@@ -60,6 +67,7 @@ class Capturing:
     decompose: bool = False
     whole_classes: frozenset[type] = frozenset()
     whole_functions: frozenset[Any] = frozenset()
+    named: frozenset[Any] = frozenset()
 
     def __post_init__(self) -> None:
         if self.how not in CAPTURES:
@@ -172,6 +180,7 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
         fold_constants(captured.module, captured.scopes)
+        linear_products(captured.module, captured.scopes, capturing.named)
     return captured
 
 

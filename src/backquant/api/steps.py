@@ -108,6 +108,7 @@ def planned(  # size: what is asked for of a model, and how to capture it
             capturing,
             whole_classes=_named_by(backend, "module"),
             whole_functions=_named_by(backend, "function"),
+            named=_asked_by_type(mapping, capturing),
         )
     captured = captured_with(custom, model, capturing)
     asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing, more_rules)
@@ -121,6 +122,14 @@ def _named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
     """The classes of modules, or the functions, that entries of a backend name: none is taken apart."""
     nodes = (node for pattern in backend.entries for node in pattern.nodes)
     return frozenset(node.op for node in nodes if node.kind == kind)
+
+
+def _asked_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozenset[Any]:
+    """The operators that a request names which somebody passed."""
+    if any(mapping is own for own in capturing.own or ()):
+        return frozenset()
+    by_place = (key[1] for key in mapping.module_name_object_type_order_qconfigs)
+    return frozenset((*mapping.object_type_qconfigs, *by_place))
 
 
 @dataclass(frozen=True)

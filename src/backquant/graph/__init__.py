@@ -12,6 +12,7 @@ from backquant.graph.assemble import (
 from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
 from backquant.graph.collector import released
+from backquant.graph.constant_products import linear_products
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
@@ -71,6 +72,7 @@ __all__ = [
     "get_module",
     "graph_pass",
     "known_types",
+    "linear_products",
     "node_arguments",
     "operator_key",
     "own_buffers",

@@ -20,7 +20,7 @@ from backquant.graph.edit import NamePool, get_module
 from backquant.graph.mutation import changes_argument, is_view
 from backquant.graph.scope import Scope
 
-__all__ = ["fold_constants", "is_random"]
+__all__ = ["changed_tensors", "fold_constants", "is_random"]
 
 _LARGE = 1 << 22  # elements
 _PACKAGES = ("torch", "_operator", "builtins", "math")
@@ -90,7 +90,7 @@ class _Constants:
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._values: dict[fx.Node, Any] = {}
-        self._changed = _changed_tensors(module)
+        self._changed = changed_tensors(module)
         self._nodes: set[fx.Node] = set()
         for node in module.graph.nodes:
             if all(source in self._nodes for source in node.all_input_nodes) and self._may(node):
@@ -209,7 +209,7 @@ def _changes(node: fx.Node) -> bool:
     return mutable or items or "out" in node.kwargs or changes_argument(node)
 
 
-def _changed_tensors(module: fx.GraphModule) -> set[str]:
+def changed_tensors(module: fx.GraphModule) -> set[str]:
     """The tensors of ``module`` that some call may change: itself, or a view of it."""
     found: set[str] = set()
     viewed: dict[fx.Node, str] = {}

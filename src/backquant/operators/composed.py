@@ -4,7 +4,8 @@ Export keeps ``linear``, ``conv2d``, ``batch_norm`` and the like; ``run_decompos
 
 1. A linear layer is ``addmm`` or ``mm`` with its weight transposed (``t``, ``permute`` or ``transpose``),
    between two ``view`` for inputs of more than two dimensions. ``addmm`` with a weight that is not
-   transposed is a linear layer, too: its weight is transposed here.
+   transposed is a linear layer, too, and so is ``mm`` or ``matmul`` with a matrix of the model, with the
+   vector of the model that is added to it: the weight is transposed here.
 2. A convolution of any dimension, transposed or not, is ``convolution``.
 3. Norms and max pooling give a tuple of which item 0 is read.
 4. A root-mean-square norm is the arithmetic that it stands for.
@@ -76,9 +77,7 @@ def _addmm(node: fx.Node) -> _Call | None:
     bias, x, matrix = node.args
     weight = _transposed(matrix)
     if weight is None and _is_parameter(matrix) and _is_parameter(bias):
-        with node.graph.inserting_before(node):
-            weight = node.graph.call_function(_aten.t.default, (matrix,))
-        weight.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        weight = _turned(node, matrix)
     return None if weight is None else (_aten.linear.default, (x, weight, bias))
 
 
@@ -86,10 +85,37 @@ def _is_parameter(value: Any) -> bool:
     return isinstance(value, fx.Node) and value.op == "placeholder" and value.name.startswith("p_")
 
 
+def _turned(node: fx.Node, matrix: Any) -> fx.Node:
+    with node.graph.inserting_before(node):
+        weight = node.graph.call_function(_aten.t.default, (matrix,))
+    weight.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+    return weight
+
+
 def _mm(node: fx.Node) -> _Call | None:
     x, matrix = node.args
     weight = _transposed(matrix)
+    if weight is None and not _is_state(x) and _is_state(matrix) and len(_shape(matrix) or ()) == 2:
+        weight = _turned(node, matrix)
     return None if weight is None else (_aten.linear.default, (x, weight))
+
+
+def _biased(node: fx.Node) -> _Call | None:
+    """A product with a matrix of the model, and the vector of the model that alone is added to it."""
+    if node.kwargs:
+        return None
+    bias, product = _with_target(node.args, _aten.linear.default)
+    if product is None or len(product.args) != 2 or len(product.users) > 1 or not _is_state(bias):
+        return None
+    is_product = _calls(product.args[1], _aten.t.default) and _is_state(product.args[1].args[0])
+    fits = _shape(bias) == (_shape(product) or ())[-1:]
+    return (_aten.linear.default, (*product.args, bias)) if is_product and fits else None
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it is a tensor of the model: a parameter, a buffer or a constant."""
+    names = ("p_", "b_", "c_")
+    return isinstance(value, fx.Node) and value.op == "placeholder" and value.name.startswith(names)
 
 
 def _view(node: fx.Node) -> _Call | None:
@@ -182,12 +208,14 @@ def _softmax(node: fx.Node) -> _Call | None:
 _WHOLE: dict[Any, Callable[[fx.Node], _Call | None]] = {
     _aten.addmm.default: _addmm,
     _aten.mm.default: _mm,
+    _aten.matmul.default: _mm,
     _aten.view.default: _view,
     _aten._unsafe_view.default: _view,
     _aten.reshape.default: _view,
     _aten.convolution.default: _convolution,
     _aten._softmax.default: _softmax,
     _aten.mul.Tensor: _rms_norm,
+    _aten.add.Tensor: _biased,
 }
 
 

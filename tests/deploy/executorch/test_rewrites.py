@@ -38,6 +38,7 @@ REWRITTEN = {
     "squeeze": lambda x: x[:1].contiguous().squeeze(0),
     "select": lambda x: x[:, :, -1],
     "unbind": lambda x: x.unbind(1)[1],
+    "prelu-of-two-dimensions": lambda x: F.prelu(x.flatten(1), torch.full((144,), 0.2)),
     "softmax": lambda x: x.softmax(-1),
     "softmax-function": lambda x: F.softmax(F.relu(x), 3),
 }

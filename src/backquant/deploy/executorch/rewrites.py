@@ -11,11 +11,13 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    a silently wrong result.
 5. ``select`` and ``unbind`` become slices and views.
 6. ``rms_norm`` over the last axis becomes its arithmetic, with tensors in place of numbers.
-7. ``matmul`` of batches, and attention: see ``attention``.
+7. ``prelu`` runs on four dimensions: the delegate takes it of any, wants its input channels last, and fails.
+8. ``matmul`` of batches, and attention: see ``attention``.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -130,6 +132,19 @@ def _softmax(node: Any) -> None:
     replace(node, before(node, _aten.view.default, (inner, sizes_of(node))))
 
 
+def _prelu(node: Any) -> None:
+    source, weight = node.args
+    sizes = sizes_of(node)
+    if len(sizes) == 4 or (len(sizes) > 4 and -1 in sizes):
+        return
+    leading = sizes if len(sizes) > 1 else [1, 1, *sizes]
+    four = (
+        [*leading, 1, 1][:4] if len(sizes) < 4 else [*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]]
+    )
+    inner = before(node, node.target, (before(node, _aten.view.default, (source, four)), weight))
+    replace(node, before(node, _aten.view.default, (inner, sizes)))
+
+
 _LAYOUT_GIVERS = (
     _aten.conv2d.default,
     _aten.convolution.default,
@@ -159,6 +174,7 @@ def _follows_convolution(node: Any) -> bool:
 
 _RULES: dict[Any, Callable[[Any], None]] = {
     _aten.mean.dim: _mean,
+    _aten.prelu.default: _prelu,
     _aten.rms_norm.default: _rms_norm,
     _aten.select.int: _select,
     _aten.unbind.int: _unbind,
