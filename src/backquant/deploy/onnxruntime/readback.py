@@ -22,6 +22,7 @@ _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantize
 # Kernels whose result has the type of their input.
 _KEEPING = frozenset(
     {
+        "Clip",
         "Concat",
         "DepthToSpace",
         "Expand",
