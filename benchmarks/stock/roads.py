@@ -95,8 +95,8 @@ def quantized(entry: Entry, setup: Setup) -> Quantized:
     torch.manual_seed(1)
     batches = [entry.sample() for _ in range(CALIBRATION)]
     inputs = entry.sample()
-    kept: list[tuple[QuantizedModel, fx.GraphModule]] = []  # more than one where the faster is chosen
-    lower = one_call.quantized_model
+    kept: list[tuple[QuantizedModel, fx.GraphModule]] = []
+    lower = one_call.quantized_model  # called again for each model that may be the faster
 
     def keep(reference: fx.GraphModule, *rest: Any) -> QuantizedModel:
         copied = copy.deepcopy(reference)
