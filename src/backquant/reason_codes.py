@@ -39,6 +39,9 @@ class ReasonCode(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
     # what is asked, and whether the backend has it
     NO_ENTRY = "no-entry", "the backend has no entry for the operator", _ENTRY
     NO_DTYPE_CONFIG = "no-dtype-config", "the entry admits no quantization at all", _ENTRY

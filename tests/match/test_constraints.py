@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.match.constraints import check_tensor, demand_text, measured_rules
+from backquant.match.constraints import check_tensor, demand_text, scale_demands
 from backquant.match.plan import TensorAsk
 
 INT8 = TensorAsk(
@@ -125,7 +125,7 @@ def test_every_demand_is_written_out() -> None:
 
 def test_only_measured_integers_are_checked_again() -> None:
     demand = DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5, power_of_two_scale=True)
-    assert [rule for rule, _, _ in measured_rules(INT8, demand)] == [
+    assert [one.rule for one in scale_demands("input", INT8, demand)] == [
         "scale-max",
         "power-of-two-scale",
     ]
@@ -134,4 +134,4 @@ def test_only_measured_integers_are_checked_again() -> None:
         replace(INT8, is_dynamic=True),
         replace(INT8, dtype=torch.float16),
     ):
-        assert measured_rules(ask, demand) == []
+        assert not list(scale_demands("input", ask, demand))

@@ -14,8 +14,7 @@ from torch import nn
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference
 from backquant.errors import UsageError
-from backquant.match.plan import Outcome, Reason
-from backquant.prepare import PreparedModule, prepared_state, turned_to_float
+from backquant.prepare import PreparedModule, prepared_state
 
 
 class Awkward(nn.Module):
@@ -85,15 +84,6 @@ def test_names_of_the_state_are_nodes(flow):
     assert set(state.plan.decisions) <= names
     assert {site.name for site in state.sites.sites} <= names
     assert {site.value for site in state.sites.sites} <= names
-
-
-def test_turned_to_float_keeps_the_reason(flow):
-    plan = prepared_state(flow.prepare(Awkward().eval())).plan
-    index = next(i for i, match in enumerate(plan.matches) if match.anchor == "linear")
-    changed = turned_to_float(plan, {index: Reason("linear", "test", "asked", "admitted")})
-    assert changed.decisions["linear"].outcome is Outcome.FLOAT
-    assert changed.decisions["linear"].reasons[-1].rule == "test"
-    assert plan.decisions["linear"].quantized
 
 
 def test_other_modules_have_no_state():

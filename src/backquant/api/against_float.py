@@ -63,8 +63,7 @@ class Converted(NamedTuple):
 
     def noted(self, note: str) -> Converted:
         """The same with a note in the plan."""
-        plan = self.model.plan
-        self.model.plan = replace(plan, notes=(*plan.notes, note))
+        self.model.plan = self.model.plan.noted(note)
         return self._replace(source=replace(self.source, plan=self.model.plan))
 
 

@@ -223,20 +223,18 @@ def _reason(error: CaptureError) -> str:
 
 def with_reasons(plan: Plan, captured: Captured) -> Plan:
     """``plan`` with the capture's notes, and its reasons for the modules that it left whole."""
-    decisions = dict(plan.decisions)
-    for name, decision in decisions.items():
+    reasons: dict[str, Reason] = {}
+    for name, decision in plan.decisions.items():
         why = captured.whole.get(decision.module_path)
         if (
             why is not None
             and decision.reasons
             and decision.reasons[0].rule == ReasonCode.NOT_TRACED
         ):
-            reason = Reason(
-                name, "not-captured", decision.operator, f"only what is captured: {why}"
-            )
-            decisions[name] = replace(decision, reasons=(reason,))
+            only = f"only what is captured: {why}"
+            reasons[name] = Reason(name, ReasonCode.NOT_CAPTURED, decision.operator, only)
     whole = (f"{path!r} stays float as a whole: {why}" for path, why in captured.whole.items())
-    return replace(plan, decisions=decisions, notes=(*captured.notes, *whole, *plan.notes))
+    return replace(plan.explain(reasons), notes=(*captured.notes, *whole, *plan.notes))
 
 
 def exported_instead_of(

@@ -36,6 +36,7 @@ from backquant.qconfig import (
     float16_dynamic_qconfig,
     per_channel_dynamic_qconfig,
 )
+from backquant.reason_codes import ReasonCode
 
 __all__ = [
     "CHOICES",
@@ -193,7 +194,7 @@ def _reason(node: fx.Node, path: str, found: Mapping[str, float]) -> Reason:
     levels = ", ".join(f"{name} {level:.1f} dB" for name, level in found.items())
     return Reason(
         node.name,
-        "noise-of-weights",
+        ReasonCode.NOISE_OF_WEIGHTS,
         f"its output over the noise of its kernel: {levels}",
         f"at least {LEAST_DECIBELS:.0f} dB",
         fix=f"qconfig_mapping.set_module_name({path!r}, float16_dynamic_qconfig)",

@@ -158,7 +158,7 @@ class _Planning:
                 fused, plan = plan_fused(
                     captured, backend, mapping, self.custom, values, by_default
                 )
-        plan = with_reasons(_explained(plan, reasons, notes), captured)
+        plan = with_reasons(plan.explain(reasons).noted(*notes), captured)
         released(captured.module)
         values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
         return Planned(fused, plan, backend, mapping, values.seen())
@@ -190,15 +190,6 @@ class _Planning:
             yield from (rules_beside_float, *self.more_rules)
 
 
-def _explained(plan: Plan, reasons: Mapping[str, Reason], notes: tuple[str, ...]) -> Plan:
-    """``plan`` with what its rules say of the nodes that stay float, and with their notes."""
-    decisions = dict(plan.decisions)
-    for name, reason in reasons.items():
-        if not decisions[name].quantized:
-            decisions[name] = replace(decisions[name], reasons=(reason,))
-    return replace(plan, decisions=decisions, notes=(*plan.notes, *notes))
-
-
 def _better(
     made: Planned,
     model: nn.Module,
@@ -216,7 +207,8 @@ def _better(
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     found = exported_instead_of(custom, model, asked.capturing)
     if isinstance(found, str):
-        return _noted(made, f"{largest} stays float as a whole: it cannot be exported ({found})")
+        note = f"{largest} stays float as a whole: it cannot be exported ({found})"
+        return replace(made, plan=made.plan.noted(note))
     other = asked.plan(found)
     before = on_integers(made.plan, costs)
     after = on_integers(other.plan, costs_of(other.module, example).multiply_adds)
@@ -225,10 +217,6 @@ def _better(
     note = f"captured by torch.export; a symbolic trace keeps {largest} whole, in float"
     plan = replace(other.plan, notes=(note, *other.plan.notes[1:]))
     return replace(other, plan=plan)
-
-
-def _noted(made: Planned, note: str) -> Planned:
-    return replace(made, plan=replace(made.plan, notes=(*made.plan.notes, note)))
 
 
 def decided(

@@ -19,10 +19,11 @@ from backquant.dtypes import ObservedQParams, integer_range
 from backquant.graph import get_module
 from backquant.match.plan import Match
 from backquant.prepare import Role
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["asks_for_powers", "powers_of_two", "round_biases", "snapped_dict"]
 
-_RULE = "power-of-two-scale"
+_RULE = ReasonCode.POWER_OF_TWO_SCALE
 
 
 def powers_of_two(work: Conversion) -> dict[str, ObservedQParams]:

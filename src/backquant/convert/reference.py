@@ -51,7 +51,6 @@ from backquant.prepare import (
     PreparedModule,
     PreparedState,
     prepared_state,
-    turned_to_float,
     with_state,
 )
 from backquant.qconfig import ConvertCustomConfig
@@ -112,11 +111,11 @@ def _converted(
     work.qparams = run_pass(_measured, prepared, work)
     work.qparams = run_pass(powers_of_two, work)
     scales = run_pass(measured_scales, work)
-    work.plan = recheck(turned_to_float(work.plan, asked.in_float), scales)
+    work.plan = recheck(work.plan.refuse(asked.in_float.values()), scales)
     needed, count = run_pass(needed_sites, work, asked.leave_float)
     if count:
         note = f"{count} results of convolutions and linear layers are float: only float operators read them"
-        work.plan = replace(work.plan, notes=(*work.plan.notes, note))
+        work.plan = work.plan.noted(note)
     swaps = run_pass(custom_swaps, work, asked.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
     absorbed = run_pass(absorb_outputs, work, swaps)

@@ -22,8 +22,9 @@ from backquant.errors import ConfigError
 from backquant.graph import set_module
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
-from backquant.prepare import ObserverSource, PreparedState, turned_to_float, unobserved
+from backquant.prepare import ObserverSource, PreparedState, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["all_in_float", "replanned"]
 
@@ -105,24 +106,26 @@ def _check_asks(state: PreparedState, changed: PreparedState, plan: Plan) -> Non
 
 
 def _no_more_than(before: Plan, after: Plan) -> Plan:
-    reasons: dict[int, Reason] = {}
-    for index, match in enumerate(after.matches):
+    reasons: list[Reason] = []
+    for match in after.matches:
         if not after.decisions[match.anchor].quantized:
             continue
         was = before.decisions[match.anchor]
         prepared = None if was.match is None else before.matches[was.match]
         if was.reasons:
-            reasons[index] = was.reasons[-1]
+            reasons.append(replace(was.reasons[-1], node=match.anchor))
         elif prepared is None or not was.quantized or not _same(prepared, match):
-            reasons[index] = Reason(
-                match.anchor,
-                "not-prepared",
-                f"{match.pattern}, quantized",
-                "what was observed when the model was prepared"
-                + ("" if prepared is None else f": {prepared.pattern}"),
-                fix="prepare_fx(..., backend_config=...) with the backend of the conversion",
+            reasons.append(
+                Reason(
+                    match.anchor,
+                    ReasonCode.NOT_PREPARED,
+                    f"{match.pattern}, quantized",
+                    "what was observed when the model was prepared"
+                    + ("" if prepared is None else f": {prepared.pattern}"),
+                    fix="prepare_fx(..., backend_config=...) with the backend of the conversion",
+                )
             )
-    return turned_to_float(after, reasons)
+    return after.refuse(reasons)
 
 
 def _same(one: Match, two: Match) -> bool:
@@ -172,11 +175,9 @@ def all_in_float(plan: Plan) -> Plan:
     >>> all_in_float(Plan("b")) == Plan("b")
     True
     """
-    return turned_to_float(
-        plan,
-        {
-            index: Reason(match.anchor, "left-out", "left out at conversion", "")
-            for index, match in enumerate(plan.matches)
-            if plan.decisions[match.anchor].quantized
-        },
+    anchors = (match.anchor for match in plan.matches)
+    return plan.refuse(
+        Reason(anchor, ReasonCode.LEFT_OUT, "left out at conversion", "")
+        for anchor in anchors
+        if plan.decisions[anchor].quantized
     )

@@ -142,7 +142,7 @@ def _reason(operator: ExpectedOperator, written: Written, known: Mapping[str, Re
     became = ", ".join(f"{use.kernel} ({use.dtype})" for use in runs)
     return Reason(
         operator.node,
-        "target-float",
+        ReasonCode.TARGET_FLOAT,
         asked=f"{operator.operator} on integers",
         admitted=f"{written.runtime} runs it as {became}" if became else "no kernel names it",
         place=operator.module_path,

@@ -20,7 +20,7 @@ from backquant.graph.values import GraphValues
 from backquant.interop.respelled import respelled
 from backquant.match import Plan, make_plan
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
-from backquant.prepare import ObserverSource, ObserverSpec, Site, SiteTable, turned_to_float
+from backquant.prepare import ObserverSource, ObserverSpec, Site, SiteTable
 from backquant.prepare.sites import observation_sites
 from backquant.qconfig import QConfigMapping
 
@@ -135,13 +135,9 @@ class PlanQuantizer(Quantizer):
         """The sites, once no match is refused for want of an observer to share."""
         while True:
             table = observation_sites(module, plan, self._backend, self._mapping)
-            reasons = {reason.node: reason for reason in table.refused}
-            refused = {
-                i: reasons[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in reasons
-            }
-            if not refused:
+            if not table.refused:
                 return plan, table
-            plan = turned_to_float(plan, refused)
+            plan = plan.refuse(table.refused)
 
     def _weights(self, weights: Mapping[str, str], nodes: Mapping[str, fx.Node]) -> None:
         """Weights of modules have no sites: a reference module measures its own."""

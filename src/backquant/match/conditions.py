@@ -30,10 +30,11 @@ from backquant.backend_config.conditions.expressions import (
 )
 from backquant.match.constraints import Refusal
 from backquant.operators.facts import Unknown, UseFacts
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["unmet"]
 
-RULE = "condition"
+RULE = ReasonCode.CONDITION
 _SHOWN = 6
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,

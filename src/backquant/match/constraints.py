@@ -10,7 +10,7 @@ scale, and compares fixed qparams only when both are given; here each is enforce
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,15 +19,24 @@ from backquant.backend_config import DTypeWithConstraints
 from backquant.backend_config.numbers import short_text
 from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype
 from backquant.match.plan import TensorAsk
+from backquant.reason_codes import ReasonCode
 
-__all__ = ["Refusal", "RULES", "asked_text", "check_tensor", "demand_text", "measured_rules"]
+__all__ = [
+    "Refusal",
+    "RULES",
+    "asked_text",
+    "check_tensor",
+    "demand_text",
+    "ScaleDemand",
+    "scale_demands",
+]
 
 
 @dataclass(frozen=True)
 class Refusal:
     """One rule that is broken."""
 
-    rule: str
+    rule: ReasonCode
     asked: str
     admitted: str
     fix: str = ""
@@ -47,7 +56,11 @@ def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     if demand.dtype is None or ask.dtype == demand.dtype:
         return None
     # tokens of one storage are compared literally: the reason says that only they differ
-    rule = "dtype-token" if plain_dtype(ask.dtype) == plain_dtype(demand.dtype) else "dtype"
+    rule = (
+        ReasonCode.DTYPE_TOKEN
+        if plain_dtype(ask.dtype) == plain_dtype(demand.dtype)
+        else ReasonCode.DTYPE
+    )
     return Refusal(rule, dtype_name(ask.dtype), dtype_name(demand.dtype))
 
 
@@ -66,11 +79,13 @@ def range_within(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
         high is not None and ask.quant_max is None
     )
     if unknown:
-        return Refusal("quant-range", f"{ask.observer} with no quant_min and quant_max", admitted)
+        return Refusal(
+            ReasonCode.QUANT_RANGE, f"{ask.observer} with no quant_min and quant_max", admitted
+        )
     below = low is not None and ask.quant_min is not None and ask.quant_min < low
     above = high is not None and ask.quant_max is not None and ask.quant_max > high
     if below or above:
-        return Refusal("quant-range", _interval(ask.quant_min, ask.quant_max), admitted)
+        return Refusal(ReasonCode.QUANT_RANGE, _interval(ask.quant_min, ask.quant_max), admitted)
     return None
 
 
@@ -99,7 +114,7 @@ def scale_at_least(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | No
         if ask.is_fixed
         else f"scale ≥ {short_text(smallest)} (eps)"
     )
-    return Refusal("scale-min", asked, f"scale ≥ {short_text(float(bound))}")
+    return Refusal(ReasonCode.SCALE_MIN, asked, f"scale ≥ {short_text(float(bound))}")
 
 
 def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -116,7 +131,9 @@ def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     if bound is None or smallest is None or smallest <= bound:
         return None
     return Refusal(
-        "scale-max", f"scale ≥ {short_text(smallest)}", f"scale ≤ {short_text(float(bound))}"
+        ReasonCode.SCALE_MAX,
+        f"scale ≥ {short_text(smallest)}",
+        f"scale ≤ {short_text(float(bound))}",
     )
 
 
@@ -141,7 +158,7 @@ def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
         if ask.scale is not None
         else f"measured by {ask.observer}"
     )
-    return Refusal("fixed-qparams", asked, "fixed " + ", ".join(parts))
+    return Refusal(ReasonCode.FIXED_QPARAMS, asked, "fixed " + ", ".join(parts))
 
 
 def _has_no_scale(dtype: torch.dtype) -> bool:
@@ -165,7 +182,7 @@ def symmetry(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
     if demand.symmetric is None or ask.is_symmetric is demand.symmetric:
         return None
     wanted = "a symmetric scheme" if demand.symmetric else "an affine scheme"
-    return Refusal("symmetric", ask.qscheme or f"{ask.observer} with no scheme", wanted)
+    return Refusal(ReasonCode.SYMMETRIC, ask.qscheme or f"{ask.observer} with no scheme", wanted)
 
 
 def granularity(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -180,7 +197,7 @@ def granularity(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
     if ask.is_per_channel is (demand.granularity == "per_channel"):
         return None
     wanted = demand.granularity.replace("_", " ")
-    return Refusal("granularity", ask.qscheme or f"{ask.observer} with no scheme", wanted)
+    return Refusal(ReasonCode.GRANULARITY, ask.qscheme or f"{ask.observer} with no scheme", wanted)
 
 
 def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
@@ -193,7 +210,7 @@ def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     if demand.ch_axis is None or not ask.is_per_channel or ask.ch_axis == demand.ch_axis:
         return None
     return Refusal(
-        "ch-axis", f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}"
+        ReasonCode.CH_AXIS, f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}"
     )
 
 
@@ -207,7 +224,9 @@ def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     if not demand.power_of_two_scale or ask.scale is None or is_power_of_two(ask.scale):
         return None
     return Refusal(
-        "power-of-two-scale", f"scale {short_text(ask.scale)}", "scale that is a power of two"
+        ReasonCode.POWER_OF_TWO_SCALE,
+        f"scale {short_text(ask.scale)}",
+        "scale that is a power of two",
     )
 
 
@@ -248,24 +267,32 @@ def check_tensor(ask: TensorAsk, demand: DTypeWithConstraints) -> list[Refusal]:
     return [refusal for refusal in found if refusal is not None]
 
 
-def measured_rules(
-    ask: TensorAsk, demand: DTypeWithConstraints
-) -> list[tuple[str, float | None, str]]:
-    """What measured scales have to satisfy: rule, bound, and the demand in words.
+@dataclass(frozen=True)
+class ScaleDemand:
+    """What the measured scales of the tensor of a ``role`` have to satisfy; ``admitted``: in words."""
 
-    >>> measured_rules(TensorAsk(torch.qint8, "MinMaxObserver"),
-    ...                DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5))
-    [('scale-max', 0.5, 'scale ≤ 0.5')]
+    role: str
+    rule: ReasonCode
+    bound: float | None
+    admitted: str
+
+
+def scale_demands(role: str, ask: TensorAsk, demand: DTypeWithConstraints) -> Iterator[ScaleDemand]:
+    """What only measured scales can answer of a demand on the tensor of a role.
+
+    >>> found = scale_demands("input", TensorAsk(torch.qint8, "MinMaxObserver"),
+    ...                       DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5))
+    >>> [(one.bound, one.admitted) for one in found]
+    [(0.5, 'scale ≤ 0.5')]
     """
     if ask.is_fixed or ask.is_dynamic or _has_no_scale(ask.dtype) or demand.dtype is None:
-        return []
-    found: list[tuple[str, float | None, str]] = []
+        return
     bound = demand.scale_max_upper_bound
     if bound is not None:
-        found.append(("scale-max", float(bound), f"scale ≤ {short_text(float(bound))}"))
+        admitted = f"scale ≤ {short_text(float(bound))}"
+        yield ScaleDemand(role, ReasonCode.SCALE_MAX, float(bound), admitted)
     if demand.power_of_two_scale:
-        found.append(("power-of-two-scale", None, "scale that is a power of two"))
-    return found
+        yield ScaleDemand(role, ReasonCode.POWER_OF_TWO_SCALE, None, "scale that is a power of two")
 
 
 def demand_text(demand: DTypeWithConstraints) -> str:
@@ -288,7 +315,7 @@ def demand_text(demand: DTypeWithConstraints) -> str:
     if demand.zero_point_exact_match is not None:
         parts.append(f"zero point = {demand.zero_point_exact_match}")
     if demand.symmetric is not None:
-        parts.append("symmetric" if demand.symmetric else "affine")
+        parts.append(ReasonCode.SYMMETRIC if demand.symmetric else "affine")
     if demand.granularity is not None:
         parts.append(demand.granularity.replace("_", " "))
     if demand.ch_axis is not None:

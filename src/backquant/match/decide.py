@@ -246,8 +246,8 @@ def _judged(
         place = facts.writer.place(entry, ruling.dtype_config)
         admitted = replace(base, outcome=Outcome.QUANTIZED, dtype_config=ruling.dtype_config)
         return admitted, [
-            Predicate(base.node, role, rule, bound, demand, place)
-            for role, rule, bound, demand in ruling.predicates
+            Predicate(base.node, one.role, one.rule, one.bound, one.admitted, place)
+            for one in ruling.scales
         ]
     if not roles.output_known or not roles.input_known:
         return replace(base, outcome=Outcome.NOT_TENSOR), []

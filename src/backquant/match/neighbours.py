@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import fx
@@ -26,6 +26,7 @@ from backquant.match.default_rules import DefaultRules
 from backquant.match.left_float import left_in_float
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["settle_neighbours"]
 
@@ -102,7 +103,10 @@ class _Settling:
             if lack:
                 admitted = f"only between quantized operators, and {lack}"
                 self._leave(
-                    occurrence, "float-neighbours", admitted, self.bound[occurrence.anchor.name]
+                    occurrence,
+                    ReasonCode.FLOAT_NEIGHBOURS,
+                    admitted,
+                    self.bound[occurrence.anchor.name],
                 )
                 waiting += self._neighbours(occurrence)
         return self.decisions
@@ -114,7 +118,7 @@ class _Settling:
             if occurrence is not None and self._quantized(occurrence):
                 rule = always[left.rule]
                 admitted = f"float at this place: {rule.rule!r}"
-                self._leave(occurrence, "float-place", admitted, rule)
+                self._leave(occurrence, ReasonCode.FLOAT_PLACE, admitted, rule)
 
     def _is_about(self, rule: _Rule, listed: set[object], occurrence: Occurrence) -> bool:
         if rule.by_default and self.by_default is not None:
@@ -171,19 +175,7 @@ class _Settling:
         near = (self.of_node.get(node.name) for node in nodes)
         return [o for o in near if o is not None and o.anchor.name in self.bound]
 
-    def _leave(self, occurrence: Occurrence, code: str, admitted: str, rule: _Rule) -> None:
+    def _leave(self, occurrence: Occurrence, code: ReasonCode, admitted: str, rule: _Rule) -> None:
         for node in occurrence.members:
-            decision = self.decisions[node.name]
-            reason = Reason(
-                node.name,
-                code,
-                asked="quantized",
-                admitted=admitted,
-                place=rule.place,
-            )
-            self.decisions[node.name] = replace(
-                decision,
-                outcome=Outcome.FLOAT,
-                dtype_config=None,
-                reasons=(*decision.reasons, reason),
-            )
+            reason = Reason(node.name, code, "quantized", admitted, place=rule.place)
+            self.decisions[node.name] = self.decisions[node.name].refused(reason)

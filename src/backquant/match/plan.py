@@ -11,7 +11,8 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -90,7 +91,7 @@ class Reason:
     """
 
     node: str
-    rule: str  # short code, e.g. "quant-range", "dtype-token", "no-entry", "qconfig-none"
+    rule: str  # a ReasonCode; the check of TensorRT's rules and other packages have codes of their own
     asked: str
     admitted: str
     fix: str = ""
@@ -263,6 +264,18 @@ class Decision:
         """Whether the node's pattern was admitted."""
         return self.outcome is Outcome.QUANTIZED
 
+    def refused(self, *reasons: Reason) -> Decision:
+        """The same node in float, with these reasons after those that it has.
+
+        >>> found = Decision("fc", "Linear", "fc", Outcome.QUANTIZED).refused(Reason("", "no-entry", "", ""))
+        >>> found.outcome.value, found.reasons[0].node
+        ('float', 'fc')
+        """
+        own = (replace(reason, node=self.node) for reason in reasons)
+        return replace(
+            self, outcome=Outcome.FLOAT, dtype_config=None, reasons=(*self.reasons, *own)
+        )
+
     def __str__(self) -> str:
         """As a paragraph, with the reasons of the nearest dtype config."""
         what = {
@@ -300,6 +313,45 @@ class Plan:
     unreached_entries: tuple[int, ...] = ()
     predicates: tuple[Predicate, ...] = ()
     no_tensors: tuple[str, ...] = ()
+
+    def refuse(self, reasons: Iterable[Reason]) -> Plan:
+        """The plan in which the matches that ``reasons`` name, by any of their nodes, stay float after all.
+
+        The one way to turn what is planned to float. What other operators become does not change.
+
+        >>> Plan("x86").refuse([]) == Plan("x86")
+        True
+        """
+        by_match: dict[int, list[Reason]] = {}
+        for reason in reasons:
+            match = self.decisions[reason.node].match
+            assert match is not None, f"{reason.node} is in no match"
+            by_match.setdefault(match, []).append(reason)
+        decisions = dict(self.decisions)
+        for index, found in by_match.items():
+            for name in self.matches[index].nodes:
+                decisions[name] = decisions[name].refused(*found)
+        return replace(self, decisions=decisions) if by_match else self
+
+    def explain(self, reasons: Mapping[str, Reason]) -> Plan:
+        """The plan with these reasons in place of the first ones of nodes that stay float, by name.
+
+        >>> Plan("x86").explain({}) == Plan("x86")
+        True
+        """
+        decisions = dict(self.decisions)
+        for name, reason in reasons.items():
+            if not decisions[name].quantized:
+                decisions[name] = replace(decisions[name], reasons=(reason,))
+        return replace(self, decisions=decisions)
+
+    def noted(self, *notes: str) -> Plan:
+        """The plan with these notes after those that it has.
+
+        >>> Plan("x86").noted("by hand").notes
+        ('by hand',)
+        """
+        return replace(self, notes=(*self.notes, *notes))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; the inverse of ``from_dict``.

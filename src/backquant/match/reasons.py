@@ -86,12 +86,12 @@ class ReasonWriter:
             admitted = f"{self._name} has {name} only within {', '.join(texts)}{more}"
             miss = self._misses.text(node)
             admitted += f"; {miss}" if miss else ""
-            return Reason(node.name, "no-entry", f"{name}, quantized", admitted)
+            return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
         admitted = f"{self._name} has no entry for {name}"
         near = self._nearest(name)
         if near:
             admitted += f"; nearest: {', '.join(near)}"
-        return Reason(node.name, "no-entry", f"{name}, quantized", admitted)
+        return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
 
     def _nearest(self, name: str) -> list[str]:
         if self._operators is None:
@@ -109,7 +109,7 @@ class ReasonWriter:
         module = self._graph.module_of(node)
         return Reason(
             node.name,
-            "not-traced",
+            ReasonCode.NOT_TRACED,
             op_name(type(module)) if module is not None else "",
             "only what was traced; this module was left whole (non-traceable)",
         )
@@ -121,7 +121,7 @@ class ReasonWriter:
         name = op_name(type(module))
         return Reason(
             node.name,
-            "custom-module",
+            ReasonCode.CUSTOM_MODULE,
             f"{name}, {'no known kind of' if kind is None else kind.key} quantization",
             f"{name} as custom module: {', '.join(known.key for known in kinds)}",
             place="PrepareCustomConfig.set_float_to_observed_mapping",
@@ -130,10 +130,10 @@ class ReasonWriter:
     def no_qconfig(self, node: fx.Node, hit: Hit, request: str) -> Reason:
         """No rule asks for quantization (``request`` is what could be asked), or one asks to skip."""
         if hit.rule is not None:
-            return Reason(node.name, "qconfig-none", f"{hit.rule} is None: skip", "")
+            return Reason(node.name, ReasonCode.QCONFIG_NONE, f"{hit.rule} is None: skip", "")
         fix = request and mapping_call(node, self._path(node), hit, request)
         return Reason(
-            node.name, "qconfig-none", "no rule of the QConfigMapping applies", "", fix=fix
+            node.name, ReasonCode.QCONFIG_NONE, "no rule of the QConfigMapping applies", "", fix=fix
         )
 
     def tensor_count(self, occurrence: Occurrence) -> Reason:
@@ -142,7 +142,7 @@ class ReasonWriter:
         known = ", ".join(map(str, config._num_tensor_args_to_observation_type))
         return Reason(
             occurrence.anchor.name,
-            "tensor-count",
+            ReasonCode.TENSOR_COUNT,
             f"{occurrence.tensors} tensor arguments",
             f"{known} tensor arguments",
             place=f'{self._name}, entry "{occurrence.match.pattern}"',
@@ -154,7 +154,9 @@ class ReasonWriter:
         refused, nearest = request.ruling.refused, request.ruling.nearest
         if nearest is None:
             place = f'{self._name}, entry "{match.pattern}"'
-            return (Reason(node.name, "no-dtype-config", "", "no dtype config", place=place),)
+            return (
+                Reason(node.name, ReasonCode.NO_DTYPE_CONFIG, "", "no dtype config", place=place),
+            )
         config = self._entries[match.entry].dtype_configs[nearest]
         code = qconfig_code(config, request.asks, request.roles)
         fix = mapping_call(node, self._path(node), request.hit, code)

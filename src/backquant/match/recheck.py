@@ -1,16 +1,27 @@
-"""The second look: constraints on measured scales, after calibration."""
+"""The second look, after calibration: constraints on measured scales, and rules about results.
+
+PyTorch quantizes the output of every quantized operator. Where a residual addition or an attention in
+float reads it, that costs accuracy and a conversion, and saves nothing where the kernel gives floats, too:
+rules (``LeaveFloat``, ``results``) name such operators, and the plan is final when they are asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from torch import fx
+
+from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.numbers import short_text
+from backquant.graph import GraphIndex, OperatorKey
 from backquant.match.constraints import is_power_of_two
-from backquant.match.plan import Decision, Outcome, Plan, Predicate, Reason
+from backquant.match.index import key_of
+from backquant.match.left_float import calls_one_of, keys_of
+from backquant.match.plan import Plan, Predicate, Reason
+from backquant.operators.index import find
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["MeasuredScales", "recheck"]
+__all__ = ["MeasuredScales", "float_results", "only_moves", "recheck"]
 
 
 @dataclass(frozen=True)
@@ -35,28 +46,8 @@ def recheck(plan: Plan, measured: Iterable[MeasuredScales]) -> Plan:
     True
     """
     scales = {(item.node, item.role): item.scales for item in measured}
-    reasons: dict[str, list[Reason]] = {}
-    for predicate in plan.predicates:
-        found = _broken(predicate, scales.get((predicate.node, predicate.role), ()))
-        if found is not None:
-            reasons.setdefault(predicate.node, []).append(found)
-    if not reasons:
-        return plan
-    decisions = dict(plan.decisions)
-    for match in plan.matches:
-        for name in match.nodes if match.anchor in reasons else ():
-            decisions[name] = _refused(decisions[name], reasons[match.anchor])
-    return replace(plan, decisions=decisions)
-
-
-def _refused(decision: Decision, reasons: list[Reason]) -> Decision:
-    own = tuple(replace(reason, node=decision.node) for reason in reasons)
-    return replace(
-        decision,
-        outcome=Outcome.FLOAT,
-        dtype_config=None,
-        reasons=(*decision.reasons, *own),
-    )
+    found = (_broken(p, scales.get((p.node, p.role), ())) for p in plan.predicates)
+    return plan.refuse(reason for reason in found if reason is not None)
 
 
 def _broken(predicate: Predicate, scales: tuple[float, ...]) -> Reason | None:
@@ -74,3 +65,44 @@ def _broken(predicate: Predicate, scales: tuple[float, ...]) -> Reason | None:
         admitted=f"{predicate.role} {predicate.admitted}",
         place=predicate.place,
     )
+
+
+def float_results(
+    plan: Plan, graph: GraphIndex, backend: BackendConfig, rules: Iterable[LeaveFloat]
+) -> frozenset[str]:
+    """Anchors of the matches whose results ``rules`` leave in float, where no integers are wanted of them.
+
+    >>> gm = fx.symbolic_trace(lambda x: x + 1)
+    >>> float_results(Plan("b"), GraphIndex(gm), BackendConfig("b"), ())
+    frozenset()
+    """
+    keys = keys_of(operator for rule in rules if rule.results for operator in rule.operators)
+    if not keys:
+        return frozenset()
+    return frozenset(
+        match.anchor
+        for match in plan.matches
+        if match.entry >= 0
+        and (
+            key_of(backend.configs[match.entry].normal_pattern.nodes[0]) in keys
+            or _is_fused(graph, graph.nodes[match.nodes[0]], keys)
+        )
+    )
+
+
+def _is_fused(graph: GraphIndex, node: fx.Node, keys: set[OperatorKey | None]) -> bool:
+    """Whether a module is a fused or QAT form of one; not if a second activation enters it."""
+    return len(node.args) + len(node.kwargs) == 1 and calls_one_of(graph, node, keys)
+
+
+def only_moves(graph: GraphIndex, node: fx.Node) -> bool:
+    """Whether a node only moves the values of its one input.
+
+    >>> gm = fx.symbolic_trace(lambda x: x.view(-1))
+    >>> only_moves(GraphIndex(gm), list(gm.graph.nodes)[1])
+    True
+    """
+    key = graph.key(node)
+    known = None if key is None else find(key.op)
+    one = len(node.all_input_nodes) == 1 or node.op == "call_method"
+    return known is not None and known.family == "shape" and known.shares_qparams and one

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from backquant.match.min_cut import Network
 from backquant.match.plan import Plan, Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = [
     "MARGIN",
@@ -221,7 +222,7 @@ def _reason(plan: Plan, match: int, count: int, integer: float, floating: float)
 def _slower(plan: Plan, match: int, asked: str, floating: float) -> Reason:
     return Reason(
         plan.matches[match].anchor,
-        "slower-than-float",
+        ReasonCode.SLOWER_THAN_FLOAT,
         asked,
         f"float: {floating:.1f} µs",
         fix='quantize(..., slower="keep") keeps it on integers',

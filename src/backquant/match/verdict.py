@@ -19,12 +19,14 @@ from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.dtypes import dtype_name, is_narrow_float
 from backquant.match.constraints import (
     Refusal,
+    ScaleDemand,
     asked_text,
     check_tensor,
     demand_text,
-    measured_rules,
+    scale_demands,
 )
 from backquant.match.plan import TensorAsk
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["Asks", "Judge", "Roles", "Ruling", "judge"]
 
@@ -70,13 +72,13 @@ class Roles:
 class Ruling:
     """The first dtype config that admits the request, or the refusals of each.
 
-    ``refused[i]`` holds (role, refusal) pairs of dtype config ``i``; ``predicates`` (role, rule,
-    bound, demand) what measured scales have to satisfy.
+    ``refused[i]`` holds (role, refusal) pairs of dtype config ``i``; ``scales`` is what
+    measured scales have to satisfy.
     """
 
     dtype_config: int | None
     refused: tuple[tuple[tuple[str, Refusal], ...], ...] = ()
-    predicates: tuple[tuple[str, str, float | None, str], ...] = ()
+    scales: tuple[ScaleDemand, ...] = ()
 
     @property
     def nearest(self) -> int | None:
@@ -104,7 +106,7 @@ def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
             *_refusals(dtype_config, asks, roles),
         )
         if not found:
-            return Ruling(position, (), tuple(_predicates(dtype_config, asks, roles)))
+            return Ruling(position, (), tuple(_scales(dtype_config, asks, roles)))
         refused.append(found)
     return Ruling(None, tuple(refused))
 
@@ -113,7 +115,7 @@ class Judge:
     """``judge``, once for each distinct question, however many nodes ask it.
 
     >>> Judge().rule(0, BackendPatternConfig(torch.add), Asks(None, None), Roles(True, False, False))
-    Ruling(dtype_config=None, refused=(), predicates=())
+    Ruling(dtype_config=None, refused=(), scales=())
     """
 
     def __init__(self) -> None:
@@ -133,14 +135,14 @@ def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[s
     if roles.weight and config.weight_dtype is not None:
         if asks.weight is None:
             demand = demand_text(config.weight_dtype_with_constraints)
-            yield "weight", Refusal("no-observer", "no weight observer", demand)
+            yield "weight", Refusal(ReasonCode.NO_OBSERVER, "no weight observer", demand)
         else:
             for refusal in check_tensor(asks.weight, config.weight_dtype_with_constraints):
                 yield "weight", refusal
     derived = config.bias_scale is not None and roles.in_module  # from its input's and its weight's
     if roles.bias and not derived and config.bias_dtype not in (None, asks.bias_dtype):
         asked = dtype_name(asks.bias_dtype)
-        yield "bias", Refusal("dtype", asked, dtype_name(config.bias_dtype))
+        yield "bias", Refusal(ReasonCode.DTYPE, asked, dtype_name(config.bias_dtype))
     if roles.output and config.output_dtype is not None:
         yield from _output_refusals(config, asks, roles)
 
@@ -149,14 +151,14 @@ def _input_refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[t
     ask = asks.activation
     demand = demand_text(config.input_dtype_with_constraints)
     if not roles.input_known:
-        yield "input", Refusal("no-tensor", "no float tensor", demand)
+        yield "input", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand)
     elif ask is None:
-        yield "input", Refusal("no-observer", "no activation observer", demand)
+        yield "input", Refusal(ReasonCode.NO_OBSERVER, "no activation observer", demand)
     else:
         if ask.is_dynamic != bool(config.is_dynamic):
             names = {True: "dynamic quantization", False: "static quantization"}
             wanted = names[bool(config.is_dynamic)]
-            yield "input", Refusal("dynamic", names[ask.is_dynamic], wanted)
+            yield "input", Refusal(ReasonCode.DYNAMIC, names[ask.is_dynamic], wanted)
         for refusal in check_tensor(ask, config.input_dtype_with_constraints):
             yield "input", refusal
 
@@ -167,21 +169,22 @@ def _output_refusals(
     ask = asks.activation
     demand = config.output_dtype_with_constraints
     if not roles.output_known:
-        yield "output", Refusal("no-tensor", "no float tensor", demand_text(demand))
+        yield "output", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand_text(demand))
     elif ask is None:
-        yield "output", Refusal("no-observer", "no activation observer", demand_text(demand))
+        yield (
+            "output",
+            Refusal(ReasonCode.NO_OBSERVER, "no activation observer", demand_text(demand)),
+        )
     elif ask.is_dynamic:
         # A dynamically quantized operator computes its output in float32.
         if config.output_dtype != torch.float32:
-            yield "output", Refusal("dtype", "float32 (dynamic)", demand_text(demand))
+            yield "output", Refusal(ReasonCode.DTYPE, "float32 (dynamic)", demand_text(demand))
     else:
         for refusal in check_tensor(ask, demand):
             yield "output", refusal
 
 
-def _predicates(
-    config: DTypeConfig, asks: Asks, roles: Roles
-) -> Iterator[tuple[str, str, float | None, str]]:
+def _scales(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[ScaleDemand]:
     tensors = (
         ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
         ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
@@ -189,12 +192,17 @@ def _predicates(
     )
     for role, present, ask, demand in tensors:
         if present and ask is not None:
-            for rule, bound, admitted in measured_rules(ask, demand):
-                yield role, rule, bound, admitted
+            yield from scale_demands(role, ask, demand)
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.
-_WEIGHTS = {"condition": 1000, "dynamic": 100, "dtype": 10, "no-observer": 10, "dtype-token": 5}
+_WEIGHTS = {
+    ReasonCode.CONDITION: 1000,
+    ReasonCode.DYNAMIC: 100,
+    ReasonCode.DTYPE: 10,
+    ReasonCode.NO_OBSERVER: 10,
+    ReasonCode.DTYPE_TOKEN: 5,
+}
 
 
 def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:

@@ -18,7 +18,6 @@ from backquant.prepare.state import (
     Reporting,
     buffers_of_histograms,
     prepared_state,
-    turned_to_float,
     with_state,
 )
 from backquant.prepare.unobserved import unobserved
@@ -44,7 +43,6 @@ __all__ = [
     "prepare_standalone_modules",
     "prepared_state",
     "swap_for_training",
-    "turned_to_float",
     "unobserved",
     "with_state",
 ]

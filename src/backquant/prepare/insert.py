@@ -20,10 +20,10 @@ from backquant.prepare.state import (
     Origin,
     PreparedModule,
     PreparedState,
-    turned_to_float,
     with_state,
 )
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["insert_observers"]
 
@@ -85,14 +85,13 @@ def _without_refused(plan: Plan, table: SiteTable, apart: Mapping[str, Interface
         asked = match.kind is not MatchKind.PATTERN and plan.decisions[match.anchor].quantized
         if asked and match.anchor not in apart:
             reasons[match.anchor] = _not_prepared(match)
-    indexes = {i: reasons[m.anchor] for i, m in enumerate(plan.matches) if m.anchor in reasons}
-    return turned_to_float(plan, indexes)
+    return plan.refuse(reasons.values())
 
 
 def _not_prepared(match: Match) -> Reason:
     return Reason(
         node=match.anchor,
-        rule=match.kind.value,
+        rule=ReasonCode(match.kind.value),
         asked=f"{match.pattern} as a {match.kind.value.replace('_', ' ')} of its own",
         admitted="a module that was prepared before its parent, and the PrepareCustomConfig",
         fix="prepare_standalone_modules(...), then insert_observers(..., custom=custom)",

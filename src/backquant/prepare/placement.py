@@ -18,6 +18,7 @@ from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_o
 from backquant.prepare.roles import Role, argument_nodes, input_positions
 from backquant.prepare.sites import PREFIX, Site, SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["Placement"]
 
@@ -335,7 +336,7 @@ class Placement:
         self._refused.append(
             Reason(
                 node=match.anchor,
-                rule="nothing-to-share",
+                rule=ReasonCode.NOTHING_TO_SHARE,
                 asked=f"output {asked.dtype}" if asked is not None else "a quantized output",
                 admitted=admitted,
                 fix="quantize the operator that produces its input",

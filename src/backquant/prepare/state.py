@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
@@ -15,7 +15,7 @@ from backquant.graph import DeferredGraphModule, Provenance, Scope
 from backquant.graph.costs import GraphCosts
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.values import TensorFacts
-from backquant.match.plan import Decision, Outcome, Plan, Reason
+from backquant.match.plan import Plan
 from backquant.observe import HistogramObserver
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 from backquant.prepare.sites import SiteTable
@@ -29,7 +29,6 @@ __all__ = [
     "Reporting",
     "buffers_of_histograms",
     "prepared_state",
-    "turned_to_float",
 ]
 
 _KEY = "backquant"
@@ -180,21 +179,3 @@ def with_state(module: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
     """
     module.meta[_KEY] = state
     return module
-
-
-def turned_to_float(plan: Plan, reasons: Mapping[int, Reason]) -> Plan:
-    """``plan`` with the matches of these indexes in float, each with its reason.
-
-    >>> turned_to_float(Plan("x86"), {}) == Plan("x86")
-    True
-    """
-    decisions = dict(plan.decisions)
-    for index, reason in reasons.items():
-        for name in plan.matches[index].nodes:
-            decisions[name] = _in_float(decisions[name], reason)
-    return replace(plan, decisions=decisions)
-
-
-def _in_float(decision: Decision, reason: Reason) -> Decision:
-    own = replace(reason, node=decision.node)
-    return replace(decision, outcome=Outcome.FLOAT, reasons=(*decision.reasons, own))

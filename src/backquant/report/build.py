@@ -18,6 +18,7 @@ from backquant.lower import KernelUse
 from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason, TensorAsk
 from backquant.prepare import SiteTable
+from backquant.reason_codes import ReasonCode
 from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers
@@ -226,7 +227,11 @@ class _Builder:
             return decision.outcome.value, decision.reasons
         left = self._left.get(decision.node, [])
         if not left and cost:
-            left = [Reason(decision.node, "no-kernel", "an integer kernel", "none was recorded")]
+            left = [
+                Reason(
+                    decision.node, ReasonCode.NO_KERNEL, "an integer kernel", "none was recorded"
+                )
+            ]
         return ("unlowered", left) if left else (decision.outcome.value, ())
 
     def _reference_module(self, node: fx.Node | None) -> nn.Module | None:
@@ -270,7 +275,7 @@ class _Builder:
 def _float_inside(decision: Decision) -> Reason:
     return Reason(
         decision.node,
-        "no-kernel",
+        ReasonCode.NO_KERNEL,
         f"{decision.operator} on integers",
         "a custom module whose operators are kernels: this one computes in float, on values that are "
         "rounded as they would be",

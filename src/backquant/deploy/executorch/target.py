@@ -27,6 +27,7 @@ from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["TARGET", "ExecuTorchTarget"]
 
@@ -66,7 +67,7 @@ class ExecuTorchTarget:
         left = [
             Reason(
                 node,
-                "not-delegated",
+                ReasonCode.NOT_DELEGATED,
                 asked="an operator of the XNNPACK delegate",
                 admitted=reason,
                 place="ExecuTorch's XNNPACK partitioner",
@@ -86,7 +87,7 @@ def _wrong_dtypes(module: fx.GraphModule) -> Iterator[Reason]:
         if is_quantize(node) and qparams_of(node).dtype is not torch.int8:
             yield Reason(
                 node.name,
-                "dtype",
+                ReasonCode.DTYPE,
                 asked=f"activations {str(qparams_of(node).dtype).removeprefix('torch.')}",
                 admitted="XNNPACK computes with int8",
                 fix='backquant.quantize(model, ..., backend="xnnpack")',
@@ -106,7 +107,7 @@ def _unbounded(job: ExportJob) -> Iterator[Reason]:
             if not isinstance(size, int) and str(size) in open_ended:
                 yield Reason(
                     node.name,
-                    "dynamic-shape",
+                    ReasonCode.DYNAMIC_SHAPE,
                     asked=f"axis {axis} of any size",
                     admitted="ExecuTorch plans its memory ahead: an upper bound for every axis",
                     fix=f'dynamic_shapes={{"{node.name}": {{{axis}: "size<=64"}}}}',
@@ -121,7 +122,7 @@ def _unknown(job: ExportJob) -> Iterator[Reason]:
         if node.target.namespace not in _KNOWN_NAMESPACES:
             yield Reason(
                 job.program.origins.get(node.name, node.name),
-                "no-kernel",
+                ReasonCode.NO_KERNEL,
                 asked=str(node.target),
                 admitted="operators of aten: ExecuTorch has no kernel for this one",
                 fix="write it with operators of torch, or leave it out of the exported model",

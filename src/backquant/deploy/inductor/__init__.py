@@ -19,6 +19,7 @@ from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
 from backquant.errors import ExportError
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 from backquant.runtime.compiled.compiler import check_compiler
 
 __all__ = ["TARGET", "InductorTarget"]
@@ -68,7 +69,7 @@ class InductorTarget:
 def _generated(operator: ExpectedOperator) -> Reason:
     return Reason(
         operator.node,
-        "generated",
+        ReasonCode.GENERATED,
         asked=f"{operator.operator} on integers",
         admitted="generated code, which reads and writes integers",
         place=operator.module_path,

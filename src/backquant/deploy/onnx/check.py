@@ -13,6 +13,7 @@ from backquant.deploy.onnx.translate import translations
 from backquant.deploy.program import quiet
 from backquant.graph import register_quantized_decomposed
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["untranslated"]
 
@@ -41,7 +42,7 @@ def untranslated(job: ExportJob) -> Sequence[Reason]:
             origin,
             Reason(
                 origin,
-                "no-translation",
+                ReasonCode.NO_TRANSLATION,
                 asked=str(target),
                 admitted="the ONNX exporter has no translation of it",
                 fix="write that part of the model with operators that ONNX has",
