@@ -21,7 +21,7 @@ from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower import Lowered, engine_info, find_engine, lower
 from backquant.nn.intrinsic import FusedModule
 from backquant.nn.quantized.reference import ReferenceModule
-from backquant.prepare import Origin, insert_observers
+from backquant.prepare import Record, insert_observers
 
 register_quantized_decomposed()
 
@@ -140,8 +140,10 @@ def _flow(
     """Reference and lowered form of a model in which nothing has to be calibrated."""
     config = get_backend_config(engine) if backend is None else backend
     fused, decided = plan_fused(capture(model.eval()), config, mapping)
-    origin = Origin(fused.scopes, fused.provenance)
-    prepared = insert_observers(fused.module, decided, config, mapping, origin=origin)
+    prepared = insert_observers(
+        fused.module,
+        Record(decided, config, mapping, scopes=fused.scopes, provenance=fused.provenance),
+    )
     with torch.no_grad():
         prepared(*example)
     reference = convert_to_reference(prepared)

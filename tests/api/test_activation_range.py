@@ -10,8 +10,8 @@ from torch import nn
 
 import backquant
 from backquant import get_backend_config, get_default_qconfig_mapping
-from backquant.api.activation_range import mapping_on_engine, narrow_because
 from backquant.lower import engine, engine_info
+from backquant.pipeline.default_mapping import mapping_on_engine, narrow_because
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backquant.api.batches import check_set, first_batch
+from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import CalibrationError
 
 

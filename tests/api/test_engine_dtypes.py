@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.api.engine_dtypes import check_engine_dtypes
 from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeConfig
 from backquant.errors import EngineError
 from backquant.lower import engine_info
+from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Decision, Match, Outcome, Plan
 
 X86 = engine_info("x86")

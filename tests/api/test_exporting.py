@@ -12,7 +12,7 @@ from torch import nn
 
 import backquant
 from backquant import BackquantError
-from backquant.api.capturing import Capturing
+from backquant.pipeline.capture import Capturing
 
 X = torch.randn(2, 4)
 

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import backquant
-from backquant.api.lowering import quantized_model
 from backquant.convert import convert_to_reference
 from backquant.lower import engine_info
+from backquant.pipeline.lower import quantized_model
 from backquant.qconfig import get_default_qconfig_mapping
 
 WIDTH = 512

@@ -12,10 +12,10 @@ from torch import nn
 import backquant
 from backquant import QConfigMapping, get_default_qconfig_mapping
 from backquant.api import one_call
-from backquant.api.against_float import Timing
-from backquant.api.slower import asked_slower
 from backquant.errors import UsageError
 from backquant.runtime import QuantizedModel
+from backquant.speed.against_float import Timing
+from backquant.speed.slower import asked_slower
 
 X = torch.randn(4, 8)
 

@@ -12,7 +12,7 @@ from backquant.backend_config import get_x86_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
-from backquant.prepare import Origin, insert_observers
+from backquant.prepare import Record, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping, get_default_qconfig_mapping
 
 
@@ -52,8 +52,10 @@ class Makers:
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
         planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
-        origin = Origin(fused.scopes, fused.provenance)
-        return insert_observers(fused.module, planned, backend, mapping, origin=origin)
+        return insert_observers(
+            fused.module,
+            Record(planned, backend, mapping, scopes=fused.scopes, provenance=fused.provenance),
+        )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from backquant.calibrate import UnseenObserver, calibrate, waiting_for_data
 from backquant.errors import UsageError
 from backquant.fuse import plan_fused
 from backquant.graph import capture
-from backquant.prepare import Origin, PreparedModule, insert_observers
+from backquant.prepare import PreparedModule, Record, insert_observers
 
 
 class Model(nn.Module):
@@ -29,8 +29,10 @@ class Model(nn.Module):
 def _prepared(mapping: bq.QConfigMapping) -> PreparedModule:
     x86 = get_x86_backend_config()
     fused, decided = plan_fused(capture(Model().eval()), x86, mapping)
-    origin = Origin(fused.scopes, fused.provenance)
-    return insert_observers(fused.module, decided, x86, mapping, origin=origin)
+    return insert_observers(
+        fused.module,
+        Record(decided, x86, mapping, scopes=fused.scopes, provenance=fused.provenance),
+    )
 
 
 def test_static_observers_wait_until_they_saw_data():
@@ -70,7 +72,7 @@ def test_a_weight_that_depends_on_an_input_waits():
 
     x86, mapping = get_x86_backend_config(), bq.get_default_qconfig_mapping("x86")
     fused, decided = plan_fused(capture(Computed()), x86, mapping)
-    prepared = insert_observers(fused.module, decided, x86, mapping)
+    prepared = insert_observers(fused.module, Record(decided, x86, mapping))
     assert [item.value for item in waiting_for_data(prepared)] == ["x", "w", "linear"]
 
 

@@ -22,7 +22,7 @@ from backquant.backend_config import BackendConfig, get_x86_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
-from backquant.prepare import Origin, PreparedModule, insert_observers
+from backquant.prepare import PreparedModule, Record, insert_observers
 
 
 def conv_bn(
@@ -235,9 +235,11 @@ class Flow:
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
         planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
-        origin = Origin(fused.scopes, fused.provenance)
         return insert_observers(
-            fused.module, planned, backend, mapping, origin=origin, custom=custom
+            fused.module,
+            Record(
+                planned, backend, mapping, custom, scopes=fused.scopes, provenance=fused.provenance
+            ),
         )
 
     def torch_mapping(self) -> Any:

@@ -30,7 +30,7 @@ from backquant.graph import capture
 from backquant.lower import engine_info, lower
 from backquant.match import make_plan, plan_fusion
 from backquant.observe import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver
-from backquant.prepare import Origin, insert_observers
+from backquant.prepare import Record, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping
 from backquant.runtime import audit
 
@@ -97,8 +97,10 @@ def _ours(model, engine, batches):
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
     planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
-    origin = Origin(fused.scopes, fused.provenance)
-    prepared = insert_observers(fused.module, planned, backend, mapping, origin=origin)
+    prepared = insert_observers(
+        fused.module,
+        Record(planned, backend, mapping, scopes=fused.scopes, provenance=fused.provenance),
+    )
     calibrate(prepared, batches)
     reference = convert_to_reference(prepared)
     return reference, lower(reference, ENGINES[engine].rules(), engine_info(engine))
@@ -171,8 +173,10 @@ def test_the_default_float_path_is_not_taken_silently():
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
     planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
-    origin = Origin(fused.scopes, fused.provenance)
-    prepared = insert_observers(fused.module, planned, backend, mapping, origin=origin)
+    prepared = insert_observers(
+        fused.module,
+        Record(planned, backend, mapping, scopes=fused.scopes, provenance=fused.provenance),
+    )
     batch = torch.randn(2, 3, 16, 16)
     calibrate(prepared, [batch])
     reference = convert_to_reference(prepared)

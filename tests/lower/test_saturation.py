@@ -16,7 +16,7 @@ warnings.simplefilter("ignore")
 import torch
 from torch import nn
 import backquant
-from backquant.api.activation_range import mapping_on_engine
+from backquant.pipeline.default_mapping import mapping_on_engine
 from backquant.errors import ArtifactError
 from backquant.lower import engine_info
 

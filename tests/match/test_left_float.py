@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from backquant.backend_config import LeaveFloat
 from backquant.graph import GraphIndex
-from backquant.match.left_float import left_in_float
+from backquant.match.float_places import left_in_float
 
 ADD = (operator.add, torch.add)
 RESIDUAL = LeaveFloat(ADD, after=(nn.Linear, F.linear), before=(nn.LayerNorm,))

@@ -21,7 +21,7 @@ from backquant.convert import convert_to_reference
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
-from backquant.prepare import Origin, PreparedModule, insert_observers
+from backquant.prepare import PreparedModule, Record, insert_observers
 
 
 def _min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
@@ -49,9 +49,11 @@ class Flow:
         fusions = plan_fusion(captured.module, backend)
         fused = apply_fusion(captured.module, captured.scopes, fusions, backend, False)
         planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
-        origin = Origin(fused.scopes, fused.provenance)
         return insert_observers(
-            fused.module, planned, backend, mapping, origin=origin, custom=custom
+            fused.module,
+            Record(
+                planned, backend, mapping, custom, scopes=fused.scopes, provenance=fused.provenance
+            ),
         )
 
     def torch_prepare(self, model: nn.Module, *example: Any, mapping: Any = None) -> fx.GraphModule:

@@ -65,14 +65,14 @@ def test_preserved_attributes_stay(flow):
 
     from backquant.graph import capture
     from backquant.match.plan import Plan
-    from backquant.prepare import insert_observers
+    from backquant.prepare import Record, insert_observers
     from backquant.qconfig import QConfigMapping
 
     model = Small().eval()
     model.classes = ["cat", "dog"]
     captured = capture(model, preserved_attributes=["classes"])
     prepared = insert_observers(
-        captured.module, Plan("x86"), get_x86_backend_config(), QConfigMapping()
+        captured.module, Record(Plan("x86"), get_x86_backend_config(), QConfigMapping())
     )
     assert prepared.classes == ["cat", "dog"]
     assert copy.deepcopy(prepared).classes == ["cat", "dog"]
@@ -132,7 +132,7 @@ def test_cost_is_linear(flow):
     def calls(length: int) -> int:
         from backquant.graph import capture
         from backquant.match import make_plan, plan_fusion
-        from backquant.prepare import insert_observers
+        from backquant.prepare import Record, insert_observers
 
         backend, mapping = get_x86_backend_config(), flow.mapping()
         captured = capture(Chain(length).eval())
@@ -146,7 +146,7 @@ def test_cost_is_linear(flow):
 
         sys.setprofile(count)
         try:
-            insert_observers(captured.module, planned, backend, mapping)
+            insert_observers(captured.module, Record(planned, backend, mapping))
         finally:
             sys.setprofile(None)
         return counted
@@ -161,14 +161,14 @@ def test_custom_modules_stay_float_and_say_so(flow):
 
     from backquant.graph import capture
     from backquant.match import CustomMatching, MatchKind, Outcome, make_plan
-    from backquant.prepare import insert_observers
+    from backquant.prepare import Record, insert_observers
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
     captured, backend, mapping = capture(model), get_x86_backend_config(), flow.mapping()
     apart = replace(CustomMatching(), standalone_names=frozenset({"1"}))
     planned = make_plan(captured.module, captured.scopes, backend, mapping, custom=apart)
     assert planned.matches[1].kind is MatchKind.STANDALONE
-    state = prepared_state(insert_observers(captured.module, planned, backend, mapping))
+    state = prepared_state(insert_observers(captured.module, Record(planned, backend, mapping)))
     assert state.plan.decisions["_1"].outcome is Outcome.FLOAT
     assert state.plan.decisions["_1"].reasons[-1].rule == "standalone"
     assert [site.producer for site in state.sites.sites] == ["", "_0"]

@@ -22,7 +22,7 @@ from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import make_plan, plan_fusion
 from backquant.nn.intrinsic import qat as nniqat
-from backquant.prepare import Origin, insert_observers, prepared_state, swap_for_training
+from backquant.prepare import Record, insert_observers, prepared_state, swap_for_training
 
 
 class Net(nn.Module):
@@ -47,8 +47,9 @@ def _prepare(model, mapping=None, backend=None):
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, True)
     planned = make_plan(fused.module, fused.scopes, backend, mapping, fusions=fusions)
     swapped = swap_for_training(fused.module, planned, backend, mapping)
-    origin = Origin(fused.scopes, fused.provenance)
-    return insert_observers(swapped, planned, backend, mapping, origin=origin)
+    return insert_observers(
+        swapped, Record(planned, backend, mapping, scopes=fused.scopes, provenance=fused.provenance)
+    )
 
 
 def _torch_prepare(model, x):

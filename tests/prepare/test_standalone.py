@@ -11,8 +11,9 @@ from backquant.errors import ConfigError
 from backquant.graph import capture
 from backquant.match import CustomMatching, Plan, make_plan
 from backquant.prepare import (
-    Asked,
     PreparedModule,
+    Record,
+    Request,
     insert_observers,
     prepare_standalone_modules,
     prepared_state,
@@ -30,15 +31,15 @@ class Block(nn.Module):
         return self.fc(x)
 
 
-def prepare(model: nn.Module, asked: Asked) -> PreparedModule:
+def prepare(model: nn.Module, asked: Request) -> PreparedModule:
     captured = capture(model)
     plan = make_plan(captured.module, captured.scopes, asked.backend_config, asked.qconfig_mapping)
     return insert_observers(
-        captured.module, plan, asked.backend_config, asked.qconfig_mapping, custom=asked.custom
+        captured.module, Record(plan, asked.backend_config, asked.qconfig_mapping, asked.custom)
     )
 
 
-def planned(model: nn.Module, asked: Asked) -> tuple[fx.GraphModule, Plan]:
+def planned(model: nn.Module, asked: Request) -> tuple[fx.GraphModule, Plan]:
     apart = CustomMatching.of(asked.custom)
     captured = capture(
         model,
@@ -51,18 +52,18 @@ def planned(model: nn.Module, asked: Asked) -> tuple[fx.GraphModule, Plan]:
     )
 
 
-def asked(**entry: Any) -> Asked:
+def asked(**entry: Any) -> Request:
     custom = PrepareCustomConfig().set_standalone_module_class(
         Block, entry.get("mapping"), (), entry.get("custom"), entry.get("backend")
     )
     mapping = QConfigMapping().set_global(default_qconfig)
-    return Asked(get_x86_backend_config(), entry.get("parent", mapping), custom)
+    return Request(get_x86_backend_config(), entry.get("parent", mapping), custom)
 
 
 def test_what_an_entry_leaves_open_is_the_parents() -> None:
     parent, seen = asked(), []
 
-    def noting(model: nn.Module, own: Asked) -> PreparedModule:
+    def noting(model: nn.Module, own: Request) -> PreparedModule:
         seen.append(own)
         return prepare(model, own)
 
@@ -83,7 +84,7 @@ def test_own_configs() -> None:
     prepare_standalone_modules(
         module, plan, parent, lambda model, inner: seen.append(inner) or prepare(model, inner)
     )
-    assert seen == [Asked(backend, own, custom)]
+    assert seen == [Request(backend, own, custom)]
 
 
 def test_one_module_once_per_rule() -> None:
@@ -113,7 +114,7 @@ def test_one_module_once_per_rule() -> None:
 
 def test_what_arrives_and_leaves_quantized() -> None:
     custom = PrepareCustomConfig()
-    parent = Asked(get_x86_backend_config(), QConfigMapping().set_global(default_qconfig), custom)
+    parent = Request(get_x86_backend_config(), QConfigMapping().set_global(default_qconfig), custom)
     plain = prepare(Block().eval(), parent)
     assert quantized_inputs(plain) == () and quantized_output(plain) is None
     custom.set_input_quantized_indexes([0]).set_output_quantized_indexes([0])
@@ -123,7 +124,7 @@ def test_what_arrives_and_leaves_quantized() -> None:
 
 
 def test_errors_name_the_module() -> None:
-    def failing(model: nn.Module, own: Asked) -> PreparedModule:
+    def failing(model: nn.Module, own: Request) -> PreparedModule:
         raise ConfigError("no", where="inside", fix="yes")
 
     parent = asked()
@@ -140,7 +141,7 @@ def test_the_parent_observes_what_the_module_takes_quantized() -> None:
     module, plan = planned(nn.Sequential(Block()).eval(), parent)
     module = prepare_standalone_modules(module, plan, parent, prepare)
     prepared = insert_observers(
-        module, plan, parent.backend_config, parent.qconfig_mapping, custom=parent.custom
+        module, Record(plan, parent.backend_config, parent.qconfig_mapping, parent.custom)
     )
     (site,) = prepared_state(prepared).sites.sites
     assert (site.value, site.readers, site.producer) == ("input_1", ("_0",), "")

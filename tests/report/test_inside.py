@@ -4,8 +4,8 @@ import torch
 
 from backquant.lower import KernelUse
 from backquant.match.plan import Reason
-from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import Report, Row
+from backquant.report.standalone import kernels_inside, reasons_inside, rows_inside
 
 
 def test_records_of_one_part() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from backquant.api.activation_range import default_mapping
 from backquant.api.dynamic_modules import quantize_dynamic
-from backquant.api.export_flow import prepare_export
 from backquant.api.exporting import export
-from backquant.api.flow import convert_fx, convert_to_reference_fx, fuse_fx, prepare_fx
+from backquant.api.flow import (
+    convert_fx,
+    convert_to_reference_fx,
+    fuse_fx,
+    prepare_export,
+    prepare_fx,
+)
 from backquant.api.fuse_by_name import fuse_modules, fuse_modules_qat
-from backquant.api.one_call import explain, quantize
+from backquant.api.one_call import default_mapping, explain, quantize
 from backquant.api.qat import prepare_qat_fx
 from backquant.calibrate import synchronize_observers
 from backquant.nn.stubs import DeQuantStub, QuantStub, QuantWrapper

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
-from backquant.convert import ConvertAsked
+from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
+from backquant.prepare import Request
 from backquant.qconfig import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -164,12 +165,8 @@ def given_custom(
     return None if custom is None else _given(custom, PrepareCustomConfig)
 
 
-def given_conversion(custom: ConvertCustomConfig | dict[str, Any] | None) -> ConvertCustomConfig:
-    """The custom config as it is, from its dict form, or an empty one.
-
-    >>> given_conversion({"preserved_attributes": ["tag"]}).preserved_attributes
-    ['tag']
-    """
+def _conversion_custom(custom: ConvertCustomConfig | dict[str, Any] | None) -> ConvertCustomConfig:
+    """The custom config as it is, from its dict form, or an empty one."""
     return ConvertCustomConfig() if custom is None else _given(custom, ConvertCustomConfig)
 
 
@@ -182,23 +179,36 @@ def given_fusion(custom: FuseCustomConfig | dict[str, Any] | None) -> FuseCustom
     return FuseCustomConfig() if custom is None else _given(custom, FuseCustomConfig)
 
 
-def given_request(
+def given_conversion(
     custom: ConvertCustomConfig | dict[str, Any] | None,
     mapping: QConfigMapping | dict[str, Any] | None,
     backend: BackendConfig | dict[str, Any] | None,
     remove_qconfig: bool,
-) -> ConvertAsked:
+) -> ConvertRequest:
     """The arguments of a conversion; empty dicts are as good as ``None``.
 
-    >>> given_request(None, {}, None, True) == ConvertAsked()
+    >>> given_conversion(None, {}, None, True) == ConvertRequest()
     True
     """
-    return ConvertAsked(
-        given_conversion(custom),
+    return ConvertRequest(
+        _conversion_custom(custom),
         None if mapping is None or mapping == {} else given_mapping(mapping),
         None if backend is None or backend == {} else given_backend(backend),
         remove_qconfig,
     )
+
+
+def given_request(
+    backend: Backend | dict[str, Any] | None,
+    mapping: Any,
+    custom: PrepareCustomConfig | dict[str, Any] | None,
+) -> Request:
+    """What is asked of which backend, from the arguments of an entry point.
+
+    >>> given_request(None, {"": None}, None).backend_config.name
+    'native'
+    """
+    return Request(given_backend(backend), given_mapping(mapping), given_custom(custom))
 
 
 def _given(custom: Any, cls: type[_Custom]) -> _Custom:

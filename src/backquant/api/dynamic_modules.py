@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from backquant.api.arguments import given_backend, given_model
-from backquant.api.kernels_alone import kernels_alone
 from backquant.api.skipped import warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.errors import UsageError, did_you_mean
 from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
+from backquant.pipeline.kernels_alone import kernels_alone
 from backquant.qconfig import (
     QConfig,
     default_dynamic_qconfig,

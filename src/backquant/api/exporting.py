@@ -10,11 +10,8 @@ from typing import Any
 from torch import fx, nn
 
 from backquant.api.arguments import Model, opened_model
-from backquant.api.capturing import Capturing
-from backquant.api.examples import checked_example
-from backquant.api.requirements import given_requirement
-from backquant.api.steps import evaluation_copy, planned
 from backquant.backend_config import BackendConfig, QDQRules
+from backquant.calibrate.examples import checked_example
 from backquant.convert import ReferenceModel, reference_state
 from backquant.deploy import (
     Exported,
@@ -37,7 +34,11 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.plan import evaluation_copy, planned
+from backquant.prepare import Request
 from backquant.qconfig import get_default_qconfig_mapping
+from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.runtime.quantized_model import as_integers
 
@@ -182,9 +183,9 @@ def check_exportable(
     frozen = evaluation_copy(opened_model(model))
     example = checked_example(frozen, example_inputs)
     mapping = get_default_qconfig_mapping(backend)
-    step = planned(frozen, backend, mapping, None, Capturing("auto", example))
+    step = planned(frozen, Request(backend, mapping), Capturing("auto", example))
     args, kwargs = as_arguments(example)
-    job = ExportJob(step.module, args, kwargs, None, backend, step.plan, {}, ())
+    job = ExportJob(step.module, args, kwargs, None, backend, step.record.plan, {}, ())
     check_operators(job, target)
 
 

@@ -7,36 +7,37 @@ from typing import Any
 from torch import fx, nn
 
 from backquant.api.arguments import (
+    Model,
     given_backend,
-    given_custom,
+    given_conversion,
     given_fusion,
-    given_mapping,
     given_model,
     given_request,
+    opened_model,
 )
-from backquant.api.capturing import Capturing, spelled_request
-from backquant.api.examples import example_that_runs
-from backquant.api.lowering import quantized_model
-from backquant.api.prepared import prepared_for_inference
 from backquant.api.qat import fuse_for_training
-from backquant.api.reporting import report_source, reported, with_reporting
 from backquant.api.skipped import skipped_inside, warn_of_skipped
-from backquant.api.steps import evaluation_copy, fused_graph, planned
 from backquant.backend_config import BackendConfig
+from backquant.calibrate.examples import checked_example, example_that_runs
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
 from backquant.graph import preserve
 from backquant.lower import engine_info
-from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs, prepared_state
+from backquant.pipeline.capture import Capturing, spelled_request
+from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.plan import evaluation_copy, fused_graph, planned
+from backquant.pipeline.prepare import prepared_for_inference
+from backquant.prepare import PreparedModule, prepared_state
 from backquant.qconfig import (
     ConvertCustomConfig,
     FuseCustomConfig,
     PrepareCustomConfig,
     QConfigMapping,
 )
+from backquant.report.recorded import report_source, reported, with_reporting
 from backquant.runtime import QuantizedModel
 
-__all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_fx"]
+__all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_export", "prepare_fx"]
 
 
 def fuse_fx(
@@ -120,19 +121,62 @@ def prepare_fx(  # size: PyTorch's signature
             where="prepare_fx",
             fix="leave it out; scale inputs and weights before preparing",
         )
-    asked = Asked(
-        given_backend(backend_config),
-        given_mapping(qconfig_mapping),
-        given_custom(prepare_custom_config),
-    )
+    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     example, note = example_that_runs(given_model(model), example_inputs)
     how = "trace" if model.training or note else "auto"
     capturing = Capturing(how, example)
-    step = planned(model, asked.backend_config, asked.qconfig_mapping, asked.custom, capturing)
-    prepared = observe_quantized_inputs(prepared_for_inference(step, asked))
+    prepared = prepared_for_inference(planned(model, request, capturing), request)
     with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared), *notes)
+    return prepared
+
+
+def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
+    model: Model,
+    qconfig_mapping: QConfigMapping | dict[str, Any],
+    example_inputs: Any,
+    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> PreparedModule:
+    """``prepare_fx`` for an exported program, or for a module that is exported first.
+
+    Fuses and inserts observers, ready for calibration: call the result on data, then ``convert_fx``.
+    Entries and rules are those for symbolic traces; see docs/capture.md for how they apply. What the
+    backend does not admit is skipped; one warning lists it with the reasons. The model is not changed.
+
+    Args:
+        model: an ``ExportedProgram``, the name of a ``.pt2`` file, or a module (exported as in evaluation
+            mode).
+        qconfig_mapping: what is asked for.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        prepare_custom_config: as in ``prepare_fx``; names of modules need a module.
+        backend_config: what is quantized for. Default: native.
+        dynamic_shapes: of a module: which sizes may vary, as ``torch.export.export`` takes it.
+
+    Raises:
+        CaptureError: the model cannot be exported, or was exported in training mode.
+        InputError: the example inputs do not fit the model.
+        ConfigError: as in ``prepare_fx``.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> x = torch.randn(2, 4)
+    >>> program = torch.export.export(torch.nn.Linear(4, 3).eval(), (x,))
+    >>> prepared = prepare_export(program, get_default_qconfig_mapping("x86"), x)
+    >>> _ = prepared(x)
+    >>> convert_fx(prepared)(x).shape
+    torch.Size([2, 3])
+    """
+    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
+    frozen = evaluation_copy(opened_model(model))
+    example = checked_example(frozen, example_inputs)
+    capturing = Capturing("export", example, dynamic_shapes)
+    prepared = prepared_for_inference(planned(frozen, request, capturing), request)
+    with_reporting(prepared, frozen, example)
+    warn_of_skipped(prepared_state(prepared).plan)
     return prepared
 
 
@@ -161,7 +205,9 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
     torch.int8
     """
-    asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    asked = given_conversion(
+        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
+    )
     asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, dialect=dialect, asked=asked)
     reference.recompile()
@@ -209,17 +255,18 @@ def convert_fx(  # size: PyTorch's signature
     >>> [decision.outcome.value for decision in quantized.plan.decisions.values()]
     ['quantized', 'float']
     """
-    asked = given_request(convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig)
+    asked = given_conversion(
+        convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
+    )
     asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, asked=asked)
     state = reference_state(reference)
     engine = state.backend_config.engine
-    source = report_source(reference)
+    source = None if state.report_of is None else report_source(reference)
     quantized = quantized_model(
         reference, None if engine is None else engine_info(engine), graph_module
     )
-    quantized.example = state.reporting.example
-    if state.reporting.report_of is not None:
+    if source is not None:
         quantized.report = reported(source, quantized)
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)

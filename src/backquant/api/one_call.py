@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from backquant.api.activation_range import mapping_on_engine
-from backquant.api.against_float import Converted
 from backquant.api.arguments import (
     Backend,
     Model,
@@ -19,37 +17,30 @@ from backquant.api.arguments import (
     opened_model,
     resolve_backend,
 )
-from backquant.api.capturing import Capturing
-from backquant.api.costs import costs_of
-from backquant.api.engine_dtypes import check_engine_dtypes
-from backquant.api.examples import checked_example, data_from, example_from
-from backquant.api.lowering import quantized_model
-from backquant.api.measuring import measure
-from backquant.api.prepared import prepared_for_inference
-from backquant.api.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
-from backquant.api.reporting import report_of, report_source, reported, with_reporting
-from backquant.api.requirements import check_requirement, given_requirement
-from backquant.api.slower import TIMING, asked_slower, the_faster
-from backquant.api.steps import Planned, evaluation_copy, planned
 from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.convert import ConvertAsked, convert_to_reference
+from backquant.calibrate.examples import checked_example, data_from, example_from
+from backquant.calibrate.measure import measure
+from backquant.convert import ConvertRequest, convert_to_reference
 from backquant.errors import EngineError
-from backquant.graph.example_spec import ExampleSpec
 from backquant.lower import EngineInfo, engine_info
-from backquant.match.plan import Reason, RuleKind, RuleRef
-from backquant.prepare import Asked, PreparedModule, observe_quantized_inputs
-from backquant.qconfig import (
-    PrepareCustomConfig,
-    QConfig,
-    QConfigMapping,
-    get_default_qconfig_mapping,
-    qconfig_equals,
-)
+from backquant.lower.engine_dtypes import check_engine_dtypes
+from backquant.match.plan import Reason
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.default_mapping import DefaultedRequest, mapping_on_engine
+from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.plan import Planned, evaluation_copy, planned
+from backquant.pipeline.prepare import prepared_for_inference
+from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
+from backquant.report.recorded import report_of, report_source, reported, with_reporting
+from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
+from backquant.speed.against_float import Converted
+from backquant.speed.slower import TIMING, asked_slower, the_faster
 
-__all__ = ["explain", "quantize"]
+__all__ = ["default_mapping", "explain", "quantize"]
 
 
 # size: the model, its inputs, and one keyword per independent choice of the user
@@ -129,36 +120,34 @@ def quantize(
     leaves_slower = asked_slower(slower, has_mapping=qconfig_mapping is not None)
     model = opened_model(model)
     frozen = evaluation_copy(model)
-    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
+    asked = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
     example, batches = example_from(frozen, example_inputs, calibration)
     data, batches = _data(frozen, example, batches)
-    capturing = Capturing(capture, example, dynamic_shapes, ask.own, decompose=True)
-    step = _planned(frozen, ask, capturing, data)
-    config = step.backend
+    capturing = Capturing(capture, example, dynamic_shapes, asked.own, decompose=True)
+    step = _planned(frozen, asked, capturing, data)
+    config, plan = step.record.backend_config, step.record.plan
     if engine is not None:
-        check_engine_dtypes(step.plan, config, engine)
-    costs = costs_of(step.module, example)
-    prepared = with_reporting(_prepared(step, ask), frozen, example, costs)
+        check_engine_dtypes(plan, config, engine)
+    prepared = with_reporting(prepared_for_inference(step, asked.request), frozen, example)
     check_requirement(report_of(prepared), required)
     calibrated = measure(prepared, batches, progress=progress)
 
     def converted(in_float: Mapping[int, Reason]) -> Converted:
         reference = convert_to_reference(
-            prepared, asked=ConvertAsked(leave_float=_left_by_default(config), in_float=in_float)
+            prepared, asked=ConvertRequest(leave_float=_left_by_default(config), in_float=in_float)
         )
         source = report_source(reference)
         check_requirement(build_report(source), required)
         lowered = quantized_model(reference, engine, model)
-        lowered.example = ExampleSpec.of(example)
         check_requirement(reported(source, lowered), required)
         return Converted(lowered, source)
 
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
-    if quantizes_recurrent(step.plan):  # of which the smallest lose the most
+    if quantizes_recurrent(plan):  # of which the smallest lose the most
         timing = replace(timing, least=0)
-    if leaves_slower and timing.is_worthwhile(engine, costs.multiply_adds.values()):
+    if leaves_slower and timing.is_worthwhile(engine, made.source.costs.multiply_adds.values()):
         made = the_faster(made, converted, prepared, frozen, example, timing)
     quantized = made.model
     quantized.report = reported(made.source, quantized, calibrated.unseen)
@@ -190,59 +179,37 @@ def explain(  # size: as quantize
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
     config = resolve_backend(backend)
-    model = opened_model(model)
-    frozen = evaluation_copy(model)
+    frozen = evaluation_copy(opened_model(model))
     engine = _engine_here(config)
-    ask = _Ask.of(config, engine, qconfig_mapping, prepare_custom_config)
+    asked = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
     example = checked_example(frozen, example_inputs)
-    capturing = Capturing(capture, example, dynamic_shapes, ask.own, decompose=True)
-    step = _planned(frozen, ask, capturing, example)
-    config = step.backend
-    costs = costs_of(step.module, example)
-    prepared = with_reporting(_prepared(step, ask), frozen, example, costs)
+    capturing = Capturing(capture, example, dynamic_shapes, asked.own, decompose=True)
+    step = _planned(frozen, asked, capturing, example)
+    prepared = with_reporting(prepared_for_inference(step, asked.request), frozen, example)
     engine_name = f"engine {config.engine}" if config.engine else ""
     return build_report(replace(report_source(prepared), engine=engine_name))
 
 
-@dataclass(frozen=True)
-class _Ask:
-    """What the user asks of which backend; ``own``: what the backend would ask itself, as PyTorch has
-    it and as ``quantize`` does. ``notes``: what was chosen for the user."""
+def default_mapping(backend: Backend = "x86") -> QConfigMapping:
+    """What ``quantize`` asks for on this machine when no mapping is passed, to be changed in part.
 
-    config: BackendConfig
-    mapping: QConfigMapping
-    custom: PrepareCustomConfig | None
-    own: tuple[QConfigMapping, ...]
-    notes: tuple[str, ...]
+    It is ``get_default_qconfig_mapping(backend)`` with the range of activations that the engine here sums
+    without saturation. Raises ``UsageError`` and ``BackendNotFoundError`` as ``quantize`` does.
 
-    @classmethod
-    def of(
-        cls,
-        config: BackendConfig,
-        engine: EngineInfo | None,
-        mapping: Any,
-        custom: Any,
-    ) -> _Ask:
-        own = get_default_qconfig_mapping(config)
-        default, notes = mapping_on_engine(config, engine)
-        if mapping is None:
-            return cls(config, default, given_custom(custom), (own, default), notes)
-        return cls(config, given_mapping(mapping), given_custom(custom), (own, default), ())
-
-    def is_of_the_backend(self, rule: RuleRef) -> bool:
-        """Whether a rule stands in the backend's own mapping, too: no news when nothing used it."""
-        if rule.kind is not RuleKind.OBJECT_TYPE:
-            return any(self.mapping is own for own in self.own)
-        key, asked = list(self.mapping.object_type_qconfigs.items())[rule.index]
-        known = (mapping.object_type_qconfigs for mapping in self.own)
-        own = [found[key] for found in known if key in found]
-        return any(_same(qconfig, asked) for qconfig in own)
+    >>> import torch
+    >>> mapping = default_mapping("x86").set_module_name("1", None)
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    >>> report = quantize(model, calibration=[torch.randn(8, 4)], qconfig_mapping=mapping).report
+    >>> [(row.node, row.outcome) for row in report.rows]
+    [('_0', 'quantized'), ('_1', 'float')]
+    """
+    config = resolve_backend(backend)
+    engine = None if config.engine is None else engine_info(config.engine)
+    return mapping_on_engine(config, engine)[0]
 
 
-def _same(one: QConfig | None, other: QConfig | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return qconfig_equals(one, other)
+def _given(mapping: Any, custom: Any) -> tuple[QConfigMapping | None, PrepareCustomConfig | None]:
+    return None if mapping is None else given_mapping(mapping), given_custom(custom)
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:
@@ -262,18 +229,11 @@ def _data(
     return example, calibration
 
 
-def _planned(model: nn.Module, ask: _Ask, capturing: Capturing, data: Any) -> Planned:
+def _planned(model: nn.Module, asked: DefaultedRequest, capturing: Capturing, data: Any) -> Planned:
     recurrent = partial(rules_for_recurrent, data=data)
-    step = planned(model, ask.config, ask.mapping, ask.custom, capturing, (recurrent,))
-    unused = tuple(rule for rule in step.plan.unused_rules if not ask.is_of_the_backend(rule))
-    notes = (*step.plan.notes, *ask.notes)
-    return replace(step, plan=replace(step.plan, unused_rules=unused, notes=notes))
+    step = planned(model, asked.request, capturing, (recurrent,))
+    return step._replace(record=replace(step.record, plan=asked.annotated(step.record.plan)))
 
 
 def _left_by_default(config: BackendConfig) -> tuple[LeaveFloat, ...]:
     return () if config.defaults is None else config.defaults.leave_float
-
-
-def _prepared(step: Planned, ask: _Ask) -> PreparedModule:
-    asked = Asked(ask.config, ask.mapping, ask.custom)
-    return observe_quantized_inputs(prepared_for_inference(step, asked))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from backquant.api.arguments import given_backend, given_custom, given_mapping
-from backquant.api.capturing import captured_with
-from backquant.api.examples import example_that_runs
-from backquant.api.prepared import observed, with_standalone_modules
-from backquant.api.reporting import with_reporting
+from backquant.api.arguments import given_model, given_request
 from backquant.api.skipped import skipped_inside, warn_of_skipped
-from backquant.api.steps import FusedGraph, decided, evaluation_copy
 from backquant.backend_config import BackendConfig
+from backquant.calibrate.examples import example_that_runs
 from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import (
     DeferredGraphModule,
@@ -25,14 +20,18 @@ from backquant.graph import (
 )
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
+from backquant.pipeline.capture import captured_with
+from backquant.pipeline.plan import FusedGraph, decided, evaluation_copy
+from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import (
-    Asked,
     PreparedModule,
+    Request,
     observe_quantized_inputs,
     prepared_state,
     swap_for_training,
 )
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.report.recorded import with_reporting
 
 __all__ = ["prepare_qat_fx"]
 
@@ -86,16 +85,14 @@ def prepare_qat_fx(
     >>> type(prepared.get_submodule("0")).__name__, prepared.get_submodule("0").weight.grad.shape
     ('ConvBnReLU2d', torch.Size([3, 3, 1, 1]))
     """
-    mapping, custom = given_mapping(qconfig_mapping), given_custom(prepare_custom_config)
-    backend = given_backend(backend_config)
+    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     # in evaluation mode: there a batch of one is no error
-    _, shapes = example_that_runs(evaluation_copy(model), example_inputs)
-    asked = Asked(backend, mapping, custom)
-    graph = _fused(model, backend, custom)
-    example = None if shapes else example_inputs
-    prepared = observe_quantized_inputs(_prepared(graph, asked, example))
-    with_reporting(prepared, evaluation_copy(model), example_inputs)
-    notes = (graph.difference, _unrounded(prepared, backend.name), shapes)
+    frozen = evaluation_copy(given_model(model))
+    _, shapes = example_that_runs(frozen, example_inputs)
+    graph = _fused(model, request.backend_config, request.custom)
+    prepared = _prepared(graph, request, None if shapes else example_inputs)
+    with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs)
+    notes = (graph.difference, _unrounded(prepared, request.backend_config.name), shapes)
     inside = skipped_inside(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared
@@ -121,18 +118,18 @@ def _unrounded(prepared: PreparedModule, backend: str) -> str:
     )
 
 
-def _prepared(graph: _FusedForTraining, asked: Asked, example: Any = None) -> PreparedModule:
-    decision = decided(
-        graph.fused, asked.backend_config, asked.qconfig_mapping, asked.custom, example
+def _prepared(graph: _FusedForTraining, request: Request, example: Any = None) -> PreparedModule:
+    step = decided(graph.fused, request, example)
+    put_back(step.module, graph.made_plain)
+    step = with_standalone_modules(step, request, _standalone)
+    backend, mapping = request.backend_config, request.qconfig_mapping
+    return observed(
+        step._replace(module=swap_for_training(step.module, step.record.plan, backend, mapping))
     )
-    put_back(decision.module, graph.made_plain)
-    step = with_standalone_modules(decision, asked, _standalone)
-    trained = swap_for_training(step.module, step.plan, asked.backend_config, asked.qconfig_mapping)
-    return observed(replace(step, fused=step.fused._replace(module=trained)), asked)
 
 
-def _standalone(model: nn.Module, asked: Asked) -> PreparedModule:
-    return _prepared(_fused(model, asked.backend_config, asked.custom), asked)
+def _standalone(model: nn.Module, request: Request) -> PreparedModule:
+    return _prepared(_fused(model, request.backend_config, request.custom), request)
 
 
 def fuse_for_training(

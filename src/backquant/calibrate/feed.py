@@ -17,8 +17,8 @@ from backquant.calibrate.observers import (
     site_observers,
     unchanged_on_error,
 )
-from backquant.calibrate.once import called_directly, measured_again, passing_through
 from backquant.calibrate.progress import Progress
+from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
 from backquant.errors import BackquantError, CalibrationError, InputError
 from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
@@ -64,10 +64,10 @@ def calibrate(
 
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import QConfigMapping
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> calibrate(prepared, [torch.zeros(1, 2), {"input": torch.ones(3, 2)}])
     CalibrationReport(batches=2, unseen=())
     """

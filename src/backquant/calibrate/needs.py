@@ -29,10 +29,10 @@ def waiting_for_data(prepared: fx.GraphModule) -> tuple[UnseenObserver, ...]:
     >>> from torch import nn
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import QConfigMapping
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> waiting_for_data(prepared)
     ()
     """

@@ -52,10 +52,10 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.graph import capture
     >>> from backquant.match import Plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import QConfigMapping
     >>> module = capture(nn.Sequential(nn.ReLU())).module
-    >>> prepared = insert_observers(module, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(module, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> synchronize_observers(prepared)
     >>> dist.destroy_process_group()

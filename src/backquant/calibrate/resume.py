@@ -23,12 +23,12 @@ def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
     >>> from backquant.backend_config import get_x86_backend_config
     >>> from backquant.graph import capture
     >>> from backquant.match import make_plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import get_default_qconfig_mapping
     >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
     >>> mapping = get_default_qconfig_mapping("x86")
     >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
     >>> calibration_state(prepared)["activation_post_process_0.min_val"]
     tensor(inf)
     """
@@ -50,12 +50,12 @@ def load_calibration_state(prepared: fx.GraphModule, state: Mapping[str, torch.T
     >>> from backquant.backend_config import get_x86_backend_config
     >>> from backquant.graph import capture
     >>> from backquant.match import make_plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import get_default_qconfig_mapping
     >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
     >>> mapping = get_default_qconfig_mapping("x86")
     >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
     >>> state = calibration_state(prepared)
     >>> _ = prepared(torch.ones(1, 2)); load_calibration_state(prepared, state)
     >>> prepared.activation_post_process_0.min_val
@@ -83,12 +83,12 @@ def merge_state(
     >>> from backquant.backend_config import get_x86_backend_config
     >>> from backquant.graph import capture
     >>> from backquant.match import make_plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import get_default_qconfig_mapping
     >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
     >>> mapping = get_default_qconfig_mapping("x86")
     >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, planned, x86, mapping)
+    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
     >>> other = copy.deepcopy(prepared)
     >>> _ = prepared(torch.ones(1, 2)), other(-torch.ones(1, 2))
     >>> merge_state(prepared, other)

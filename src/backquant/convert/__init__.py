@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from backquant.convert.asked import ConvertAsked
 from backquant.convert.custom_modules import dequantize_all
 from backquant.convert.original_weights import original_weights
 from backquant.convert.reference import convert_to_reference
-from backquant.convert.state import ReferenceModel, ReferenceState, reference_state
+from backquant.convert.request import ConvertRequest
+from backquant.convert.state import ReferenceModel, reference_state
 
 __all__ = [
-    "ConvertAsked",
+    "ConvertRequest",
     "ReferenceModel",
-    "ReferenceState",
     "convert_to_reference",
     "dequantize_all",
     "original_weights",

@@ -4,7 +4,7 @@
    qparams.
 2. In the ``"decomposed"`` dialect they are plain integer tensors. The qparams of an input are those
    that its observer measured, or that the parent of a standalone module passes; those of an output
-   are its own. ``ReferenceState.inputs`` and ``.outputs`` tell them (of an output inside of a dict
+   are its own. ``Record.inputs`` and ``.outputs`` tell them (of an output inside of a dict
    or list under ``"0.key"``).
 3. An output that is computed in float stays float, and the plan notes it (PyTorch says nothing).
 4. A dict counts as output 0, as in PyTorch.

@@ -32,10 +32,10 @@ def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Wei
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.convert.reference import convert_to_reference
     >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import QConfigMapping
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> original_weights(prepared, convert_to_reference(prepared))
     {}
     """

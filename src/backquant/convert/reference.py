@@ -10,7 +10,6 @@ from functools import partial
 from torch import fx
 
 from backquant.convert.activations import convert_activations
-from backquant.convert.asked import ConvertAsked
 from backquant.convert.custom_modules import (
     absorb_outputs,
     convert_custom_modules,
@@ -26,9 +25,10 @@ from backquant.convert.functional_weights import (
 from backquant.convert.hardware_scales import powers_of_two, round_biases
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.replan import all_in_float, replanned
+from backquant.convert.request import ConvertRequest
 from backquant.convert.scales import measured_scales
 from backquant.convert.standalone import Passed, convert_standalone_modules
-from backquant.convert.state import Conversion, ReferenceModel, ReferenceState
+from backquant.convert.state import Conversion, ReferenceModel
 from backquant.convert.weights import convert_weighted_modules
 from backquant.dtypes import ObservedQParams
 from backquant.errors import BackquantError, UsageError
@@ -49,7 +49,7 @@ from backquant.observe.together import calculate_together
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,
-    PreparedState,
+    Record,
     prepared_state,
     with_state,
 )
@@ -59,7 +59,7 @@ __all__ = ["convert_to_reference"]
 
 
 def convert_to_reference(
-    prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertAsked | None = None
+    prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertRequest | None = None
 ) -> ReferenceModel:
     """The reference model of a calibrated (or trained) ``prepared`` model.
 
@@ -83,10 +83,10 @@ def convert_to_reference(
     >>> from torch import nn
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import insert_observers
+    >>> from backquant.prepare import Record, insert_observers
     >>> from backquant.qconfig import QConfigMapping
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> [node.name for node in convert_to_reference(prepared).graph.nodes]
     ['input_1', '_0', 'output']
     """
@@ -96,11 +96,11 @@ def convert_to_reference(
             where="convert_to_reference(dialect=...)",
             fix=" or ".join(f'dialect="{name}"' for name in DIALECTS),
         )
-    return _converted(prepared, dialect, ConvertAsked() if asked is None else asked, None)
+    return _converted(prepared, dialect, ConvertRequest() if asked is None else asked, None)
 
 
 def _converted(
-    prepared: fx.GraphModule, dialect: str, asked: ConvertAsked, passed: Passed | None
+    prepared: fx.GraphModule, dialect: str, asked: ConvertRequest, passed: Passed | None
 ) -> ReferenceModel:
     """``passed``: what the parent of a standalone module passes to it quantized."""
     before = prepared_state(prepared)
@@ -131,12 +131,12 @@ def _converted(
 
 
 def _standalone(
-    work: Conversion, asked: ConvertAsked, module: PreparedModule, node: fx.Node, passed: Passed
+    work: Conversion, asked: ConvertRequest, module: PreparedModule, node: fx.Node, passed: Passed
 ) -> ReferenceModel:
     """With its own backend, unless it is that of its parent; in float, if its call is."""
     state = prepared_state(module)
     inherits = state.backend_config == prepared_state(work.module).backend_config
-    own = ConvertAsked(
+    own = ConvertRequest(
         custom=_for_inner(asked.custom),
         backend_config=asked.backend_config if inherits else None,
         remove_qconfig=asked.remove_qconfig,
@@ -156,7 +156,7 @@ def _for_inner(custom: ConvertCustomConfig) -> ConvertCustomConfig:
 
 
 def _working_copy(
-    prepared: fx.GraphModule, before: PreparedState, state: PreparedState, dialect: str
+    prepared: fx.GraphModule, before: Record, state: Record, dialect: str
 ) -> Conversion:
     module = rebuilt(ReferenceModel, prepared, shallow_copy(prepared))
     settle_mode_values(module)
@@ -187,7 +187,7 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Observ
     return found
 
 
-def _finished(work: Conversion, needed: frozenset[str], asked: ConvertAsked) -> ReferenceModel:
+def _finished(work: Conversion, needed: frozenset[str], asked: ConvertRequest) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))
@@ -197,18 +197,17 @@ def _finished(work: Conversion, needed: frozenset[str], asked: ConvertAsked) -> 
     result = work.module
     verify(result, after="pass 'convert to reference'")
     sites = work.prepared.sites.sites
-    result.meta["backquant"] = ReferenceState(
+    state = replace(
+        work.prepared,
         plan=work.plan,
-        scopes=work.prepared.scopes,
-        backend_config=work.prepared.backend_config,
         provenance=work.editor.provenance,
         sites=replace(work.prepared.sites, sites=tuple(s for s in sites if s.name in needed)),
         qparams={s.name: work.qparams[s.group] for s in sites if s.name in needed},
         dialect=work.dialect,
         inputs=work.inputs,
         outputs=work.outputs,
-        reporting=work.prepared.reporting,
     )
+    with_state(result, state)
     if asked.remove_qconfig:
         _remove_qconfigs(result)
     return result

@@ -22,7 +22,7 @@ from backquant.errors import ConfigError
 from backquant.graph import set_module
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Match, MatchKind, Plan, Reason, make_plan
-from backquant.prepare import ObserverSource, PreparedState, unobserved
+from backquant.prepare import ObserverSource, Record, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals
 from backquant.reason_codes import ReasonCode
 
@@ -33,10 +33,10 @@ _WHERE = "convert_fx(..., qconfig_mapping=...)"
 
 def replanned(
     prepared: fx.GraphModule,
-    state: PreparedState,
+    state: Record,
     mapping: QConfigMapping | None,
     backend: BackendConfig | None,
-) -> PreparedState:
+) -> Record:
     """``state`` for this mapping and backend; its plan is still that of the preparation.
 
     The new plan is ``state.plan`` itself when both are ``None``.
@@ -91,7 +91,7 @@ def check_rules(prepared: QConfigMapping, asked: QConfigMapping) -> None:
             )
 
 
-def _check_asks(state: PreparedState, changed: PreparedState, plan: Plan) -> None:
+def _check_asks(state: Record, changed: Record, plan: Plan) -> None:
     before = ObserverSource(state.backend_config, state.qconfig_mapping)
     after = ObserverSource(changed.backend_config, changed.qconfig_mapping)
     for name, decision in plan.decisions.items():
@@ -132,7 +132,7 @@ def _same(one: Match, two: Match) -> bool:
     return (one.nodes, one.root, one.kind) == (two.nodes, two.root, two.kind)
 
 
-def _as_planned(prepared: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
+def _as_planned(prepared: fx.GraphModule, state: Record) -> fx.GraphModule:
     """The graph as it was planned: without observers, with the modules that were there then."""
     twin = unobserved(prepared)
     kinds = {match.anchor: match.kind for match in state.plan.matches}
@@ -153,7 +153,7 @@ def _as_planned(prepared: fx.GraphModule, state: PreparedState) -> fx.GraphModul
     return twin
 
 
-def _planned_class(state: PreparedState, node: str) -> type | None:
+def _planned_class(state: Record, node: str) -> type | None:
     number = state.plan.decisions[node].match if node in state.plan.decisions else None
     if number is None or len(state.plan.matches[number].nodes) != 1:
         return None

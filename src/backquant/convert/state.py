@@ -8,42 +8,17 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.backend_config import BackendConfig
 from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
-from backquant.graph import GraphEditor, Provenance, Scope
+from backquant.graph import GraphEditor
 from backquant.match.plan import Plan
-from backquant.prepare import KeptGraphModule, ObserverSource, PreparedState, Reporting, SiteTable
+from backquant.prepare import KeptGraphModule, ObserverSource, Record
 
-__all__ = ["Conversion", "ReferenceModel", "ReferenceState", "reference_state"]
-
-_KEY = "backquant"
+__all__ = ["Conversion", "ReferenceModel", "reference_state"]
 
 
-@dataclass(frozen=True)
-class ReferenceState:
-    """Kept in ``reference.meta["backquant"]``.
-
-    ``plan`` is the one after calibration: nodes that the measured scales turned back to float are
-    float in it, with the reason. ``qparams`` holds what each converted site became, by site;
-    ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where
-    the tensor itself says what its integers stand for).
-    """
-
-    plan: Plan
-    scopes: dict[str, Scope]
-    backend_config: BackendConfig
-    provenance: Provenance
-    sites: SiteTable
-    qparams: dict[str, ObservedQParams]
-    dialect: str
-    inputs: dict[int, QParams | None] = field(default_factory=dict)
-    outputs: dict[int | str, QParams | None] = field(default_factory=dict)
-    reporting: Reporting = field(default_factory=Reporting)
-
-
-def reference_state(module: nn.Module) -> ReferenceState:
-    """The state of a reference model. Raises UsageError for any other.
+def reference_state(module: nn.Module) -> Record:
+    """The record of a reference model. Raises UsageError for any other.
 
     >>> reference_state(nn.ReLU())
     Traceback (most recent call last):
@@ -53,8 +28,8 @@ def reference_state(module: nn.Module) -> ReferenceState:
       fix    reference = backquant.convert_to_reference_fx(prepared)
     """
     meta = getattr(module, "meta", None)
-    state = meta.get(_KEY) if isinstance(meta, dict) else None
-    if not isinstance(state, ReferenceState):
+    state = meta.get("backquant") if isinstance(meta, dict) else None
+    if not isinstance(state, Record) or not state.dialect:
         raise UsageError(
             "this is not a reference model of backquant",
             where=type(module).__name__,
@@ -69,7 +44,7 @@ class ReferenceModel(KeptGraphModule):
     @property
     def report(self) -> Any:
         """What each operator became, and why, as after ``quantize``; made anew when it is read."""
-        return reference_state(self).reporting.report(self)
+        return reference_state(self).report(self)
 
 
 @dataclass
@@ -82,7 +57,7 @@ class Conversion:
 
     module: ReferenceModel
     editor: GraphEditor
-    prepared: PreparedState
+    prepared: Record
     plan: Plan
     source: ObserverSource
     dialect: str

@@ -10,7 +10,7 @@ from backquant.graph.assemble import (
     rebuilt,
 )
 from backquant.graph.capture import Captured, called_whole, capture, preserve
-from backquant.graph.clone import own_buffers, own_tensors, shallow_copy
+from backquant.graph.clone import own_buffers, own_shared_tensors, own_tensors, shallow_copy
 from backquant.graph.collector import released
 from backquant.graph.constant_products import linear_products
 from backquant.graph.decomposed import register_quantized_decomposed
@@ -76,6 +76,7 @@ __all__ = [
     "node_arguments",
     "operator_key",
     "own_buffers",
+    "own_shared_tensors",
     "own_tensors",
     "part",
     "preserve",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["own_buffers", "own_tensors", "shallow_copy"]
+__all__ = ["own_buffers", "own_shared_tensors", "own_tensors", "shallow_copy"]
 
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
@@ -138,3 +139,44 @@ def _rebound(value: Any, copies: dict[int, nn.Module], depth: int) -> Any:
     if isinstance(value, types.MethodType) and id(value.__self__) in copies:
         return types.MethodType(value.__func__, copies[id(value.__self__)])
     return value
+
+
+def own_shared_tensors(module: nn.Module, source: nn.Module) -> None:
+    """Replace what ``module`` shares with ``source`` by copies; ties and strides are kept.
+
+    So that nothing done to one reaches the other: ``quantized.half()``, or training of the original.
+
+    >>> source = nn.LayerNorm(2)
+    >>> module = nn.Sequential(nn.Identity())
+    >>> module[0].weight = source.weight
+    >>> own_shared_tensors(module, source)
+    >>> module[0].weight is source.weight, bool(module[0].weight.eq(source.weight).all())
+    (False, True)
+    """
+    foreign = {_memory(tensor) for tensor in _tensors(source)}
+    copies: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None and _memory(tensor) in foreign:
+                    table[name] = copies.setdefault(id(tensor), _copy(tensor))
+        if isinstance(part, nn.RNNBase):
+            part._init_flat_weights()
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            yield from (tensor for tensor in table.values() if tensor is not None)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied

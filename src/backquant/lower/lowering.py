@@ -47,7 +47,7 @@ from backquant.lower.qdq import (
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
-from backquant.prepare.state import KeptGraphModule
+from backquant.prepare.record import KeptGraphModule
 
 __all__ = ["Lowered", "lower"]
 

@@ -16,9 +16,9 @@ from backquant.match.conditions import unmet
 from backquant.match.constraints import Refusal
 from backquant.match.custom import CustomMatching, kind_asked
 from backquant.match.default_rules import DefaultRules
+from backquant.match.float_policy import settle_neighbours
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
-from backquant.match.neighbours import settle_neighbours
 from backquant.match.notes import unused_rules
 from backquant.match.occurrences import Occurrence, find_occurrences, valueless_nodes
 from backquant.match.plan import (

@@ -15,8 +15,8 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.numbers import short_text
 from backquant.graph import GraphIndex, OperatorKey
 from backquant.match.constraints import is_power_of_two
+from backquant.match.float_places import calls_one_of, keys_of
 from backquant.match.index import key_of
-from backquant.match.left_float import calls_one_of, keys_of
 from backquant.match.plan import Plan, Predicate, Reason
 from backquant.operators.index import find
 from backquant.reason_codes import ReasonCode

@@ -6,32 +6,29 @@ from backquant.prepare.custom_modules import give_qconfigs
 from backquant.prepare.insert import insert_observers
 from backquant.prepare.qat import swap_for_training
 from backquant.prepare.quantized_inputs import observe_quantized_inputs
-from backquant.prepare.requests import ObserverSource, ObserverSpec
-from backquant.prepare.roles import Role
-from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable, observation_sites
-from backquant.prepare.standalone import Asked, prepare_standalone_modules
-from backquant.prepare.state import (
+from backquant.prepare.record import (
     KeptGraphModule,
-    Origin,
     PreparedModule,
-    PreparedState,
-    Reporting,
+    Record,
+    Request,
     buffers_of_histograms,
     prepared_state,
     with_state,
 )
+from backquant.prepare.requests import ObserverSource, ObserverSpec
+from backquant.prepare.roles import Role
+from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable, observation_sites
+from backquant.prepare.standalone import prepare_standalone_modules
 from backquant.prepare.unobserved import unobserved
 
 __all__ = [
-    "Asked",
+    "Request",
     "KeptGraphModule",
     "ObserverSource",
     "ObserverSpec",
-    "Origin",
     "PreparedModule",
-    "PreparedState",
+    "Record",
     "QUANTIZED_INPUT",
-    "Reporting",
     "Role",
     "Site",
     "SiteTable",

@@ -21,9 +21,9 @@ from torch import fx, nn
 
 from backquant.match.custom import kind_asked
 from backquant.match.plan import MatchKind, Plan
+from backquant.prepare.record import PreparedModule
 from backquant.prepare.roles import argument_nodes
 from backquant.prepare.standalone import quantized_inputs, quantized_output
-from backquant.prepare.state import PreparedModule
 from backquant.qconfig import PrepareCustomConfig, QuantType
 
 __all__ = ["Interface", "interfaces"]

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import fx, nn
 
-from backquant.backend_config import BackendConfig
 from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, call_before, own_buffers, rebuilt, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.apart import Interface, interfaces
 from backquant.prepare.conflicts import check_groups
 from backquant.prepare.custom_modules import observe_custom_modules
-from backquant.prepare.requests import ObserverSource
-from backquant.prepare.sites import Site, SiteTable, observation_sites
-from backquant.prepare.state import (
-    Origin,
+from backquant.prepare.record import (
     PreparedModule,
-    PreparedState,
+    Record,
     with_state,
 )
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.prepare.requests import ObserverSource
+from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.reason_codes import ReasonCode
 
 __all__ = ["insert_observers"]
 
 
-def insert_observers(
-    module: fx.GraphModule,
-    plan: Plan,
-    backend_config: BackendConfig,
-    qconfig_mapping: QConfigMapping,
-    *,
-    origin: Origin | None = None,
-    custom: PrepareCustomConfig | None = None,
-) -> PreparedModule:
-    """A copy of ``module`` with the observers that ``plan`` needs, ready for calibration.
+def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
+    """A copy of ``module`` with the observers that the plan of ``record`` needs, ready for calibration.
 
     Parameters are shared with ``module``, buffers are not: running the result changes nothing
     outside of it. Names, order and sharing of the observers are those of PyTorch's ``prepare_fx``
@@ -48,33 +38,26 @@ def insert_observers(
 
     >>> from backquant.graph import capture
     >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
-    >>> prepared = insert_observers(module, Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> prepared = insert_observers(
+    ...     module, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
     >>> [node.name for node in prepared.graph.nodes]
     ['input_1', '_0', 'output']
     """
-    origin = Origin() if origin is None else origin
-    table = observation_sites(module, plan, backend_config, qconfig_mapping, custom)
-    source = ObserverSource(backend_config, qconfig_mapping)
-    check_groups(table, plan, backend_config, source)
+    plan, backend, custom = record.plan, record.backend_config, record.custom
+    table = observation_sites(module, plan, backend, record.qconfig_mapping, custom)
+    source = ObserverSource(backend, record.qconfig_mapping)
+    check_groups(table, plan, backend, source)
     prepared = rebuilt(PreparedModule, module, own_buffers(module))
-    editor = GraphEditor(prepared, origin.provenance.copy())
+    editor = GraphEditor(prepared, record.provenance.copy())
     _install(prepared, table, source)
     _connect(editor, table)
     _give_qconfigs(prepared, plan, source)
     if custom is not None and custom.float_to_observed_mapping:
-        observe_custom_modules(prepared, plan, qconfig_mapping, custom)
+        observe_custom_modules(prepared, plan, record.qconfig_mapping, custom)
     editor.finish()
     verify(prepared, after="pass 'insert observers'")
-    state = PreparedState(
-        plan=_without_refused(plan, table, interfaces(module, plan, custom)),
-        scopes=dict(origin.scopes),
-        backend_config=backend_config,
-        qconfig_mapping=qconfig_mapping,
-        sites=table,
-        provenance=editor.provenance,
-        custom=custom,
-        shapes=origin.shapes,
-    )
+    plan = _without_refused(plan, table, interfaces(module, plan, custom))
+    state = replace(record, plan=plan, sites=table, provenance=editor.provenance)
     with_state(prepared, state)
     return prepared
 
@@ -88,13 +71,19 @@ def _without_refused(plan: Plan, table: SiteTable, apart: Mapping[str, Interface
     return plan.refuse(reasons.values())
 
 
+_CODES = {
+    MatchKind.STANDALONE: ReasonCode.STANDALONE,
+    MatchKind.CUSTOM_MODULE: ReasonCode.OBSERVED_CUSTOM,
+}
+
+
 def _not_prepared(match: Match) -> Reason:
     return Reason(
         node=match.anchor,
-        rule=ReasonCode(match.kind.value),
+        rule=_CODES[match.kind],
         asked=f"{match.pattern} as a {match.kind.value.replace('_', ' ')} of its own",
         admitted="a module that was prepared before its parent, and the PrepareCustomConfig",
-        fix="prepare_standalone_modules(...), then insert_observers(..., custom=custom)",
+        fix="prepare_standalone_modules(...), then insert_observers(module, replace(record, custom=custom))",
     )
 
 

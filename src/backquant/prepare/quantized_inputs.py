@@ -17,10 +17,10 @@ from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, verify
 from backquant.observe import MinMaxObserver
 from backquant.observe.protocol import is_fixed_qparams, is_placeholder
+from backquant.prepare.record import PreparedModule, Record, prepared_state, with_state
 from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable
-from backquant.prepare.state import PreparedModule, PreparedState, prepared_state, with_state
 
 __all__ = ["observe_quantized_inputs"]
 
@@ -37,8 +37,8 @@ def observe_quantized_inputs(prepared: PreparedModule) -> PreparedModule:
     >>> from backquant.prepare.insert import insert_observers
     >>> from backquant.qconfig import PrepareCustomConfig, QConfigMapping
     >>> custom = PrepareCustomConfig().set_input_quantized_indexes([0])
-    >>> prepared = insert_observers(fx.symbolic_trace(nn.ReLU()), Plan("b"),
-    ...                             BackendConfig("b"), QConfigMapping(), custom=custom)
+    >>> record = Record(Plan("b"), BackendConfig("b"), QConfigMapping(), custom)
+    >>> prepared = insert_observers(fx.symbolic_trace(nn.ReLU()), record)
     >>> [node.name for node in observe_quantized_inputs(prepared).graph.nodes]
     ['input_1', 'quantized_input_0', 'relu', 'output']
     """
@@ -73,7 +73,7 @@ def _observed(editor: GraphEditor, node: fx.Node, name: str, observer: nn.Module
     )
 
 
-def _observer(state: PreparedState, node: fx.Node) -> nn.Module:
+def _observer(state: Record, node: fx.Node) -> nn.Module:
     """What the first quantized reader measures with, if that is of an unsigned dtype; else min/max."""
     source = ObserverSource(state.backend_config, state.qconfig_mapping)
     for user in node.users:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
-from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import (
     DeferredGraphModule,
@@ -19,27 +17,18 @@ from backquant.graph import (
     shallow_copy,
 )
 from backquant.match.plan import MatchKind, Plan
+from backquant.prepare.record import PreparedModule, Request, prepared_state
 from backquant.prepare.requests import ObserverSource
-from backquant.prepare.state import PreparedModule, prepared_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, StandaloneModuleConfigEntry
 
-__all__ = ["Asked", "prepare_standalone_modules", "quantized_inputs", "quantized_output"]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """With what a module is prepared."""
-
-    backend_config: BackendConfig
-    qconfig_mapping: QConfigMapping
-    custom: PrepareCustomConfig | None
+__all__ = ["prepare_standalone_modules", "quantized_inputs", "quantized_output"]
 
 
 def prepare_standalone_modules(
     module: fx.GraphModule,
     plan: Plan,
-    asked: Asked,
-    prepare: Callable[[nn.Module, Asked], PreparedModule],
+    asked: Request,
+    prepare: Callable[[nn.Module, Request], PreparedModule],
 ) -> fx.GraphModule:
     """A copy of ``module`` with its standalone modules prepared; ``module`` itself if it has none.
 
@@ -59,7 +48,7 @@ def prepare_standalone_modules(
         BackquantError: what ``prepare`` raises, with the standalone module's path before the place.
 
     >>> module = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
-    >>> asked = Asked(BackendConfig("b"), QConfigMapping(), None)
+    >>> asked = Request(BackendConfig("b"), QConfigMapping(), None)
     >>> prepare_standalone_modules(module, Plan("b"), asked, lambda model, asked: None) is module
     True
     """
@@ -89,16 +78,16 @@ def prepare_standalone_modules(
     return result
 
 
-def _entry(asked: Asked, path: str, module: nn.Module) -> StandaloneModuleConfigEntry:
+def _entry(asked: Request, path: str, module: nn.Module) -> StandaloneModuleConfigEntry:
     """The entry for a module; names outweigh classes."""
     assert asked.custom is not None, "a standalone match comes from a PrepareCustomConfig"
     by_name, by_class = asked.custom.standalone_module_names, asked.custom.standalone_module_classes
     return by_name[path] if path in by_name else by_class[type(module)]
 
 
-def _inner(entry: StandaloneModuleConfigEntry, qconfig: Any, parent: Asked) -> Asked:
+def _inner(entry: StandaloneModuleConfigEntry, qconfig: Any, parent: Request) -> Request:
     mapping = entry.qconfig_mapping
-    return Asked(
+    return Request(
         entry.backend_config if entry.backend_config is not None else parent.backend_config,
         QConfigMapping().set_global(qconfig) if mapping is None else mapping,
         entry.prepare_custom_config,
@@ -109,8 +98,8 @@ def _prepared(
     module: nn.Module,
     path: str,
     entry: StandaloneModuleConfigEntry,
-    asked: Asked,
-    prepare: Callable[[nn.Module, Asked], PreparedModule],
+    asked: Request,
+    prepare: Callable[[nn.Module, Request], PreparedModule],
 ) -> PreparedModule:
     try:
         if entry.example_inputs is not None and len(entry.example_inputs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from backquant.graph import DeferredGraphModule, own_buffers, rebuilt
-from backquant.prepare.state import prepared_state
+from backquant.prepare.record import prepared_state
 
 __all__ = ["unobserved"]
 
@@ -19,9 +19,10 @@ def unobserved(prepared: fx.GraphModule) -> fx.GraphModule:
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match.plan import Plan
     >>> from backquant.prepare.insert import insert_observers
+    >>> from backquant.prepare.record import Record
     >>> from backquant.qconfig import QConfigMapping
     >>> module = fx.symbolic_trace(nn.ReLU())
-    >>> prepared = insert_observers(module, Plan("b"), BackendConfig("b"), QConfigMapping())
+    >>> prepared = insert_observers(module, Record(Plan("b"), BackendConfig("b"), QConfigMapping()))
     >>> unobserved(prepared).code == module.code
     True
     """

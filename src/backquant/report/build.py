@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.backend_config import BackendConfig
-from backquant.dtypes import ObservedQParams, dtype_name
-from backquant.graph import Provenance, Scope
+from backquant.dtypes import dtype_name
 from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse
 from backquant.match.names import entry_text
-from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason, TensorAsk
-from backquant.prepare import SiteTable
+from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorAsk
+from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
-from backquant.report.inside import kernels_inside, reasons_inside, rows_inside
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers
+from backquant.report.standalone import kernels_inside, reasons_inside, rows_inside
 from backquant.runtime import QuantizedModel
 
 __all__ = ["ReportSource", "build_report", "bytes_of"]
@@ -31,31 +29,28 @@ __all__ = ["ReportSource", "build_report", "bytes_of"]
 class ReportSource:
     """What is known about a model at some step; later steps fill in more.
 
-    ``module`` is a graph with the nodes that ``plan`` speaks about: fused, prepared or converted;
-    ``reference`` the converted one.
+    ``module`` is a graph with the nodes that the plan of ``record`` speaks about: fused, prepared or
+    converted; ``reference`` the converted one.
     ``inner`` holds what is known of standalone modules, by the node that calls them. ``in_float``: the
     multiply-adds that quantized custom modules do in float, by node.
     """
 
-    plan: Plan
-    backend_config: BackendConfig
+    record: Record
     module: fx.GraphModule
-    model: str = ""
-    scopes: Mapping[str, Scope] = field(default_factory=dict)
-    provenance: Provenance = field(default_factory=Provenance)
-    costs: GraphCosts = field(default_factory=GraphCosts)
     in_float: Mapping[str, int] = field(default_factory=dict)
     is_lowered: bool = False
-    sites: SiteTable | None = None
-    qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
     reference: nn.Module | None = None
     engine: str = ""
     kernels: Sequence[KernelUse] = ()
     left_in_float: Sequence[Reason] = ()
     unseen: Sequence[str] = ()
-    float_bytes: int = 0
     quantized_bytes: int = 0
     inner: Mapping[str, ReportSource] = field(default_factory=dict)
+
+    @property
+    def costs(self) -> GraphCosts:
+        """What a run on the example inputs showed; nothing where there was none."""
+        return self.record.costs or GraphCosts()
 
     def lowered(
         self, quantized: QuantizedModel, unseen: Sequence[Any] = (), in_float: Any = None
@@ -84,7 +79,7 @@ class ReportSource:
         kernels = kernels_inside(path, kernels)
         left = reasons_inside(path, left_in_float)
         inner = {name: source._inside(name, kernels, left) for name in source.inner}
-        lowered = source.backend_config.engine is not None
+        lowered = source.record.backend_config.engine is not None
         return replace(source, kernels=kernels, left_in_float=left, inner=inner, is_lowered=lowered)
 
     def _path(self, node: str) -> str:
@@ -105,8 +100,11 @@ def bytes_of(module: nn.Module) -> int:
 def build_report(source: ReportSource) -> Report:
     """One row per operator of the plan, with everything that ``source`` knows about it.
 
+    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant.match import Plan
+    >>> from backquant.qconfig import QConfigMapping
     >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
-    >>> build_report(ReportSource(Plan("x86"), BackendConfig("x86"), gm)).rows
+    >>> build_report(ReportSource(Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()), gm)).rows
     ()
     """
     return _Builder(source).report()
@@ -117,23 +115,24 @@ class _Builder:
 
     def __init__(self, source: ReportSource) -> None:
         self._source = source
-        self._entries = source.backend_config.configs
+        self._record = source.record
+        self._entries = source.record.backend_config.configs
         self._nodes = {node.name: node for node in source.module.graph.nodes}
         self._kernel_of = {name: use.kernel for use in source.kernels for name in use.nodes}
-        self._observers = Observers(source.sites, source.qparams)
+        self._observers = Observers(source.record.sites, source.record.qparams)
         self._costs = source.costs
         self._left: dict[str, list[Reason]] = {}
         for reason in source.left_in_float:
             self._left.setdefault(reason.node, []).append(reason)
 
     def report(self) -> Report:
-        source, plan = self._source, self._source.plan
+        source, plan = self._source, self._record.plan
         inner = {node: build_report(part) for node, part in source.inner.items()}
         rows = tuple(self._rows(inner))
         counted = sum(row.multiply_adds for row in rows)
         return Report(
-            backend=source.backend_config.name or "unnamed backend",
-            model=source.model,
+            backend=source.record.backend_config.name or "unnamed backend",
+            model=source.record.model,
             engine=source.engine,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
@@ -141,7 +140,7 @@ class _Builder:
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
             unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
-            float_bytes=source.float_bytes,
+            float_bytes=source.record.float_bytes if source.reference is not None else 0,
             quantized_bytes=source.quantized_bytes,
             lowered=source.is_lowered,
             not_counted=source.costs.not_counted,
@@ -149,7 +148,7 @@ class _Builder:
         )
 
     def _rows(self, inner: Mapping[str, Report]) -> Iterator[Row]:
-        for decision in self._source.plan.decisions.values():
+        for decision in self._record.plan.decisions.values():
             row = self._row(decision)
             if decision.node not in inner:
                 yield row
@@ -164,7 +163,7 @@ class _Builder:
         return tuple(dict.fromkeys(self._origin_of(source).name for source in sources))
 
     def _origin_of(self, value: fx.Node) -> fx.Node:
-        while value.name not in self._source.plan.decisions and value.op.startswith("call_"):
+        while value.name not in self._record.plan.decisions and value.op.startswith("call_"):
             if not value.all_input_nodes:
                 break
             value = value.all_input_nodes[0]
@@ -172,7 +171,7 @@ class _Builder:
 
     def _unlowered(self) -> tuple[ReasonRow, ...]:
         """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
-        decisions = self._source.plan.decisions
+        decisions = self._record.plan.decisions
         paths = tuple(f"{self._source._path(node)}." for node in self._source.inner)
         return tuple(
             _reason_row(reason)
@@ -185,7 +184,7 @@ class _Builder:
         return entry_text(self._entries[entry])
 
     def _row(self, decision: Decision) -> Row:
-        plan = self._source.plan
+        plan = self._record.plan
         match = None if decision.match is None else plan.matches[decision.match]
         node = self._nodes.get(decision.node)
         outcome, reasons = self._outcome(decision)
@@ -218,7 +217,7 @@ class _Builder:
         """
         if decision.outcome is Outcome.FLOAT and decision.node in self._costs.bookkeeping:
             return Outcome.NOT_TENSOR.value, ()
-        match = None if decision.match is None else self._source.plan.matches[decision.match]
+        match = None if decision.match is None else self._record.plan.matches[decision.match]
         planned = decision.quantized and match is not None and match.kind is MatchKind.PATTERN
         cost = self._costs.multiply_adds.get(decision.node, 0)
         if decision.quantized and 0 < cost <= self._source.in_float.get(decision.node, 0):
@@ -245,15 +244,15 @@ class _Builder:
 
     def _fused(self, node: str) -> tuple[str, ...]:
         """What became ``node``: paths of modules, names of other nodes; nothing if only itself did."""
-        origins = self._source.provenance.origins(node)
+        origins = self._record.provenance.origins(node)
         return () if origins == (node,) else tuple(map(self._origin, origins))
 
     def _origin(self, name: str) -> str:
-        scope = self._source.scopes.get(name)
+        scope = self._record.scopes.get(name)
         return scope.path if scope is not None and _is_call_of(scope.path, name) else name
 
     def _dtype_config(self, decision: Decision) -> str:
-        match = None if decision.match is None else self._source.plan.matches[decision.match]
+        match = None if decision.match is None else self._record.plan.matches[decision.match]
         if match is not None and match.kind is not MatchKind.PATTERN and decision.quantized:
             return str(match.kind.value).replace("_", " ")
         if match is None or decision.dtype_config is None:

@@ -72,9 +72,9 @@ def demo(
 def _check_before_training(config: BackendConfig, data: Digits) -> None:
     """Refuse what would be refused after it: an engine that is not here, a backend without a match."""
     import backquant
-    from backquant.api.requirements import check_requirement
     from backquant.cli.demo.digits import DigitsNet
     from backquant.lower import engine_info
+    from backquant.report.requirements import check_requirement
 
     if config.engine is not None:
         engine_info(config.engine)

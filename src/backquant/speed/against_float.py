@@ -64,7 +64,8 @@ class Converted(NamedTuple):
     def noted(self, note: str) -> Converted:
         """The same with a note in the plan."""
         self.model.plan = self.model.plan.noted(note)
-        return self._replace(source=replace(self.source, plan=self.model.plan))
+        record = replace(self.source.record, plan=self.model.plan)
+        return self._replace(source=replace(self.source, record=record))
 
 
 class Chosen(NamedTuple):

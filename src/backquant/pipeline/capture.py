@@ -1,6 +1,6 @@
 """Which way a model becomes a graph: by symbolic trace, by ``torch.export``, or the first that works.
 
-``backquant.api.steps`` chooses the second where the first works and puts less on integers.
+``backquant.pipeline.plan`` chooses the second where the first works and puts less on integers.
 
 The steps behind it are the same; only the backend's entries and the mapping's rules are spelled for
 exported graphs there (``backquant.operators.equivalents``).
@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.costs import costs_of, left_out
 from backquant.backend_config import BackendConfig
-from backquant.convert import ConvertAsked
+from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import (
     Captured,
@@ -32,6 +31,7 @@ from backquant.graph.in_place import changed_view
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
+from backquant.prepare import Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
 
@@ -39,7 +39,9 @@ __all__ = [
     "CAPTURES",
     "Capturing",
     "captured_with",
-    "exported_instead_of",
+    "exported",
+    "exported_instead",
+    "first_sentence",
     "is_exported",
     "spelled_for",
     "spelled_request",
@@ -95,20 +97,16 @@ def captured_with(
     as_pytorch = capturing is None
     capturing = Capturing("trace") if capturing is None else capturing
     if isinstance(model, ExportedModel):
-        return _exported(custom, model, capturing)
+        return exported(custom, model, capturing)
     if capturing.how == "export" or capturing.dynamic_shapes is not None:
-        return _exported(custom, model, capturing)
+        return exported(custom, model, capturing)
     try:
         traced = _traced(custom, model, capturing)
-        traced = _checked_views(traced, as_pytorch)
-        if capturing.how == "auto" and left_out(traced.module, capturing.example_inputs):
-            # a trace decides about arguments that are left out as if they were given
-            costs_of(traced.module, capturing.example_inputs)
-        return traced
+        return _checked_views(traced, as_pytorch)
     except CaptureError as error:
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
-        return _exported_instead(custom, model, capturing, error)
+        return exported_instead(custom, model, capturing, error)
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
@@ -140,19 +138,18 @@ def is_exported(captured: Captured) -> bool:
     return captured.origin == "torch.export"
 
 
-def spelled_for(
-    captured: Captured, backend: BackendConfig, mapping: QConfigMapping
-) -> tuple[BackendConfig, QConfigMapping]:
+def spelled_for(captured: Captured, request: Request) -> tuple[BackendConfig, QConfigMapping]:
     """The backend and the mapping in the spelling of the graph; as they are for a symbolic trace."""
+    backend, mapping = request.backend_config, request.qconfig_mapping
     if not is_exported(captured):
         return backend, mapping
     return with_export_spellings(backend), mapping_for_export(mapping)
 
 
-def spelled_request(prepared: nn.Module, asked: ConvertAsked) -> ConvertAsked:
+def spelled_request(prepared: nn.Module, asked: ConvertRequest) -> ConvertRequest:
     """A conversion's request in the spelling of the prepared graph.
 
-    >>> spelled_request(nn.ReLU(), ConvertAsked()) == ConvertAsked()
+    >>> spelled_request(nn.ReLU(), ConvertRequest()) == ConvertRequest()
     True
     """
     if interface_of(prepared) is None:
@@ -197,23 +194,25 @@ def _decomposition(
     )
 
 
-def _exported_instead(
+def exported_instead(
     custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing, error: CaptureError
 ) -> Captured:
     try:
-        captured = _exported(custom, model, capturing)
+        captured = exported(custom, model, capturing)
     except CaptureError as other:
         raise CaptureError(
-            f"the model can be captured neither by symbolic tracing ({_reason(error)}) nor by "
-            f"torch.export ({_reason(other)})",
+            f"the model can be captured neither by symbolic tracing ({first_sentence(error)}) nor by "
+            f"torch.export ({first_sentence(other)})",
             where=other.where,
             fix=other.fix,
         ) from other
-    note = f"captured by torch.export; a symbolic trace fails: {_reason(error)} ({error.where})"
+    note = (
+        f"captured by torch.export; a symbolic trace fails: {first_sentence(error)} ({error.where})"
+    )
     return replace(captured, notes=(note, *captured.notes[1:]))
 
 
-def _reason(error: CaptureError) -> str:
+def first_sentence(error: CaptureError) -> str:
     """The first sentence, without what all errors of a kind begin with."""
     reason = error.what
     for general in ("the model cannot be traced symbolically: ", "the model cannot be exported: "):
@@ -237,24 +236,7 @@ def with_reasons(plan: Plan, captured: Captured) -> Plan:
     return replace(plan.explain(reasons), notes=(*captured.notes, *whole, *plan.notes))
 
 
-def exported_instead_of(
-    custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing
-) -> Captured | str:
-    """``model`` exported, where a trace works but keeps something whole; or why it cannot be exported.
-
-    >>> import torch
-    >>> exported_instead_of(None, nn.ReLU().eval(), Capturing("auto", torch.zeros(2))).origin
-    'torch.export'
-    """
-    try:
-        captured = _exported(custom, model, capturing)
-        costs_of(captured.module, capturing.example_inputs)
-    except CaptureError as error:
-        return _reason(error)
-    return captured
-
-
-def _exported(
+def exported(
     custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing
 ) -> Captured:
     apart = CustomMatching.of(custom)

@@ -22,14 +22,13 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from backquant.api.kernels_alone import kernels_alone
-from backquant.api.left_float import LeftRules
 from backquant.backend_config import BackendConfig
 from backquant.errors import EngineError
-from backquant.fuse import Fused
-from backquant.graph import check_inputs, get_module
+from backquant.graph import Scope, check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
+from backquant.match.default_places import ChosenRules
 from backquant.operators.recurrent import PAIRS
+from backquant.pipeline.kernels_alone import kernels_alone
 from backquant.qconfig import (
     QConfig,
     QConfigMapping,
@@ -78,19 +77,25 @@ def quantizes_recurrent(plan: Plan) -> bool:
     return any(d.quantized and d.operator in names for d in plan.decisions.values())
 
 
-def rules_for_recurrent(
-    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping, *, data: Any
-) -> LeftRules | None:
+def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of which backend, and data
+    module: fx.GraphModule,
+    _: Mapping[str, Scope],
+    plan: Plan,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+    *,
+    data: Any,
+) -> ChosenRules | None:
     """Rules for the recurrent layers that ``backend`` can quantize; ``None`` where there are none.
 
     ``data``: inputs of the model, as near to what it will meet as there are.
     """
-    nodes = list(_recurrent(fused.module, plan))
+    nodes = list(_recurrent(module, plan))
     if not nodes:
         return None
     paths = list(dict.fromkeys(str(node.target) for node in nodes))
     try:
-        noise = _noise(fused.module, _calls(fused.module, paths, data), backend)
+        noise = _noise(module, _calls(module, paths, data), backend)
     except EngineError:  # the engine is not here, and nothing runs: ``explain``
         return None
     result = copy.copy(mapping)
@@ -107,7 +112,7 @@ def rules_for_recurrent(
         elif found:
             reasons[node.name] = _reason(node, path, found)
     notes = (_note(backend, name, paths) for name, paths in chosen.items() if paths)
-    return LeftRules(result, tuple(notes), reasons)
+    return ChosenRules(result, tuple(notes), reasons)
 
 
 def _recurrent(module: fx.GraphModule, plan: Plan) -> Iterator[fx.Node]:

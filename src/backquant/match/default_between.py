@@ -1,32 +1,35 @@
 """Defaults of a backend for operators that stand between float operators, as rules of the mapping.
 
-As ``left_float``: the choice of ``quantize`` and ``explain`` when nobody passes a mapping. The plan for the
-usual defaults tells what would be quantized around an operator.
+As ``default_places``: the choice of ``quantize`` and ``explain`` when nobody passes a mapping. The plan for
+the usual defaults tells what would be quantized around an operator.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import fx
 
-from backquant.api.left_float import LeftRules, places_of
 from backquant.backend_config import BackendConfig, DefaultOverride
 from backquant.backend_config.naming import operator_name
-from backquant.fuse import Fused
-from backquant.graph import GraphIndex
-from backquant.match import MatchKind, Plan
-from backquant.match.left_float import calls_one_of, keys_of
+from backquant.graph import GraphIndex, Scope
+from backquant.match.default_places import ChosenRules, places_of
+from backquant.match.float_places import calls_one_of, keys_of
+from backquant.match.plan import MatchKind, Plan
 from backquant.qconfig import QConfigMapping
 from backquant.qconfig.build import ptq_qconfig
 
-__all__ = ["rules_beside_float"]
+__all__ = ["rules_between_floats"]
 
 
-def rules_beside_float(
-    fused: Fused, plan: Plan, backend: BackendConfig, mapping: QConfigMapping
-) -> LeftRules | None:
+def rules_between_floats(
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
+    plan: Plan,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+) -> ChosenRules | None:
     """The rules for operators between float operators; ``None`` where there are none.
 
     A module that is called several times gets its rule when every call stands so.
@@ -35,8 +38,8 @@ def rules_beside_float(
     overrides = [o for o in defaults.overrides if o.beside_float] if defaults else []
     if defaults is None or not overrides:
         return None
-    around = _Around(fused, plan, backend)
-    places = places_of(fused.module, fused.scopes)
+    around = _Around(module, plan, backend)
+    places = places_of(module, scopes)
     result = copy.copy(mapping)
     result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
     ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
@@ -51,7 +54,7 @@ def rules_beside_float(
             else:
                 result.set_module_name_object_type_order(*places[node.name], qconfig)
         notes += [_note(backend, override, len(nodes))] if nodes else []
-    return LeftRules(result, tuple(notes)) if notes else None
+    return ChosenRules(result, tuple(notes)) if notes else None
 
 
 def _note(backend: BackendConfig, override: DefaultOverride, count: int) -> str:
@@ -66,8 +69,8 @@ def _note(backend: BackendConfig, override: DefaultOverride, count: int) -> str:
 class _Around:
     """What is quantized around the operators of a plan."""
 
-    def __init__(self, fused: Fused, plan: Plan, backend: BackendConfig) -> None:
-        self.graph, self.plan, self.backend = GraphIndex(fused.module), plan, backend
+    def __init__(self, module: fx.GraphModule, plan: Plan, backend: BackendConfig) -> None:
+        self.graph, self.plan, self.backend = GraphIndex(module), plan, backend
         self.entries = {name: match.entry for match in plan.matches for name in match.nodes}
 
     def between_floats(self, override: DefaultOverride) -> list[fx.Node]:

@@ -19,8 +19,6 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.against_float import Chosen, Converted, Timing, not_slower
-from backquant.api.cost_table import Times, cost_table
 from backquant.errors import CoverageError, UsageError
 from backquant.graph import as_arguments
 from backquant.match.plan import Reason
@@ -28,6 +26,8 @@ from backquant.match.slower import Costs, slower_than_float, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import NodeTimes
+from backquant.speed.against_float import Chosen, Converted, Timing, not_slower
+from backquant.speed.cost_table import Times, cost_table
 
 __all__ = ["TIMING", "asked_slower", "the_faster"]
 

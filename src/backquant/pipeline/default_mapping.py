@@ -10,37 +10,75 @@ are summed in 16 bits, which saturates unless one factor has 7 bits.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from backquant.api.arguments import Backend, resolve_backend
 from backquant.backend_config import BackendConfig, QuantDefault
 from backquant.dtypes import quantize_bounds
-from backquant.lower import EngineInfo, engine_info
-from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
+from backquant.lower import EngineInfo
+from backquant.match.plan import Plan, RuleKind, RuleRef
+from backquant.prepare import Request
+from backquant.qconfig import (
+    PrepareCustomConfig,
+    QConfig,
+    QConfigMapping,
+    get_default_qconfig_mapping,
+    qconfig_equals,
+)
 
-__all__ = ["default_mapping", "mapping_on_engine"]
+__all__ = ["DefaultedRequest", "mapping_on_engine"]
 
 
-def default_mapping(backend: Backend = "x86") -> QConfigMapping:
-    """What ``quantize`` asks for on this machine when no mapping is passed, to be changed in part.
+@dataclass(frozen=True)
+class DefaultedRequest:
+    """What ``quantize`` and ``explain`` ask for: ``request``, beside what the backend itself would ask, as
+    PyTorch has it and as here (``own``). ``notes``: what was chosen for the user."""
 
-    It is ``get_default_qconfig_mapping(backend)`` with the range of activations that the engine here sums
-    without saturation. Raises ``UsageError`` and ``BackendNotFoundError`` as ``quantize`` does.
+    request: Request
+    own: tuple[QConfigMapping, ...]
+    notes: tuple[str, ...]
 
-    >>> import torch
-    >>> from torch import nn
-    >>> from backquant import quantize
-    >>> mapping = default_mapping("x86").set_module_name("1", None)
-    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    >>> report = quantize(model, calibration=[torch.randn(8, 4)], qconfig_mapping=mapping).report
-    >>> [(row.node, row.outcome) for row in report.rows]
-    [('_0', 'quantized'), ('_1', 'float')]
-    """
-    config = resolve_backend(backend)
-    engine = None if config.engine is None else engine_info(config.engine)
-    return mapping_on_engine(config, engine)[0]
+    @classmethod
+    def of(
+        cls,
+        config: BackendConfig,
+        engine: EngineInfo | None,
+        mapping: QConfigMapping | None = None,
+        custom: PrepareCustomConfig | None = None,
+    ) -> DefaultedRequest:
+        """The request for ``mapping``, or for what is asked for by default on this engine.
+
+        >>> from backquant.backend_config import get_backend_config
+        >>> asked = DefaultedRequest.of(get_backend_config("tensorrt"), None)
+        >>> asked.request.qconfig_mapping is asked.own[1], asked.notes
+        (True, ())
+        """
+        default, notes = mapping_on_engine(config, engine)
+        own = (get_default_qconfig_mapping(config), default)
+        if mapping is None:
+            return cls(Request(config, default, custom), own, notes)
+        return cls(Request(config, mapping, custom), own, ())
+
+    def annotated(self, plan: Plan) -> Plan:
+        """``plan`` with the notes; rules that stand in the backend's own mapping are no news when unused."""
+        unused = tuple(rule for rule in plan.unused_rules if not self._is_of_the_backend(rule))
+        return replace(plan, unused_rules=unused).noted(*self.notes)
+
+    def _is_of_the_backend(self, rule: RuleRef) -> bool:
+        mapping = self.request.qconfig_mapping
+        if rule.kind is not RuleKind.OBJECT_TYPE:
+            return any(mapping is own for own in self.own)
+        key, asked = list(mapping.object_type_qconfigs.items())[rule.index]
+        known = (mapping.object_type_qconfigs for mapping in self.own)
+        own = [found[key] for found in known if key in found]
+        return any(_same(qconfig, asked) for qconfig in own)
+
+
+def _same(one: QConfig | None, other: QConfig | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return qconfig_equals(one, other)
 
 
 def mapping_on_engine(

@@ -13,12 +13,11 @@ import torch
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-from backquant.api.engine_dtypes import check_engine_dtypes
-from backquant.api.owned import own_shared_tensors
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
 from backquant.graph import (
     DeferredGraphModule,
     get_module,
+    own_shared_tensors,
     preserve,
     rebuilt,
     released,
@@ -27,6 +26,7 @@ from backquant.graph import (
 )
 from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
+from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
 from backquant.operators import moves_values
 from backquant.reason_codes import ReasonCode
@@ -56,6 +56,7 @@ def quantized_model(
     made.input_qparams = {i: q for i, q in state.inputs.items() if q is not None}
     made.output_qparams = {i: q for i, q in state.outputs.items() if q is not None}
     made.interface = _interface(reference)
+    made.example = state.example
     own_shared_tensors(made, source)
     if lowered.graph_module is not reference:
         released(reference)

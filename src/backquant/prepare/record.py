@@ -1,4 +1,4 @@
-"""What a prepared model knows about itself, and the graph module that keeps it through pickling."""
+"""The record of a model on its way from capture to kernels, and the graph module that keeps it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.backend_config import BackendConfig
+from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
 from backquant.graph import DeferredGraphModule, Provenance, Scope
 from backquant.graph.costs import GraphCosts
@@ -23,10 +24,9 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = [
     "KeptGraphModule",
-    "Origin",
     "PreparedModule",
-    "PreparedState",
-    "Reporting",
+    "Record",
+    "Request",
     "buffers_of_histograms",
     "prepared_state",
 ]
@@ -37,52 +37,56 @@ _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "s
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where the nodes of a graph come from: by name, their module and their captured nodes; and their
-    shapes, as far as conditions of the backend asked for them."""
+class Request:
+    """What is asked of which backend."""
 
-    scopes: Mapping[str, Scope] = field(default_factory=dict)
-    provenance: Provenance = field(default_factory=Provenance)
-    shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Reporting:
-    """What a report says beside the plan: the class of the model, what a run of its graph has shown, the
-    bytes of its tensors, its inputs; and what makes the report of a prepared or reference model."""
-
-    model: str = ""
-    costs: GraphCosts = field(default_factory=GraphCosts)
-    float_bytes: int = 0
-    example: ExampleSpec | None = None
-    report_of: Callable[[nn.Module], Any] | None = None
-
-    def report(self, module: nn.Module) -> Any:
-        """The report of ``module``; ``None`` where nothing makes one.
-
-        >>> Reporting().report(nn.ReLU()) is None
-        True
-        """
-        return None if self.report_of is None else self.report_of(module)
+    backend_config: BackendConfig
+    qconfig_mapping: QConfigMapping
+    custom: PrepareCustomConfig | None = None
 
 
 @dataclass(frozen=True)
-class PreparedState:
-    """Kept in ``prepared.meta["backquant"]``: plain data and the configs, no node and no module.
+class Record:
+    """What is known of a model; each step gives the next one a record with more in it.
 
-    Invariant: every name in ``plan`` and ``sites`` is a node of the prepared graph (an unobserved
-    node or an observer's).
+    Plain data and the configs, no node and no module, so that it travels with the model. The report is
+    built from it after any step.
+
+    1. plan: ``plan``, what was asked for in the spelling of the graph, and where its nodes come from:
+       ``scopes``, ``provenance``, and ``shapes`` as far as conditions of the backend asked for them.
+    2. A run on the example inputs: the class of the ``model``, ``costs`` (``None``: not run yet), the bytes
+       of its tensors, the form of its inputs; ``report_of`` makes the report of a module with this record.
+    3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
+    4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
+       ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
+       tensor itself says what its integers stand for), and ``dialect`` how the graph is written.
     """
 
     plan: Plan
-    scopes: dict[str, Scope]
     backend_config: BackendConfig
     qconfig_mapping: QConfigMapping
-    sites: SiteTable
-    provenance: Provenance
     custom: PrepareCustomConfig | None = None
-    reporting: Reporting = field(default_factory=Reporting)
+    scopes: Mapping[str, Scope] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
     shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
+    model: str = ""
+    costs: GraphCosts | None = None
+    float_bytes: int = 0
+    example: ExampleSpec | None = None
+    report_of: Callable[[nn.Module], Any] | None = None
+    sites: SiteTable = field(default_factory=SiteTable)
+    qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
+    dialect: str = ""
+    inputs: Mapping[int, QParams | None] = field(default_factory=dict)
+    outputs: Mapping[int | str, QParams | None] = field(default_factory=dict)
+
+    def report(self, module: nn.Module) -> Any:
+        """The report of ``module``, whose record this is; ``None`` where nothing makes one.
+
+        >>> Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()).report(nn.ReLU()) is None
+        True
+        """
+        return None if self.report_of is None else self.report_of(module)
 
 
 class KeptGraphModule(DeferredGraphModule):
@@ -108,7 +112,7 @@ class PreparedModule(KeptGraphModule):
     def report(self) -> Any:
         """What each operator is to become, and why, as after ``quantize``; made anew when it is read.
         ``None`` for what was not made by ``prepare_fx``, ``prepare_qat_fx`` or ``prepare_export``."""
-        return prepared_state(self).reporting.report(self)
+        return prepared_state(self).report(self)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
@@ -147,8 +151,8 @@ def _restore(kind: type[KeptGraphModule], body: dict[str, Any], stored: bytes) -
     return restored
 
 
-def prepared_state(module: nn.Module) -> PreparedState:
-    """The state of a prepared model. Raises UsageError when ``module`` was not prepared here.
+def prepared_state(module: nn.Module) -> Record:
+    """The record of a prepared model. Raises UsageError when ``module`` was not prepared here.
 
     >>> prepared_state(nn.Linear(1, 1))
     Traceback (most recent call last):
@@ -159,7 +163,7 @@ def prepared_state(module: nn.Module) -> PreparedState:
     """
     meta = getattr(module, "meta", None)
     state = meta.get(_KEY) if isinstance(meta, dict) else None
-    if not isinstance(state, PreparedState):
+    if not isinstance(state, Record) or state.dialect:
         raise UsageError(
             "this model is not prepared: it has no observers of backquant",
             where=type(module).__name__,
@@ -168,12 +172,11 @@ def prepared_state(module: nn.Module) -> PreparedState:
     return state
 
 
-def with_state(module: fx.GraphModule, state: PreparedState) -> fx.GraphModule:
+def with_state(module: fx.GraphModule, state: Record) -> fx.GraphModule:
     """Attach ``state``; returns ``module``.
 
     >>> from torch import nn
-    >>> state = PreparedState(
-    ...     Plan("x86"), {}, BackendConfig("x86"), QConfigMapping(), SiteTable(), Provenance())
+    >>> state = Record(Plan("x86"), BackendConfig("x86"), QConfigMapping())
     >>> prepared_state(with_state(fx.symbolic_trace(nn.ReLU()), state)) is state
     True
     """

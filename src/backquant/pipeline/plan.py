@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from backquant.api.arguments import given_model
-from backquant.api.beside_float import rules_beside_float
-from backquant.api.capturing import (
-    Capturing,
-    captured_with,
-    exported_instead_of,
-    is_exported,
-    spelled_for,
-    with_reasons,
-)
-from backquant.api.choosing import described, kept_whole, on_integers, worth_an_export
-from backquant.api.costs import costs_of
-from backquant.api.left_float import LeftRules, rules_for_left
 from backquant.backend_config import BackendConfig
+from backquant.errors import CaptureError
 from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
-from backquant.graph import Captured, released, shallow_copy
-from backquant.graph.values import GraphValues, TensorFacts
+from backquant.graph import Captured, Scope, released, shallow_copy
+from backquant.graph.values import GraphValues
 from backquant.match import (
     CustomMatching,
     DefaultRules,
@@ -35,39 +23,48 @@ from backquant.match import (
     make_plan,
     plan_fusion,
 )
+from backquant.match.default_between import rules_between_floats
+from backquant.match.default_places import ChosenRules, rules_for_places
 from backquant.operators.equivalents import mapping_for_export
+from backquant.pipeline.capture import (
+    Capturing,
+    captured_with,
+    exported,
+    exported_instead,
+    first_sentence,
+    is_exported,
+    spelled_for,
+    with_reasons,
+)
+from backquant.pipeline.choose_capture import described, kept_whole, on_integers, worth_an_export
+from backquant.pipeline.costs import costs_of, left_out
+from backquant.prepare import Record, Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 __all__ = [
     "FusedGraph",
     "Planned",
-    "captured_with",
     "decided",
     "evaluation_copy",
     "fused_graph",
     "planned",
 ]
 
-Rules = Callable[[Fused, Plan, BackendConfig, QConfigMapping], LeftRules | None]
+#: From a graph, its scopes, the plan for it, and what is asked of which backend, to further rules.
+Rules = Callable[
+    [fx.GraphModule, Mapping[str, Scope], Plan, BackendConfig, QConfigMapping], ChosenRules | None
+]
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A fused graph with the decision about each of its operators; nothing is observed yet.
+class Planned(NamedTuple):
+    """A fused graph and its record, with the decision about each operator; nothing is observed yet."""
 
-    ``backend`` and ``mapping``: those that were asked for, in the spelling of the graph. ``shapes``: of its
-    values, as far as conditions of the backend asked for them.
-    """
+    module: fx.GraphModule
+    record: Record
 
-    fused: Fused
-    plan: Plan
-    backend: BackendConfig
-    mapping: QConfigMapping
-    shapes: Mapping[str, TensorFacts] = field(default_factory=dict)
-
-    @property
-    def module(self) -> fx.GraphModule:
-        return self.fused.module
+    def noted(self, *notes: str) -> Planned:
+        """The same with notes in the plan."""
+        return self._replace(record=replace(self.record, plan=self.record.plan.noted(*notes)))
 
 
 class FusedGraph(NamedTuple):
@@ -88,11 +85,9 @@ def fused_graph(
     return FusedGraph(fused, fusions)
 
 
-def planned(  # size: what is asked for of a model, and how to capture it
+def planned(
     model: nn.Module,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-    custom: PrepareCustomConfig | None = None,
+    request: Request,
     capturing: Capturing | None = None,
     more_rules: tuple[Rules, ...] = (),
 ) -> Planned:
@@ -100,22 +95,45 @@ def planned(  # size: what is asked for of a model, and how to capture it
 
     ``capturing.own``: what the backend leaves in float by default is left there (``DefaultRules``), and
     ``more_rules`` choose, too, where nobody passed a mapping.
-    ``capturing.decompose``: where a trace works and keeps whole what holds multiply-adds, the model is
-    exported, too, and the plan that puts more of them on integers is taken.
+    ``capturing.decompose``: the graph is run on the example inputs, once, for its costs. Where a trace works
+    and keeps whole what holds multiply-adds, the model is exported, too, and the plan that puts more of
+    them on integers is taken.
+
+    Raises ``CaptureError`` as ``captured_with`` and ``costs_of``.
     """
     if capturing is not None and capturing.decompose:
         capturing = replace(
             capturing,
-            whole_classes=_named_by(backend, "module"),
-            whole_functions=_named_by(backend, "function"),
-            named=_asked_by_type(mapping, capturing),
+            whole_classes=_named_by(request.backend_config, "module"),
+            whole_functions=_named_by(request.backend_config, "function"),
+            named=_asked_by_type(request.qconfig_mapping, capturing),
         )
-    captured = captured_with(custom, model, capturing)
-    asked = _Planning(backend, mapping, CustomMatching.of(custom), capturing, more_rules)
+    asked = _Planning(request, CustomMatching.of(request.custom), capturing, more_rules)
+    captured = captured_with(request.custom, model, capturing)
     made = asked.plan(captured)
-    if capturing is None or capturing.how != "auto" or not capturing.decompose:
+    if capturing is None or capturing.example_inputs is None:
         return made
-    return made if is_exported(captured) else _better(made, model, custom, asked)
+    is_open = capturing.how == "auto" and not is_exported(captured)
+    if not capturing.decompose and not (
+        is_open and left_out(made.module, capturing.example_inputs)
+    ):
+        return made
+    try:
+        made = _counted(made, capturing.example_inputs)
+    except CaptureError as error:
+        # a trace decides about arguments that are left out as if they were given
+        if not is_open or not left_out(made.module, capturing.example_inputs):
+            raise
+        return _counted(
+            asked.plan(exported_instead(request.custom, model, capturing, error)),
+            capturing.example_inputs,
+        )
+    return _better(made, model, asked, capturing) if is_open and capturing.decompose else made
+
+
+def _counted(made: Planned, example_inputs: Any) -> Planned:
+    costs = costs_of(made.module, example_inputs)
+    return made._replace(record=replace(made.record, costs=costs))
 
 
 def _named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
@@ -136,22 +154,21 @@ def _asked_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozenset[A
 class _Planning:
     """What a captured model is planned for."""
 
-    backend: BackendConfig
-    mapping: QConfigMapping
+    request: Request
     custom: CustomMatching
     capturing: Capturing | None
     more_rules: tuple[Rules, ...]
 
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
-        backend, mapping = spelled_for(captured, self.backend, self.mapping)
+        backend, mapping = spelled_for(captured, self.request)
         attention_apart(captured, backend, mapping)
         values, by_default = self._values(captured), self._by_default(captured, backend, mapping)
         fused, plan = plan_fused(captured, backend, mapping, self.custom, values, by_default)
         notes: tuple[str, ...] = ()
         reasons: dict[str, Reason] = {}
         for rules in self._rules(by_default):
-            chosen = rules(fused, plan, backend, mapping)
+            chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
                 reasons |= chosen.reasons
@@ -161,7 +178,8 @@ class _Planning:
         plan = with_reasons(plan.explain(reasons).noted(*notes), captured)
         released(captured.module)
         values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
-        return Planned(fused, plan, backend, mapping, values.seen())
+        record = Record(plan, backend, mapping, self.request.custom, fused.scopes, fused.provenance)
+        return Planned(fused.module, replace(record, shapes=values.seen()))
 
     def _values(self, captured: Captured) -> GraphValues:
         """Shapes of the captured graph, measured when a condition asks for them."""
@@ -185,66 +203,56 @@ class _Planning:
     def _rules(self, by_default: DefaultRules | None) -> Iterator[Rules]:
         """What chooses further rules for a graph, one after the other."""
         if by_default is not None:
-            yield partial(rules_for_left, by_default)
-        if any(self.mapping is own for own in self._own()):
-            yield from (rules_beside_float, *self.more_rules)
+            yield partial(rules_for_places, by_default)
+        if any(self.request.qconfig_mapping is own for own in self._own()):
+            yield from (rules_between_floats, *self.more_rules)
 
 
-def _better(
-    made: Planned,
-    model: nn.Module,
-    custom: PrepareCustomConfig | None,
-    asked: _Planning,
-) -> Planned:
+def _better(made: Planned, model: nn.Module, asked: _Planning, capturing: Capturing) -> Planned:
     """``made`` of a trace, or the plan of an export where that puts more on integers."""
-    kept = kept_whole(made.module, made.plan, asked.custom)
-    if not kept or asked.capturing is None:
-        return made
-    example = asked.capturing.example_inputs
-    costs = costs_of(made.module, example).multiply_adds
-    if not worth_an_export(costs, kept):
+    plan, counted = made.record.plan, made.record.costs
+    kept = kept_whole(made.module, plan, asked.custom)
+    costs = {} if counted is None else counted.multiply_adds
+    if not kept or not worth_an_export(costs, kept):
         return made
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
-    found = exported_instead_of(custom, model, asked.capturing)
-    if isinstance(found, str):
-        note = f"{largest} stays float as a whole: it cannot be exported ({found})"
-        return replace(made, plan=made.plan.noted(note))
-    other = asked.plan(found)
-    before = on_integers(made.plan, costs)
-    after = on_integers(other.plan, costs_of(other.module, example).multiply_adds)
-    if after <= before:
+    try:
+        other = asked.plan(exported(asked.request.custom, model, capturing))
+        other = _counted(other, capturing.example_inputs)
+    except CaptureError as error:
+        why = first_sentence(error)
+        return made.noted(f"{largest} stays float as a whole: it cannot be exported ({why})")
+    after = other.record
+    assert after.costs is not None
+    if on_integers(after.plan, after.costs.multiply_adds) <= on_integers(plan, costs):
         return made
     note = f"captured by torch.export; a symbolic trace keeps {largest} whole, in float"
-    plan = replace(other.plan, notes=(note, *other.plan.notes[1:]))
-    return replace(other, plan=plan)
+    noted = replace(after.plan, notes=(note, *after.plan.notes[1:]))
+    return other._replace(record=replace(after, plan=noted))
 
 
-def decided(
-    graph: FusedGraph,
-    backend: BackendConfig,
-    mapping: QConfigMapping,
-    custom: PrepareCustomConfig | None = None,
-    example_inputs: Any = None,
-) -> Planned:
+def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> Planned:
     """A fused graph with the plan for it; ``example_inputs``: for conditions of the backend on shapes."""
-    values = GraphValues(graph.fused.module, example_inputs)
-    chosen = make_plan(
-        graph.fused.module,
-        graph.fused.scopes,
+    fused, backend, mapping = graph.fused, request.backend_config, request.qconfig_mapping
+    values = GraphValues(fused.module, example_inputs)
+    plan = make_plan(
+        fused.module,
+        fused.scopes,
         backend,
         mapping,
         fusions=graph.fusions,
-        custom=CustomMatching.of(custom),
+        custom=CustomMatching.of(request.custom),
         values=values,
     )
-    return Planned(graph.fused, chosen, backend, mapping, values.seen())
+    record = Record(plan, backend, mapping, request.custom, fused.scopes, fused.provenance)
+    return Planned(fused.module, replace(record, shapes=values.seen()))
 
 
-def evaluation_copy(model: Any) -> nn.Module:
+def evaluation_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode that shares the tensors; the model keeps its training flags.
 
     >>> model = nn.Dropout()
     >>> evaluation_copy(model).training, model.training
     (False, True)
     """
-    return shallow_copy(given_model(model)).eval()
+    return shallow_copy(model).eval()

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from torch import fx, nn
 
-from backquant.api.capturing import Capturing
-from backquant.api.lowering import quantized_model
-from backquant.api.prepared import prepared_for_inference
-from backquant.api.steps import planned
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference
 from backquant.graph import get_module, set_module
 from backquant.lower import engine_info
 from backquant.lower.kernels.configured import KernelModule
 from backquant.match import Plan, Reason
-from backquant.prepare import Asked
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.plan import planned
+from backquant.pipeline.prepare import prepared_for_inference
+from backquant.prepare import Request
 from backquant.qconfig import QConfig, QConfigMapping
 
 __all__ = ["KernelsAlone", "kernels_alone"]
@@ -57,8 +57,9 @@ def kernels_alone(
         results.append(calls.call_module(name, (calls.placeholder(f"x_{name}"),)))
     calls.output(tuple(results))
     one_graph = fx.GraphModule(root, calls).eval()
-    step = planned(one_graph, backend, mapping, None, Capturing("trace"))
-    reference = convert_to_reference(prepared_for_inference(step, Asked(backend, mapping, None)))
+    request = Request(backend, mapping)
+    step = planned(one_graph, request, Capturing("trace"))
+    reference = convert_to_reference(prepared_for_inference(step, request))
     engine = None if backend.engine is None else engine_info(backend.engine)
     lowered = quantized_model(reference, engine, one_graph)
     modules = {path: lowered.get_submodule(name) for path, name in names.items()}

@@ -9,11 +9,11 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.match.plan import Reason
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
-__all__ = ["ConvertAsked"]
+__all__ = ["ConvertRequest"]
 
 
 @dataclass(frozen=True)
-class ConvertAsked:
+class ConvertRequest:
     """``None``: as the model was prepared.
 
     ``qconfig_mapping``: that of prepare with some QConfigs replaced by ``None``. ``remove_qconfig``:
@@ -21,7 +21,7 @@ class ConvertAsked:
     backend's ``qdq``; a note in the plan says how many results they leave in float. ``in_float``: matches
     of the plan, by position, that stay float after all, with the reasons.
 
-    >>> ConvertAsked().remove_qconfig
+    >>> ConvertRequest().remove_qconfig
     True
     """
 

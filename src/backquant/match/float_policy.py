@@ -23,7 +23,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
 from backquant.match.default_rules import DefaultRules
-from backquant.match.left_float import left_in_float
+from backquant.match.float_places import left_in_float
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason
 from backquant.reason_codes import ReasonCode

@@ -12,41 +12,40 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.api.inside import costs_inside
-from backquant.convert import ReferenceModel, ReferenceState, reference_state
+from backquant.convert import ReferenceModel, reference_state
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
-from backquant.prepare import (
-    PreparedModule,
-    PreparedState,
-    Reporting,
-    prepared_state,
-    unobserved,
-    with_state,
-)
+from backquant.prepare import PreparedModule, prepared_state, unobserved, with_state
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.model import Report
+from backquant.report.standalone_costs import costs_inside
 from backquant.runtime import QuantizedModel
 
 __all__ = ["report_of", "report_source", "reported", "with_reporting"]
 
 
 def with_reporting(
-    prepared: PreparedModule, model: nn.Module, example_inputs: Any, costs: GraphCosts | None = None
+    prepared: PreparedModule, model: nn.Module, example_inputs: Any
 ) -> PreparedModule:
     """``prepared``, which has a ``report`` from here on.
 
-    ``model``: what it was made from, in evaluation mode. ``costs``: those of the float graph, if they are
-    known; else it is run. Where it does not run on these inputs, multiply-adds are unknown.
+    ``model``: what it was made from, in evaluation mode. The float graph is run where its record does not
+    say what that costs; where it does not run on these inputs, multiply-adds are unknown.
     """
-    if costs is None:
-        costs = _tried(prepared, example_inputs)
+    costs = prepared_state(prepared).costs or _tried(prepared, example_inputs)
     if not costs.not_counted:
         costs = replace(costs, total=_total(model, example_inputs))
         _note_inside(prepared, costs_inside(prepared, example_inputs))
-    spec = ExampleSpec.of(example_inputs)
-    _note(prepared, Reporting(type(model).__name__, costs, bytes_of(model), spec, report_of))
+    record = replace(
+        prepared_state(prepared),
+        model=type(model).__name__,
+        costs=costs,
+        float_bytes=bytes_of(model),
+        example=ExampleSpec.of(example_inputs),
+        report_of=report_of,
+    )
+    with_state(prepared, record)
     return prepared
 
 
@@ -65,15 +64,12 @@ def _total(model: nn.Module, example_inputs: Any) -> int:
         return 0
 
 
-def _note(prepared: PreparedModule, reporting: Reporting) -> None:
-    with_state(prepared, replace(prepared_state(prepared), reporting=reporting))
-
-
 def _note_inside(prepared: PreparedModule, costs: dict[str, Any]) -> None:
     for node, module in _parts(prepared):
         if node in costs:
             own, inner = costs[node]
-            _note(module, Reporting(type(module).__name__, own, report_of=report_of))
+            kind, state = type(module).__name__, prepared_state(module)
+            with_state(module, replace(state, model=kind, costs=own, report_of=report_of))
             _note_inside(module, inner)
 
 
@@ -88,36 +84,23 @@ def _parts(module: fx.GraphModule) -> Iterator[tuple[str, Any]]:
 def report_source(module: fx.GraphModule) -> ReportSource:
     """What a prepared or a reference model knows about itself.
 
-    >>> from backquant.api.flow import prepare_fx
+    >>> from backquant import prepare_fx
     >>> from backquant.qconfig import QConfigMapping
     >>> import torch
     >>> prepared = prepare_fx(nn.ReLU().eval(), QConfigMapping(), torch.zeros(1))
-    >>> report_source(prepared).model
+    >>> report_source(prepared).record.model
     'ReLU'
     """
-    reads = reference_state if isinstance(module, ReferenceModel) else prepared_state
-    state: PreparedState | ReferenceState = reads(module)
-    source = ReportSource(
-        plan=state.plan,
-        backend_config=state.backend_config,
-        module=module,
-        model=state.reporting.model,
-        scopes=state.scopes,
-        provenance=state.provenance,
-        costs=state.reporting.costs,
-        sites=state.sites,
-        inner={node: report_source(part) for node, part in _parts(module)},
-    )
-    if not isinstance(state, ReferenceState):
-        return source
-    size = state.reporting.float_bytes
-    return replace(source, float_bytes=size, qparams=state.qparams, reference=module)
+    inner = {node: report_source(part) for node, part in _parts(module)}
+    if isinstance(module, ReferenceModel):
+        return ReportSource(reference_state(module), module, inner=inner, reference=module)
+    return ReportSource(prepared_state(module), module, inner=inner)
 
 
 def report_of(module: nn.Module) -> Report:
     """The report of a prepared model, as planned, or of a reference model, as calibrated.
 
-    >>> from backquant.api.flow import prepare_fx
+    >>> from backquant import prepare_fx
     >>> from backquant.qconfig import get_default_qconfig_mapping
     >>> import torch
     >>> mapping = get_default_qconfig_mapping("x86")
@@ -139,7 +122,7 @@ def reported(source: ReportSource, quantized: QuantizedModel, unseen: Any = ()) 
 
 
 def _in_float(source: ReportSource, quantized: QuantizedModel) -> dict[str, int]:
-    plan = source.plan
+    plan = source.record.plan
     custom = {
         match.anchor for match in plan.matches if match.kind is MatchKind.CUSTOM_MODULE
     } & source.costs.multiply_adds.keys()

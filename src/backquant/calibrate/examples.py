@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.api.batches import check_set, first_batch
+from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 

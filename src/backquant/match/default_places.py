@@ -17,18 +17,18 @@ from torch import fx
 
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.naming import operator_name
-from backquant.fuse import Fused
 from backquant.graph import GraphIndex, Scope
-from backquant.match import DefaultRules, Plan, Reason
-from backquant.match.left_float import LeftFloat, left_in_float
+from backquant.match.default_rules import DefaultRules
+from backquant.match.float_places import LeftFloat, left_in_float
+from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["LeftRules", "places_of", "rules_for_left"]
+__all__ = ["ChosenRules", "places_of", "rules_for_places"]
 
 _SHOWN = 3
 
 
-class LeftRules(NamedTuple):
+class ChosenRules(NamedTuple):
     """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
     stay float, by name, where there is more to say than that no rule asks for them."""
 
@@ -37,13 +37,14 @@ class LeftRules(NamedTuple):
     reasons: Mapping[str, Reason] = MappingProxyType({})
 
 
-def rules_for_left(
+def rules_for_places(  # size: the graph, the plan for it, and what is asked of which backend
     by_default: DefaultRules,
-    fused: Fused,
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
     plan: Plan,
     backend: BackendConfig,
     mapping: QConfigMapping,
-) -> LeftRules | None:
+) -> ChosenRules | None:
     """The rules for what ``backend`` leaves in float in this graph; ``None`` where it leaves nothing.
 
     Operators that stay float anyway get no rule, nor do those at places that ``mapping`` names.
@@ -51,8 +52,8 @@ def rules_for_left(
     rules = by_default.rules
     if not any(rule.at_places for rule in rules):
         return None
-    found = left_in_float(GraphIndex(fused.module), rules)
-    places = places_of(fused.module, fused.scopes)  # rules of a mapping count no methods
+    found = left_in_float(GraphIndex(module), rules)
+    places = places_of(module, scopes)  # rules of a mapping count no methods
     found = tuple(
         left
         for left in found
@@ -68,7 +69,7 @@ def rules_for_left(
     )
     for left in found:
         result.set_module_name_object_type_order(*places[left.node], None)
-    return LeftRules(result, tuple(_notes(found, rules, backend)))
+    return ChosenRules(result, tuple(_notes(found, rules, backend)))
 
 
 def places_of(
