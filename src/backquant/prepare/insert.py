@@ -36,7 +36,9 @@ def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     Raises ConfigError for a QConfig that makes no observer, for values that share an observer and
     cannot (``backquant.prepare.conflicts``), and for a model on several devices.
 
+    >>> from backquant.backend_config import BackendConfig
     >>> from backquant.graph import capture
+    >>> from backquant.qconfig import QConfigMapping
     >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
     >>> prepared = insert_observers(
     ...     module, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))

@@ -47,6 +47,7 @@ def prepare_standalone_modules(
         InputError: the entry's example inputs do not fit the module.
         BackquantError: what ``prepare`` raises, with the standalone module's path before the place.
 
+    >>> from backquant.backend_config import BackendConfig
     >>> module = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
     >>> asked = Request(BackendConfig("b"), QConfigMapping(), None)
     >>> prepare_standalone_modules(module, Plan("b"), asked, lambda model, asked: None) is module
