@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from backquant.api.race import Race, race
 from backquant.errors import CoverageError
 from backquant.graph import own_buffers
 from backquant.lower import EngineInfo
@@ -24,6 +23,7 @@ from backquant.match.slower import Costs, slower_as_a_whole
 from backquant.report.build import ReportSource
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
+from backquant.speed.race import Race, race
 
 __all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "not_slower"]
 

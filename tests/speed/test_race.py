@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.api.race import Race, race
+from backquant.speed.race import Race, race
 
 
 def test_what_one_fast_call_says_decides_nothing() -> None:

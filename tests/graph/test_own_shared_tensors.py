@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.api.owned import own_shared_tensors
+from backquant.graph import own_shared_tensors
 
 
 def test_shared_tensors_are_copied_and_others_are_not() -> None:
