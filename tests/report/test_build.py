@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.match import Plan
+from backquant.prepare import Record
 from backquant.report.build import ReportSource, build_report
 from backquant.report.model import Report, Row
 from backquant.report.observers import measured_row
@@ -126,6 +128,7 @@ def test_before_and_after_calibration_the_same_rows() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     graph_module = torch.fx.symbolic_trace(nn.ReLU())
-    source = ReportSource(backquant.match.plan.Plan(""), backquant.BackendConfig(), graph_module)  # type: ignore[attr-defined]
+    record = Record(Plan(""), backquant.BackendConfig(), backquant.QConfigMapping())
+    source = ReportSource(record, graph_module)
     assert build_report(source).backend == "unnamed backend"
     assert measured_row(None).qparams == ""

@@ -1,15 +1,18 @@
-"""The nearest request that would be admitted, as code.
+"""The nearest request that would be admitted: data that prints as code.
 
 The code uses names of ``backquant`` and ``torch`` and the variable ``qconfig_mapping``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from backquant import observe
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import short_text
@@ -18,8 +21,9 @@ from backquant.match.constraints import check_tensor
 from backquant.match.plan import RuleKind, TensorAsk
 from backquant.match.rules import Hit
 from backquant.match.verdict import Asks, Roles
+from backquant.qconfig import QConfig
 
-__all__ = ["mapping_call", "qconfig_code"]
+__all__ = ["ObserverFix", "QConfigFix", "mapping_call", "qconfig_fix"]
 
 # Observers that can be asked for with another dtype and range.
 _PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
@@ -49,26 +53,77 @@ def mapping_call(node: fx.Node, path: str, hit: Hit, qconfig: str) -> str:
     return f"qconfig_mapping.set_module_name({path!r}, {qconfig})"
 
 
-def qconfig_code(config: DTypeConfig, asks: Asks, roles: Roles) -> str:
+@dataclass(frozen=True)
+class ObserverFix:
+    """An observer class of ``backquant.observe`` with its arguments; ``str`` of it is code that makes it.
+
+    ``values`` ``None``: ``name`` is the code of what was asked for, which stays as it is.
+
+    >>> fix = ObserverFix("MinMaxObserver", {"dtype": torch.qint8, "eps": 2**-12})
+    >>> print(fix)
+    MinMaxObserver.with_args(dtype=torch.qint8, eps=2**-12)
+    >>> fix.make() == observe.MinMaxObserver.with_args(dtype=torch.qint8, eps=2**-12)
+    True
+    """
+
+    name: str
+    values: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        if self.values is None:
+            return self.name
+        pairs = (f"{key}={_text(key, value)}" for key, value in self.values.items())
+        return f"{self.name}.with_args({', '.join(pairs)})"
+
+    def make(self) -> Any:
+        """The factory that ``str`` of it is the code of."""
+        cls = getattr(observe, self.name)
+        if self.values is None:
+            return cls
+        pairs = self.values.items()
+        return cls.with_args(**{k: v.make() if isinstance(v, ObserverFix) else v for k, v in pairs})
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, ObserverFix):
+        return str(value)
+    return short_text(value) if key == "eps" else repr(value)
+
+
+class QConfigFix(NamedTuple):
+    """A QConfig as data; ``str`` of it is its code."""
+
+    activation: ObserverFix
+    weight: ObserverFix
+
+    def __str__(self) -> str:
+        return f"QConfig(\n    activation={self.activation},\n    weight={self.weight})"
+
+    def make(self) -> QConfig:
+        """The QConfig itself."""
+        return QConfig(self.activation.make(), self.weight.make())
+
+
+def qconfig_fix(config: DTypeConfig, asks: Asks, roles: Roles) -> QConfigFix:
     """A QConfig that a dtype config admits; what is admitted of the request stays as it is.
 
     >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
     >>> ask = TensorAsk(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
-    >>> print(qconfig_code(config, Asks(ask, None), Roles(True, True, False)))
+    >>> print(qconfig_fix(config, Asks(ask, None), Roles(True, True, False)))
     QConfig(
         activation=MinMaxObserver,
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
     """
-    activation = _activation_code(config, asks.activation)
-    weight = _weight_code(config, asks.weight) if roles.weight else _spelled(asks.weight)
-    return f"QConfig(\n    activation={activation},\n    weight={weight})"
+    activation = _activation_fix(config, asks.activation)
+    weight = _weight_fix(config, asks.weight) if roles.weight else _spelled(asks.weight)
+    return QConfigFix(activation, weight)
 
 
-def _spelled(ask: TensorAsk | None) -> str:
-    return "NoopObserver" if ask is None else ask.spelled
+def _spelled(ask: TensorAsk | None) -> ObserverFix:
+    return ObserverFix("NoopObserver" if ask is None else ask.spelled)
 
 
-def _activation_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
+def _activation_fix(config: DTypeConfig, ask: TensorAsk | None) -> ObserverFix:
     demand = config.input_dtype_with_constraints
     if demand.dtype is None:
         demand = config.output_dtype_with_constraints
@@ -76,16 +131,16 @@ def _activation_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
     if ask is not None and ask.is_dynamic == dynamic and not check_tensor(ask, demand):
         output = DTypeWithConstraints() if dynamic else config.output_dtype_with_constraints
         if not check_tensor(ask, output):
-            return ask.spelled
+            return _spelled(ask)
     if demand.dtype is None:
         return _spelled(ask)
     if dynamic:
         values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, ask)}
-        return _call("PlaceholderObserver", values)
+        return ObserverFix("PlaceholderObserver", values)
     return _observer(_merged(demand, config.output_dtype_with_constraints), ask)
 
 
-def _weight_code(config: DTypeConfig, ask: TensorAsk | None) -> str:
+def _weight_fix(config: DTypeConfig, ask: TensorAsk | None) -> ObserverFix:
     demand = config.weight_dtype_with_constraints
     if demand.dtype is None or (ask is not None and not check_tensor(ask, demand)):
         return _spelled(ask)
@@ -108,14 +163,16 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
     return DTypeWithConstraints(**values)
 
 
-def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False) -> str:
+def _observer(
+    demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False
+) -> ObserverFix:
     assert demand.dtype is not None
     if is_scaled_float(demand.dtype):
         bound = qdtype(demand.dtype).high
         scheme = {"dtype": demand.dtype, "qscheme": torch.per_tensor_symmetric}
-        return _call("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
+        return ObserverFix("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
     if demand.dtype.is_floating_point:
-        return _call("PlaceholderObserver", {"dtype": demand.dtype})
+        return ObserverFix("PlaceholderObserver", {"dtype": demand.dtype})
     if demand.scale_exact_match is not None or demand.zero_point_exact_match is not None:
         return _fixed(demand, ask)
     values: dict[str, Any] = {"dtype": demand.dtype}
@@ -130,15 +187,11 @@ def _observer(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bo
     asked = ask.observer if ask is not None else ""
     if ask is not None and ask.is_fake_quantize:
         inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
-        return _call("FakeQuantize", {"observer": _Code(inner), **values})
-    return _call(asked if asked in names else names[0], values)
+        return ObserverFix("FakeQuantize", {"observer": ObserverFix(inner), **values})
+    return ObserverFix(asked if asked in names else names[0], values)
 
 
-class _Code(str):
-    """Code that stands for itself."""
-
-
-def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> str:
+def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> ObserverFix:
     assert demand.dtype is not None
     row = qdtype(demand.dtype)
     values: dict[str, Any] = {
@@ -149,10 +202,10 @@ def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> str:
         "quant_max": row.high,
         **_range(demand, None),
     }
-    code = _call("FixedQParamsObserver", values)
+    fix = ObserverFix("FixedQParamsObserver", values)
     if ask is not None and ask.is_fake_quantize:
-        return _call("FixedQParamsFakeQuantize", {"observer": _Code(code)})
-    return code
+        return ObserverFix("FixedQParamsFakeQuantize", {"observer": fix})
+    return fix
 
 
 def _wants_channels(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool) -> bool:
@@ -186,13 +239,5 @@ def _range(demand: DTypeWithConstraints, ask: TensorAsk | None) -> dict[str, Any
             high = high if ask.quant_max is None else min(high, ask.quant_max)
         values.update(quant_min=low, quant_max=high)
     if demand.scale_min_lower_bound is not None:
-        values["eps"] = _Code(short_text(float(demand.scale_min_lower_bound)))
+        values["eps"] = float(demand.scale_min_lower_bound)
     return values
-
-
-def _call(name: str, values: dict[str, Any]) -> str:
-    inside = ", ".join(
-        f"{key}={value if isinstance(value, _Code) else repr(value)}"
-        for key, value in values.items()
-    )
-    return f"{name}.with_args({inside})"

@@ -12,7 +12,7 @@ from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.graph import GraphIndex, Scope
 from backquant.match.constraints import Refusal, demand_text
 from backquant.match.custom import kind_asked
-from backquant.match.fixes import mapping_call, qconfig_code
+from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import PatternIndex
 from backquant.match.misses import Misses
 from backquant.match.names import entry_text, op_name
@@ -158,7 +158,7 @@ class ReasonWriter:
                 Reason(node.name, ReasonCode.NO_DTYPE_CONFIG, "", "no dtype config", place=place),
             )
         config = self._entries[match.entry].dtype_configs[nearest]
-        code = qconfig_code(config, request.asks, request.roles)
+        code = str(qconfig_fix(config, request.asks, request.roles))
         fix = mapping_call(node, self._path(node), request.hit, code)
         unmet = [refusal for role, refusal in refused[nearest] if role == "operator"]
         if unmet:  # no QConfig changes what the operator is

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 
-from backquant import observe
 from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeConfig
 from backquant.backend_config.validate import Finding
 from backquant.backend_config.validate.finding import Place
 from backquant.dtypes import dtype_name, find_dtype
 from backquant.errors import BackquantError
 from backquant.match.asks import AskReader
-from backquant.match.fixes import qconfig_code
+from backquant.match.fixes import qconfig_fix
 from backquant.match.verdict import Asks, Roles, judge
-from backquant.qconfig import QConfig
 
 __all__ = ["unsatisfiable"]
 
@@ -73,11 +70,8 @@ def _unconditional(config: DTypeConfig) -> DTypeConfig:
 
 
 def _request(config: DTypeConfig, roles: Roles) -> Asks:
-    """What the fix of a refusal would ask for: code of ours, of observers, dtypes and numbers only."""
-    code = qconfig_code(config, Asks(None, None), roles)
-    names = {name: getattr(observe, name) for name in observe.__all__}
-    known = {"torch": torch, "QConfig": QConfig, "inf": math.inf, "nan": math.nan, **names}
-    qconfig = eval(code, {"__builtins__": {}, **known})
+    """What the fix of a refusal would ask for."""
+    qconfig = qconfig_fix(config, Asks(None, None), roles).make()
     reader = AskReader()
     weight = reader.weight(qconfig, "check") if roles.weight else None
     return Asks(reader.activation(qconfig, "check"), weight)

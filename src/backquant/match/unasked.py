@@ -7,7 +7,7 @@ from functools import cached_property
 from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.errors import BackquantError
 from backquant.match.asks import AskReader
-from backquant.match.fixes import qconfig_code
+from backquant.match.fixes import qconfig_fix
 from backquant.match.verdict import Asks, Judge, Roles
 from backquant.qconfig import QConfig, get_default_qconfig
 
@@ -46,7 +46,7 @@ class Unasked:
         nearest = self._judge.rule(entry, config, _NOTHING, roles).nearest
         if nearest is None:
             return ""
-        return qconfig_code(config.dtype_configs[nearest], _NOTHING, roles)
+        return str(qconfig_fix(config.dtype_configs[nearest], _NOTHING, roles))
 
     @property
     def _default_code(self) -> str:
