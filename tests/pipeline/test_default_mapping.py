@@ -38,13 +38,13 @@ def ranges(quantized: Any) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("there, highest, bits", [(True, 255, 8), (False, 127, 7)])
 def test_the_range_is_what_the_cpu_sums_without_saturation(
     vnni: Callable[[bool], None],
-    image: torch.Tensor,
     backend: str,
     there: bool,
     highest: int,
     bits: int,
 ) -> None:
     vnni(there)
+    image = torch.randn(2, 3, 8, 8)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     quantized = backquant.quantize(net, backend=backend, calibration=[image])
     assert ranges(quantized) == {(0, highest)}
