@@ -11,8 +11,11 @@ KNOWN = {f"softmax 256x256 {dtype}" for dtype in ("int8", "int16")}
 
 
 def test_our_plans_agree_with_vela() -> None:
-    wrong = [(where, name, why) for where, name, theirs, ours, why in compared() if theirs != ours]
-    assert {name for _, name, _ in wrong} == KNOWN, wrong
+    """On a fifth of the cases, of every family; ``python -m tools.vela.agreement`` takes all."""
+    found = list(compared(step=5))
+    wrong = [(where, name, why) for where, name, theirs, ours, why in found if theirs != ours]
+    assert len(found) > 300
+    assert {name for _, name, _ in wrong} <= KNOWN, wrong
 
 
 @pytest.mark.parametrize("accelerator", BACKENDS)
