@@ -22,6 +22,7 @@ from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
 from backquant.runtime.audit import Audit, audit
+from backquant.runtime.executor import Executor
 from backquant.runtime.failed_call import failed_call
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
@@ -214,7 +215,7 @@ class QuantizedModel(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
-        run = self.graph_module if self.replays is None else self.replays
+        run: Executor = self.graph_module if self.replays is None else self.replays
         if self.engine is None:
             return run(*args, **kwargs)
         with running():
