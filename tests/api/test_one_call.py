@@ -153,6 +153,13 @@ def test_explain_needs_no_engine(net: nn.Module, image: torch.Tensor, other_mach
     assert backquant.explain(net, image, backend="x86").coverage > 0.9
 
 
+@pytest.mark.parametrize("call", [backquant.explain, backquant.quantize])
+def test_an_engine_that_nobody_has(call: Any, image: torch.Tensor) -> None:
+    backend = backquant.get_backend_config("x86").set_engine("onednm")
+    with pytest.raises(backquant.EngineError, match="did you mean 'onednn'"):
+        call(nn.Conv2d(3, 4, 3), image, backend=backend)
+
+
 def test_explain_says_what_quantize_does(net: nn.Module, image: torch.Tensor) -> None:
     explained = backquant.explain(net, image, backend="qnnpack")
     quantized = backquant.quantize(net, backend="qnnpack", calibration=[image])

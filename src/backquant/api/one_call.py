@@ -22,7 +22,7 @@ from backquant.calibrate.examples import checked_example, data_from, example_fro
 from backquant.calibrate.measure import measure
 from backquant.convert import ConvertRequest, convert_to_reference
 from backquant.errors import EngineError
-from backquant.lower import EngineInfo, engine_info
+from backquant.lower import EngineInfo, engine_info, find_engine
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
@@ -213,9 +213,15 @@ def _given(mapping: Any, custom: Any) -> tuple[QConfigMapping | None, PrepareCus
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:
-    """The backend's engine on this machine; ``None`` if it has none or cannot run here."""
+    """The backend's engine on this machine; ``None`` if it has none or cannot run here.
+
+    Raises ``EngineError`` for a name that no engine has.
+    """
+    if config.engine is None:
+        return None
+    find_engine(config.engine)
     try:
-        return None if config.engine is None else engine_info(config.engine)
+        return engine_info(config.engine)
     except EngineError:
         return None
 
