@@ -27,7 +27,7 @@ from backquant.backend_config import (
     LeaveFloat,
     QuantDefault,
 )
-from backquant.operators import clamped, elementwise, fixed_qparams, shape
+from backquant.operators import clamped, elementwise, fixed_qparams, shape, spellings
 
 __all__ = [
     "EXECUTORCH_DEFAULTS",
@@ -109,7 +109,12 @@ CLIPS = (*elementwise.RELUS, *clamped.CLAMPS)
 ARITHMETIC = LeaveFloat(
     tuple(dict.fromkeys((*ADDITIONS, *PRODUCTS, *shape.CAT, *FIXED, *CLIPS))), beside_float=True
 )
-LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC)
+# On the way to a softmax: what masks and biases were added to has no good scale. A mask of -100 leaves the
+# scores a ninth of the range, and a step that is too long for them.
+SOFTMAX = spellings("softmax")
+SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
+MOVED_SCORES = LeaveFloat(spellings("view", "reshape", "permute", "transpose"), before=SOFTMAX)
+LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, SCORES, MOVED_SCORES)
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
 RESULTS = LeaveFloat((*CONVOLUTIONS, *TRANSPOSED, nn.Linear, F.linear), results=True)

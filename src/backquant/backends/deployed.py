@@ -21,7 +21,7 @@ from backquant.backend_config import (
     LeaveFloat,
     QuantDefault,
 )
-from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE, SCORES, SOFTMAX
 from backquant.operators import spellings
 
 __all__ = [
@@ -48,7 +48,6 @@ WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
 PRODUCTS: tuple[Any, ...] = (operator.mul, torch.mul)
 MATMULS: tuple[Any, ...] = (torch.matmul, operator.matmul)
-SOFTMAX: tuple[Any, ...] = spellings("softmax")
 
 # kernels on integers whose output keeps the input's qparams
 POOLS: tuple[Any, ...] = spellings(
@@ -64,8 +63,6 @@ MOVES: tuple[Any, ...] = (
 # products: their kernels also give the sums as floats
 FLOAT_OUTPUTS: tuple[Any, ...] = (nn.Linear, F.linear, *MATMULS)
 
-# On the way to a softmax: what masks and biases were added to has no good scale.
-SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
 # The weights of attention: a softmax on integers takes six times as long as one in float.
 WEIGHTS = LeaveFloat(SOFTMAX, before=MATMULS)
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with
 
@@ -68,3 +69,22 @@ def test_long_sums_lose_nothing(padding, groups):
     expected = (torch.round(exact / out_scale) + 128).clamp(0, 255)
     assert (actual - expected).abs().max() <= 1
     assert ((actual - expected) != 0).double().mean() < 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_zero_gives_exactly_zero(kind, rows):
+    """What is left over is nothing beside the results, but a normalisation behind it makes it as large: padded
+    windows of Swin v2."""
+    torch.manual_seed(0)
+    size = (384, 384) if kind == "linear" else (384, 384, 1, 1)
+    weight = torch.randint(-127, 128, size, dtype=torch.int8)
+    tensors = WeightTensors(weight, torch.rand(384) * 1e-3, torch.zeros(384).long(), None)
+    if kind == "linear":
+        kernel = OnednnLinear(LinearConfig(0.0297, 116, 1.0, 0, torch.float32), tensors)
+        x = torch.full((rows, 384), 116, dtype=torch.uint8)
+    else:
+        geometry = ((1, 1), (0, 0), (1, 1), 1)
+        kernel = OnednnConv(ConvConfig(*geometry, 0.0297, 116, 1.0, 0, torch.float32), tensors)
+        x = torch.full((1, 384, rows, 1), 116, dtype=torch.uint8)
+    assert torch.equal(kernel(x), torch.zeros_like(kernel(x)))
