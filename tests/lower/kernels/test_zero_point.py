@@ -74,7 +74,7 @@ def test_long_sums_lose_nothing(padding, groups):
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_zero_gives_exactly_zero(kind, rows):
-    """What is left over is nothing beside the results, but a normalisation behind it makes it as large: padded
+    """A rest of 1e-7 is nothing beside the results, but a normalisation behind it makes it as large: padded
     windows of Swin v2."""
     torch.manual_seed(0)
     size = (384, 384) if kind == "linear" else (384, 384, 1, 1)
