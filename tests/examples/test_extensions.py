@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("extensions")  # one worker pays for what they share
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"
 NAMES = sorted(path.name for path in EXTENSIONS.iterdir() if (path / "pyproject.toml").is_file())

@@ -17,6 +17,7 @@ from typing import Protocol, runtime_checkable
 
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
+from backquant.entry_points import read_entry_point
 from backquant.errors import MissingExtraError, UsageError, did_you_mean
 from backquant.match.plan import Reason
 
@@ -169,13 +170,12 @@ def _checked_suffix(target: Target, path: Path) -> Target:
 
 
 def _load(name: str) -> Target:
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        target = getattr(importlib.import_module(module), attribute)
-    else:
+    if name not in _BUILT_IN:
         [point, *_] = metadata.entry_points(group=_GROUP, name=name)
-        target = point.load()
-    assert isinstance(target, Target), f"{name} is no Target"
+        fix = "an object with the attributes of backquant.deploy.Target"
+        return read_entry_point(point, Target, "target", UsageError, fix)  # type: ignore[type-abstract]
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    target: Target = getattr(importlib.import_module(module), attribute)
     return target
 
 
