@@ -144,3 +144,12 @@ def did_you_mean(
     """
     near = " or ".join(map(quote, nearest(word, known, most)))
     return f"did you mean {near}?" if near else otherwise
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; its class where it says nothing.
+
+    >>> first_line(ValueError("no\\nmore")), first_line(KeyError())
+    ('no', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

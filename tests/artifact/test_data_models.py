@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from backquant.artifact.data_models import data_model
 from backquant.lower import EngineInfo
-from backquant.match.plan import Decision, Plan, Reason, TensorAsk
+from backquant.match.plan import Decision, Plan, Reason, TensorRequest
 
 
 def test_dataclasses_in_fields_are_models_too() -> None:
@@ -25,7 +25,7 @@ def test_fields_are_there_and_of_their_type(text: str) -> None:
 
 
 def test_dtypes_are_names_of_dtypes() -> None:
-    model = data_model(TensorAsk)
+    model = data_model(TensorRequest)
     assert model.model_validate_json('{"dtype": "quint8", "observer": "x"}')
     for name in ("load", "QUINT8", "nn.Module"):
         with pytest.raises(ValidationError):

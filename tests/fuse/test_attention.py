@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig, QDQRules
-from backquant.fuse import attention_apart
+from backquant.fuse import decompose_attention
 from backquant.graph import capture
 from backquant.qconfig import QConfigMapping, default_dynamic_qconfig, get_default_qconfig
 
@@ -40,7 +40,7 @@ def drawn() -> tuple[torch.Tensor, ...]:
 
 def apart(model: nn.Module, mapping: QConfigMapping = STATIC, backend: Any = APART) -> Any:
     captured = capture(model)
-    attention_apart(captured, backend, mapping)
+    decompose_attention(captured, backend, mapping)
     return captured
 
 

@@ -89,14 +89,14 @@ def test_everything_is_put_back_after_a_failure() -> None:
 def test_exporting_is_no_news_to_other_threads() -> None:
     seen: list[tuple[bool, bool]] = []
 
-    class Asks(nn.Module):
+    class QConfigRequest(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             here = torch.compiler.is_exporting()
             seen.append((here, in_other_thread(torch.compiler.is_exporting)))
             return x + 1
 
     with capture_in_own_thread():
-        torch.export.export(Asks(), (torch.ones(2),), strict=False)
+        torch.export.export(QConfigRequest(), (torch.ones(2),), strict=False)
     assert set(seen) == {(True, False)}
 
 

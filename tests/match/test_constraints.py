@@ -9,9 +9,9 @@ import torch
 
 from backquant.backend_config import DTypeWithConstraints
 from backquant.match.constraints import check_tensor, demand_text, scale_demands
-from backquant.match.plan import TensorAsk
+from backquant.match.plan import TensorRequest
 
-INT8 = TensorAsk(
+INT8 = TensorRequest(
     torch.qint8, "MinMaxObserver", "per_tensor_affine", quant_min=-128, quant_max=127, eps=2**-23
 )
 FIXED = replace(INT8, scale=0.25, zero_point=3, observer="FixedQParamsObserver", eps=None)
@@ -49,7 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "ask", "admits", "refuses"), CASES)
-def test_rule(rule: str, ask: TensorAsk, admits: dict | None, refuses: dict | None) -> None:
+def test_rule(rule: str, ask: TensorRequest, admits: dict | None, refuses: dict | None) -> None:
     if admits is not None:
         assert check_tensor(ask, DTypeWithConstraints(torch.qint8, **admits)) == []
     if refuses is not None:
@@ -93,7 +93,7 @@ def test_dtypes_are_compared_as_tokens(asked: torch.dtype, wanted: torch.dtype, 
 
 
 def test_unknown_range_and_eps_are_refused() -> None:
-    vague = TensorAsk(torch.qint8, "Mine")
+    vague = TensorRequest(torch.qint8, "Mine")
     demand = DTypeWithConstraints(
         torch.qint8, quant_min_lower_bound=-127, scale_min_lower_bound=2**-12
     )

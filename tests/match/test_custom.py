@@ -10,7 +10,7 @@ from backquant.errors import ConfigError
 from backquant.graph import GraphIndex, capture
 from backquant.match import CustomMatching, MatchKind
 from backquant.match.custom import kind_asked
-from backquant.match.plan import TensorAsk
+from backquant.match.plan import TensorRequest
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, QuantType
 
 
@@ -109,8 +109,8 @@ def test_kinds_are_torchs(
     from torch.ao.quantization import PlaceholderObserver, QConfig
     from torch.ao.quantization.utils import get_quant_type
 
-    ask = TensorAsk(activation, "O", is_dynamic=dynamic)
-    assert kind_asked(ask, TensorAsk(weight, "O")) == expected
+    ask = TensorRequest(activation, "O", is_dynamic=dynamic)
+    assert kind_asked(ask, TensorRequest(weight, "O")) == expected
     asked = QConfig(
         PlaceholderObserver.with_args(dtype=activation, is_dynamic=dynamic),
         PlaceholderObserver.with_args(dtype=weight),

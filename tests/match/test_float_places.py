@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from backquant.backend_config import LeaveFloat
 from backquant.graph import GraphIndex
-from backquant.match.float_places import left_in_float
+from backquant.match.float_places import find_float_places
 
 ADD = (operator.add, torch.add)
 RESIDUAL = LeaveFloat(ADD, after=(nn.Linear, F.linear), before=(nn.LayerNorm,))
@@ -39,7 +39,7 @@ def _graph(root: Any) -> GraphIndex:
 
 
 def _left(rules: list[LeaveFloat]) -> list[tuple[str, int]]:
-    return [tuple(left) for left in left_in_float(_graph(Block()), rules)]
+    return [tuple(left) for left in find_float_places(_graph(Block()), rules)]
 
 
 def test_residual_additions() -> None:
@@ -57,6 +57,6 @@ def test_inputs_of_indices_are_tables() -> None:
         angles = positions.cos()
         return x * angles + x * angles.sin()
 
-    found = left_in_float(_graph(f), [TABLE], lambda name: name != "positions")
+    found = find_float_places(_graph(f), [TABLE], lambda name: name != "positions")
     assert [left.node for left in found] == ["mul", "mul_1", "add"]
-    assert left_in_float(_graph(f), [TABLE]) == ()
+    assert find_float_places(_graph(f), [TABLE]) == ()

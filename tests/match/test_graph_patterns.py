@@ -15,7 +15,7 @@ from backquant.backend_config.graph_pattern import GraphNode
 from backquant.graph import GraphIndex
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
-from backquant.match.misses import Misses
+from backquant.match.near_misses import NearMisses
 
 TWO = (torch.add, torch.mul, torch.sub)
 ONE = (torch.relu, torch.sigmoid, torch.tanh)
@@ -227,7 +227,7 @@ def test_a_damaged_copy_is_not_found(seed: int, damage: Any) -> None:
     anchors = [match.anchor for match in found]
     assert (made[pattern.output] in anchors) is not damaged
     if damaged and made[pattern.output].target is pattern.nodes[-1].op:
-        text = Misses(matcher._graph, matcher._patterns).text(made[pattern.output])
+        text = NearMisses(matcher._graph, matcher._patterns).text(made[pattern.output])
         assert text.startswith("for ")
 
 
@@ -296,7 +296,7 @@ def test_an_input_is_computed_outside() -> None:
     module = fx.GraphModule(nn.Module(), graph)
     found, matcher = search(module, pattern)
     assert found == []
-    text = Misses(matcher._graph, matcher._patterns).text(inner)
+    text = NearMisses(matcher._graph, matcher._patterns).text(inner)
     assert text.endswith("an input is its own operator 'relu'")
 
 
@@ -311,7 +311,7 @@ def test_other_arguments_are_named() -> None:
     module = fx.symbolic_trace(lambda x: torch.flatten(torch.relu(x), 1, 2))
     found, matcher = search(module, pattern)
     assert found == []
-    text = Misses(matcher._graph, matcher._patterns).text(matcher._graph.nodes["flatten"])
+    text = NearMisses(matcher._graph, matcher._patterns).text(matcher._graph.nodes["flatten"])
     assert text.endswith("'flatten' is called with other arguments")
 
 

@@ -29,7 +29,7 @@ from backquant.deploy import (
 )
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
-from backquant.errors import ExportError, InputError, UsageError
+from backquant.errors import ExportError, InputError, UsageError, first_line
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
@@ -236,7 +236,7 @@ def _costs(module: fx.GraphModule, inputs: Any) -> GraphCosts:
     try:
         return graph_costs(module, inputs)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         args, kwargs = as_arguments(inputs)
         passed = [describe_value(value) for value in args]
         passed += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]

@@ -19,7 +19,7 @@ from backquant.calibrate.observers import (
 )
 from backquant.calibrate.progress import Progress
 from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
-from backquant.errors import BackquantError, CalibrationError, InputError
+from backquant.errors import BackquantError, CalibrationError, InputError, first_line
 from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
 
@@ -132,7 +132,7 @@ def _misfit(
     fitted: str,
     error: Exception,
 ) -> InputError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     expected = f"like those before: {fitted}" if fitted else _expected(prepared)
     return InputError(
         f"batch {index} does not fit the model: {reason}",

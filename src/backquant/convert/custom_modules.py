@@ -41,7 +41,7 @@ from backquant.qconfig import ConvertCustomConfig, QuantType
 
 __all__ = [
     "CustomSwap",
-    "absorb_outputs",
+    "fuse_outputs",
     "convert_custom_modules",
     "custom_swaps",
     "dequantize_all",
@@ -155,7 +155,7 @@ def _from_the_start(work: Conversion, decision: Decision, swap: CustomSwap) -> C
     return swap
 
 
-def absorb_outputs(work: Conversion, swaps: list[CustomSwap]) -> set[str]:
+def fuse_outputs(work: Conversion, swaps: list[CustomSwap]) -> set[str]:
     """Values of modules that give quantized tensors are dequantized; returns the sites that are gone.
 
     The observer of the output is the module's own from now on. In the ``"decomposed"`` dialect its

@@ -11,9 +11,9 @@ from torch import fx
 
 from backquant.convert.activations import convert_activations
 from backquant.convert.custom_modules import (
-    absorb_outputs,
     convert_custom_modules,
     custom_swaps,
+    fuse_outputs,
 )
 from backquant.convert.dialects import DIALECTS
 from backquant.convert.float_results import needed_sites
@@ -118,7 +118,7 @@ def _converted(
         work.plan = work.plan.noted(note)
     swaps = run_pass(custom_swaps, work, asked.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
-    absorbed = run_pass(absorb_outputs, work, swaps)
+    absorbed = run_pass(fuse_outputs, work, swaps)
     run_pass(convert_activations, work, needed, skipped | absorbed)
     run_pass(convert_weighted_modules, work)
     run_pass(round_biases, work)

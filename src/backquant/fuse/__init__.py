@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
-from backquant.fuse.attention import attention_apart
+from backquant.fuse.attention import decompose_attention
 from backquant.fuse.sync_batch_norm import as_plain, put_back, without_sync
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "FusedPlan",
     "apply_fusion",
     "as_plain",
-    "attention_apart",
+    "decompose_attention",
     "plan_fused",
     "put_back",
     "without_sync",

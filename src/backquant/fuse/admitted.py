@@ -28,7 +28,7 @@ from backquant.match import (
     plan_fusion,
 )
 from backquant.match.index import PatternIndex
-from backquant.match.verdict import Asks, Roles, judge
+from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.qconfig import QConfigMapping
 
 __all__ = ["FusedPlan", "plan_fused"]
@@ -148,7 +148,7 @@ class _Attempts:
         if decision.outcome is not Outcome.FLOAT or decision.asked_activation is None:
             return False
         root = type_before_parametrizations(self._module_of(fusion.root))
-        asks = Asks(decision.asked_activation, decision.asked_weight)
+        asks = QConfigRequest(decision.asked_activation, decision.asked_weight)
         single = (
             candidate.config
             for candidate in self._patterns().candidates(OperatorKey("module", root))

@@ -19,19 +19,21 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig
 from backquant.graph import Captured, Scope
-from backquant.match.asks import AskReader
+from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.rules import RuleTable
 from backquant.operators import find, moves_values
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["attention_apart"]
+__all__ = ["decompose_attention"]
 
 _ARGUMENTS = (
     *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
 )
 
 
-def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfigMapping) -> None:
+def decompose_attention(
+    captured: Captured, backend: BackendConfig, mapping: QConfigMapping
+) -> None:
     """Write the attention of ``captured`` apart, in place, where ``mapping`` asks for integer products.
 
     Whether it does is what the mapping says of ``torch.matmul`` at that place; ``None`` for
@@ -46,13 +48,13 @@ def attention_apart(captured: Captured, backend: BackendConfig, mapping: QConfig
     ...         return F.scaled_dot_product_attention(q, k, v)
     >>> captured = capture(Attention())
     >>> mapping = QConfigMapping().set_global(get_default_qconfig("x86"))
-    >>> attention_apart(captured, BackendConfig("b").set_qdq(QDQRules(attention="products")), mapping)
+    >>> decompose_attention(captured, BackendConfig("b").set_qdq(QDQRules(attention="products")), mapping)
     >>> [node.name for node in captured.module.graph.nodes if node.op != "placeholder"]
     ['transpose', 'matmul', 'size', 'pow_1', 'mul', 'softmax', 'matmul_1', 'output']
     """
     if backend.qdq is None or backend.qdq.attention == "whole":
         return
-    table, asks, changed = RuleTable(mapping), AskReader(), False
+    table, asks, changed = RuleTable(mapping), QConfigReader(), False
     for node in list(captured.module.graph.nodes):
         if node.op != "call_function" or not _is_attention(node.target):
             continue
@@ -77,7 +79,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
     )
 
 
-def _is_asked(table: RuleTable, asks: AskReader, scope: Scope) -> bool:
+def _is_asked(table: RuleTable, asks: QConfigReader, scope: Scope) -> bool:
     whole = table.by_type(F.scaled_dot_product_attention)
     if whole is not None and whole.qconfig is None:
         return False

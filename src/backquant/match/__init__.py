@@ -18,7 +18,7 @@ from backquant.match.plan import (
     Reason,
     RuleKind,
     RuleRef,
-    TensorAsk,
+    TensorRequest,
     Verdict,
 )
 from backquant.match.recheck import MeasuredScales, recheck
@@ -38,7 +38,7 @@ __all__ = [
     "Reason",
     "RuleKind",
     "RuleRef",
-    "TensorAsk",
+    "TensorRequest",
     "Verdict",
     "make_plan",
     "plan_fusion",

@@ -18,7 +18,7 @@ import torch
 from backquant.backend_config import DTypeWithConstraints
 from backquant.backend_config.numbers import short_text
 from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype
-from backquant.match.plan import TensorAsk
+from backquant.match.plan import TensorRequest
 from backquant.reason_codes import ReasonCode
 
 __all__ = [
@@ -42,13 +42,13 @@ class Refusal:
     fix: str = ""
 
 
-Rule = Callable[[TensorAsk, DTypeWithConstraints], "Refusal | None"]
+Rule = Callable[[TensorRequest, DTypeWithConstraints], "Refusal | None"]
 
 
-def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def dtype_matches(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The dtype is the demanded token.
 
-    >>> refusal = dtype_matches(TensorAsk(torch.uint8, "MinMaxObserver"),
+    >>> refusal = dtype_matches(TensorRequest(torch.uint8, "MinMaxObserver"),
     ...                         DTypeWithConstraints(torch.quint8))
     >>> refusal.rule, refusal.admitted
     ('dtype-token', 'quint8')
@@ -64,10 +64,10 @@ def dtype_matches(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     return Refusal(rule, dtype_name(ask.dtype), dtype_name(demand.dtype))
 
 
-def range_within(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def range_within(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The quantized range lies within the demanded one; each bound counts on its own.
 
-    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
+    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
     >>> range_within(ask, DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127)).admitted
     '[-127, …]'
     """
@@ -94,10 +94,10 @@ def _interval(low: float | None, high: float | None) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def scale_at_least(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def scale_at_least(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The smallest scale that the observer gives (its ``eps``) is no less than demanded.
 
-    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", eps=2**-23)
+    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", eps=2**-23)
     >>> scale_at_least(ask, DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)).asked
     'scale ≥ 2**-23 (eps)'
     """
@@ -117,12 +117,12 @@ def scale_at_least(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | No
     return Refusal(ReasonCode.SCALE_MIN, asked, f"scale ≥ {short_text(float(bound))}")
 
 
-def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def scale_at_most(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """A fixed scale, or the smallest possible one, is no more than demanded.
 
     Measured scales are checked after calibration.
 
-    >>> ask = TensorAsk(torch.quint8, "FixedQParamsObserver", scale=0.5, zero_point=0)
+    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.5, zero_point=0)
     >>> scale_at_most(ask, DTypeWithConstraints(torch.quint8, scale_max_upper_bound=0.1)).rule
     'scale-max'
     """
@@ -137,11 +137,11 @@ def scale_at_most(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | Non
     )
 
 
-def fixed_qparams(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def fixed_qparams(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Scale and zero point are fixed to the demanded values. Float dtypes have none.
 
     >>> demand = DTypeWithConstraints(torch.quint8, scale_exact_match=1/256, zero_point_exact_match=0)
-    >>> fixed_qparams(TensorAsk(torch.quint8, "HistogramObserver"), demand).admitted
+    >>> fixed_qparams(TensorRequest(torch.quint8, "HistogramObserver"), demand).admitted
     'fixed scale 2**-8, zero point 0'
     """
     scale, zero_point = demand.scale_exact_match, demand.zero_point_exact_match
@@ -172,10 +172,10 @@ def _same_float(asked: float | None, demanded: float) -> bool:
     )
 
 
-def symmetry(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def symmetry(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The scheme is symmetric, or affine, as demanded.
 
-    >>> ask = TensorAsk(torch.qint8, "MinMaxObserver", qscheme="per_tensor_affine")
+    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", qscheme="per_tensor_affine")
     >>> symmetry(ask, DTypeWithConstraints(torch.qint8, symmetric=True)).admitted
     'a symmetric scheme'
     """
@@ -185,10 +185,10 @@ def symmetry(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
     return Refusal(ReasonCode.SYMMETRIC, ask.qscheme or f"{ask.observer} with no scheme", wanted)
 
 
-def granularity(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def granularity(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Qparams are per tensor, or per channel, as demanded.
 
-    >>> ask = TensorAsk(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
+    >>> ask = TensorRequest(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
     >>> granularity(ask, DTypeWithConstraints(torch.qint8, granularity="per_tensor")).asked
     'per_channel_symmetric'
     """
@@ -200,10 +200,10 @@ def granularity(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
     return Refusal(ReasonCode.GRANULARITY, ask.qscheme or f"{ask.observer} with no scheme", wanted)
 
 
-def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def channel_axis(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Per channel, the channels lie on the demanded axis.
 
-    >>> ask = TensorAsk(torch.qint8, "O", qscheme="per_channel_symmetric", ch_axis=0)
+    >>> ask = TensorRequest(torch.qint8, "O", qscheme="per_channel_symmetric", ch_axis=0)
     >>> channel_axis(ask, DTypeWithConstraints(torch.qint8, ch_axis=1)).admitted
     'channels on axis 1'
     """
@@ -214,10 +214,10 @@ def channel_axis(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None
     )
 
 
-def power_of_two(ask: TensorAsk, demand: DTypeWithConstraints) -> Refusal | None:
+def power_of_two(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """A fixed scale is a power of two. Measured scales are checked after calibration.
 
-    >>> ask = TensorAsk(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
+    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
     >>> power_of_two(ask, DTypeWithConstraints(torch.quint8, power_of_two_scale=True)).asked
     'scale 0.3'
     """
@@ -252,10 +252,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_tensor(ask: TensorAsk, demand: DTypeWithConstraints) -> list[Refusal]:
+def check_tensor(ask: TensorRequest, demand: DTypeWithConstraints) -> list[Refusal]:
     """Every rule that a request breaks; a demand without a dtype demands nothing.
 
-    >>> check_tensor(TensorAsk(torch.qint8, "MinMaxObserver"), DTypeWithConstraints(torch.qint8))
+    >>> check_tensor(TensorRequest(torch.qint8, "MinMaxObserver"), DTypeWithConstraints(torch.qint8))
     []
     """
     if demand.dtype is None:
@@ -277,10 +277,12 @@ class ScaleDemand:
     admitted: str
 
 
-def scale_demands(role: str, ask: TensorAsk, demand: DTypeWithConstraints) -> Iterator[ScaleDemand]:
+def scale_demands(
+    role: str, ask: TensorRequest, demand: DTypeWithConstraints
+) -> Iterator[ScaleDemand]:
     """What only measured scales can answer of a demand on the tensor of a role.
 
-    >>> found = scale_demands("input", TensorAsk(torch.qint8, "MinMaxObserver"),
+    >>> found = scale_demands("input", TensorRequest(torch.qint8, "MinMaxObserver"),
     ...                       DTypeWithConstraints(torch.qint8, scale_max_upper_bound=0.5))
     >>> [(one.bound, one.admitted) for one in found]
     [(0.5, 'scale ≤ 0.5')]
@@ -325,10 +327,10 @@ def demand_text(demand: DTypeWithConstraints) -> str:
     return ", ".join([text, *parts])
 
 
-def asked_text(ask: TensorAsk) -> str:
+def asked_text(ask: TensorRequest) -> str:
     """A request in words.
 
-    >>> asked_text(TensorAsk(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127))
+    >>> asked_text(TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127))
     'qint8 [-128, 127]'
     """
     text = dtype_name(ask.dtype)

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from backquant.errors import ConfigError, did_you_mean
 from backquant.graph import GraphIndex
-from backquant.match.plan import MatchKind, TensorAsk
+from backquant.match.plan import MatchKind, TensorRequest
 from backquant.qconfig import PrepareCustomConfig, QuantType
 from backquant.qconfig.quant_type import quant_type_of
 
@@ -142,12 +142,12 @@ class CustomMatching:
         return sorted(self.standalone_names - set(paths))
 
 
-def kind_asked(activation: TensorAsk | None, weight: TensorAsk | None) -> QuantType | None:
+def kind_asked(activation: TensorRequest | None, weight: TensorRequest | None) -> QuantType | None:
     """The kind of quantization that two requests amount to.
 
     >>> import torch
-    >>> static = TensorAsk(torch.quint8, "MinMaxObserver")
-    >>> kind_asked(static, TensorAsk(torch.qint8, "MinMaxObserver"))
+    >>> static = TensorRequest(torch.quint8, "MinMaxObserver")
+    >>> kind_asked(static, TensorRequest(torch.qint8, "MinMaxObserver"))
     <QuantType.STATIC: 1>
     """
     if activation is None or weight is None:

@@ -11,7 +11,6 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.values import GraphValues
-from backquant.match.asks import AskReader
 from backquant.match.conditions import unmet
 from backquant.match.constraints import Refusal
 from backquant.match.custom import CustomMatching, kind_asked
@@ -19,7 +18,6 @@ from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
-from backquant.match.notes import unused_rules
 from backquant.match.occurrences import Occurrence, find_occurrences, valueless_nodes
 from backquant.match.plan import (
     Decision,
@@ -31,11 +29,13 @@ from backquant.match.plan import (
     Predicate,
     Reason,
 )
+from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.reasons import ReasonWriter, Refused
 from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
-from backquant.match.unasked import Unasked
-from backquant.match.verdict import Asks, Judge
+from backquant.match.suggestions import Suggestions
+from backquant.match.unused_rules import unused_rules
+from backquant.match.verdict import Judge, QConfigRequest
 from backquant.match.weight_sums import WeightSums
 from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
@@ -87,7 +87,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
     graph = GraphIndex(module)
     patterns = PatternIndex(backend_config)
     table = RuleTable(qconfig_mapping)
-    asks, judge = AskReader(), Judge()
+    asks, judge = QConfigReader(), Judge()
     facts = _Facts(
         graph=graph,
         scopes=scopes,
@@ -96,7 +96,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
         writer=ReasonWriter(backend_config, graph, patterns, scopes),
         asks=asks,
         judge=judge,
-        unasked=Unasked(backend_config, asks, judge),
+        unasked=Suggestions(backend_config, asks, judge),
         custom=custom or CustomMatching(),
         values=values or GraphValues(None),
     )
@@ -131,9 +131,9 @@ class _Facts:
     hits: Mapping[str, Hit]
     patterns: PatternIndex
     writer: ReasonWriter
-    asks: AskReader
+    asks: QConfigReader
     judge: Judge
-    unasked: Unasked
+    unasked: Suggestions
     custom: CustomMatching
     values: GraphValues
     valueless: frozenset[str] = frozenset()
@@ -155,10 +155,10 @@ class _Facts:
             str(node.target), self.graph.module_of(node)
         )
 
-    def read(self, hit: Hit, node: fx.Node) -> Asks:
+    def read(self, hit: Hit, node: fx.Node) -> QConfigRequest:
         where = f"QConfigMapping: {hit.rule}, node {node.name!r}"
         activation = self.asks.activation(hit.qconfig, where)
-        return Asks(activation, self.asks.weight(hit.qconfig, where))
+        return QConfigRequest(activation, self.asks.weight(hit.qconfig, where))
 
     def request(self, occurrence: Occurrence) -> str:
         """What could be asked for an occurrence that no rule asks for."""

@@ -19,7 +19,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.graph import GraphIndex, Scope
 from backquant.match.default_rules import DefaultRules
-from backquant.match.float_places import LeftFloat, left_in_float
+from backquant.match.float_places import FloatPlace, find_float_places
 from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
 
@@ -52,7 +52,7 @@ def rules_for_places(  # size: the graph, the plan for it, and what is asked of 
     rules = by_default.rules
     if not any(rule.at_places for rule in rules):
         return None
-    found = left_in_float(GraphIndex(module), rules)
+    found = find_float_places(GraphIndex(module), rules)
     places = places_of(module, scopes)  # rules of a mapping count no methods
     found = tuple(
         left
@@ -96,7 +96,7 @@ def places_of(
 
 
 def _notes(
-    found: Sequence[LeftFloat], rules: Sequence[LeaveFloat], backend: BackendConfig
+    found: Sequence[FloatPlace], rules: Sequence[LeaveFloat], backend: BackendConfig
 ) -> list[str]:
     notes = []
     for position, rule in enumerate(rules):

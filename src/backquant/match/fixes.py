@@ -18,9 +18,9 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import short_text
 from backquant.dtypes import is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
-from backquant.match.plan import RuleKind, TensorAsk
+from backquant.match.plan import RuleKind, TensorRequest
 from backquant.match.rules import Hit
-from backquant.match.verdict import Asks, Roles
+from backquant.match.verdict import QConfigRequest, Roles
 from backquant.qconfig import QConfig
 
 __all__ = ["ObserverFix", "QConfigFix", "mapping_call", "qconfig_fix"]
@@ -104,12 +104,12 @@ class QConfigFix(NamedTuple):
         return QConfig(self.activation.make(), self.weight.make())
 
 
-def qconfig_fix(config: DTypeConfig, asks: Asks, roles: Roles) -> QConfigFix:
+def qconfig_fix(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> QConfigFix:
     """A QConfig that a dtype config admits; what is admitted of the request stays as it is.
 
     >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
-    >>> ask = TensorAsk(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
-    >>> print(qconfig_fix(config, Asks(ask, None), Roles(True, True, False)))
+    >>> ask = TensorRequest(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
+    >>> print(qconfig_fix(config, QConfigRequest(ask, None), Roles(True, True, False)))
     QConfig(
         activation=MinMaxObserver,
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
@@ -119,11 +119,11 @@ def qconfig_fix(config: DTypeConfig, asks: Asks, roles: Roles) -> QConfigFix:
     return QConfigFix(activation, weight)
 
 
-def _spelled(ask: TensorAsk | None) -> ObserverFix:
+def _spelled(ask: TensorRequest | None) -> ObserverFix:
     return ObserverFix("NoopObserver" if ask is None else ask.spelled)
 
 
-def _activation_fix(config: DTypeConfig, ask: TensorAsk | None) -> ObserverFix:
+def _activation_fix(config: DTypeConfig, ask: TensorRequest | None) -> ObserverFix:
     demand = config.input_dtype_with_constraints
     if demand.dtype is None:
         demand = config.output_dtype_with_constraints
@@ -140,7 +140,7 @@ def _activation_fix(config: DTypeConfig, ask: TensorAsk | None) -> ObserverFix:
     return _observer(_merged(demand, config.output_dtype_with_constraints), ask)
 
 
-def _weight_fix(config: DTypeConfig, ask: TensorAsk | None) -> ObserverFix:
+def _weight_fix(config: DTypeConfig, ask: TensorRequest | None) -> ObserverFix:
     demand = config.weight_dtype_with_constraints
     if demand.dtype is None or (ask is not None and not check_tensor(ask, demand)):
         return _spelled(ask)
@@ -164,7 +164,7 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
 
 
 def _observer(
-    demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool = False
+    demand: DTypeWithConstraints, ask: TensorRequest | None, *, weight: bool = False
 ) -> ObserverFix:
     assert demand.dtype is not None
     if is_scaled_float(demand.dtype):
@@ -191,7 +191,7 @@ def _observer(
     return ObserverFix(asked if asked in names else names[0], values)
 
 
-def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> ObserverFix:
+def _fixed(demand: DTypeWithConstraints, ask: TensorRequest | None) -> ObserverFix:
     assert demand.dtype is not None
     row = qdtype(demand.dtype)
     values: dict[str, Any] = {
@@ -208,7 +208,9 @@ def _fixed(demand: DTypeWithConstraints, ask: TensorAsk | None) -> ObserverFix:
     return fix
 
 
-def _wants_channels(demand: DTypeWithConstraints, ask: TensorAsk | None, *, weight: bool) -> bool:
+def _wants_channels(
+    demand: DTypeWithConstraints, ask: TensorRequest | None, *, weight: bool
+) -> bool:
     if demand.granularity is not None:
         return demand.granularity == "per_channel"
     if weight and demand.dtype in _ROW_WISE:
@@ -225,7 +227,7 @@ def _scheme(demand: DTypeWithConstraints, *, per_channel: bool, weight: bool) ->
     return torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
 
 
-def _range(demand: DTypeWithConstraints, ask: TensorAsk | None) -> dict[str, Any]:
+def _range(demand: DTypeWithConstraints, ask: TensorRequest | None) -> dict[str, Any]:
     """The demanded bounds, or narrower ones if those were asked for in the same dtype."""
     values: dict[str, Any] = {}
     low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound

@@ -14,21 +14,21 @@ from backquant.graph.export import interface_of
 from backquant.match.index import key_of
 from backquant.operators.index import find, find_root, moves_values
 
-__all__ = ["LeftFloat", "calls_one_of", "keys_of", "left_in_float"]
+__all__ = ["FloatPlace", "calls_one_of", "keys_of", "find_float_places"]
 
 
-class LeftFloat(NamedTuple):
+class FloatPlace(NamedTuple):
     """A node that stays float, and the rule that says so, by position."""
 
     node: str
     rule: int
 
 
-def left_in_float(
+def find_float_places(
     graph: GraphIndex,
     rules: Sequence[LeaveFloat],
     is_float_input: Callable[[str], bool] | None = None,
-) -> tuple[LeftFloat, ...]:
+) -> tuple[FloatPlace, ...]:
     """The nodes that ``rules`` leave in float, in graph order.
 
     Args:
@@ -40,8 +40,8 @@ def left_in_float(
     >>> def f(x, y):
     ...     return torch.nn.functional.layer_norm(x + y, (2,)) + 1
     >>> rule = LeaveFloat((operator.add,), before=(torch.nn.functional.layer_norm,))
-    >>> left_in_float(GraphIndex(fx.symbolic_trace(f)), [rule])
-    (LeftFloat(node='add', rule=0),)
+    >>> find_float_places(GraphIndex(fx.symbolic_trace(f)), [rule])
+    (FloatPlace(node='add', rule=0),)
     """
     found: dict[str, int] = {}
     tables: set[fx.Node] | None = None
@@ -52,7 +52,7 @@ def left_in_float(
             tables = _tables(graph, is_float_input or _float_inputs(graph))
         for node in _left_by(graph, rule, tables or set()):
             found.setdefault(node.name, position)
-    return tuple(LeftFloat(name, found[name]) for name in graph.nodes if name in found)
+    return tuple(FloatPlace(name, found[name]) for name in graph.nodes if name in found)
 
 
 def keys_of(operators: Iterable[Any]) -> set[OperatorKey | None]:

@@ -1,7 +1,7 @@
 """Operators that stay float at some places: always (``QDQRules.leave_float``) or by default
 (``BackendDefaults.leave_float``, ``beside_float``).
 
-1. What a rule leaves in float at places of the float model (``left_in_float``) stays float first.
+1. What a rule leaves in float at places of the float model (``find_float_places``) stays float first.
 2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
    out of a match that stays quantized with an integer output, and a match that stays quantized reads its
    result as integers.
@@ -23,7 +23,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
 from backquant.match.default_rules import DefaultRules
-from backquant.match.float_places import left_in_float
+from backquant.match.float_places import find_float_places
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason
 from backquant.reason_codes import ReasonCode
@@ -113,7 +113,7 @@ class _Settling:
 
     def _leave_places(self) -> None:
         always = [one for one in self.rules if not one.by_default]
-        for left in left_in_float(self.graph, [one.rule for one in always]):
+        for left in find_float_places(self.graph, [one.rule for one in always]):
             occurrence = self.of_node.get(left.node)
             if occurrence is not None and self._quantized(occurrence):
                 rule = always[left.rule]

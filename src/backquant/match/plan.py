@@ -30,7 +30,7 @@ __all__ = [
     "Reason",
     "RuleKind",
     "RuleRef",
-    "TensorAsk",
+    "TensorRequest",
     "Verdict",
 ]
 
@@ -117,7 +117,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class TensorAsk:
+class TensorRequest:
     """What a QConfig asks for one tensor, as data (for reports; prepare builds from the rule).
 
     ``scale`` and ``zero_point`` are those of fixed qparams; ``spelled`` is the factory as code.
@@ -254,8 +254,8 @@ class Decision:
     match: int | None = None  # index into Plan.matches
     dtype_config: int | None = None  # index into the entry's dtype_configs
     rule: RuleRef | None = None  # which QConfigMapping rule applied; None: none did
-    asked_activation: TensorAsk | None = None
-    asked_weight: TensorAsk | None = None
+    asked_activation: TensorRequest | None = None
+    asked_weight: TensorRequest | None = None
     observation: str = ""  # name of the ObservationType that applies to this occurrence
     reasons: tuple[Reason, ...] = ()
 

@@ -14,12 +14,12 @@ from backquant.match.constraints import Refusal, demand_text
 from backquant.match.custom import kind_asked
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import PatternIndex
-from backquant.match.misses import Misses
 from backquant.match.names import entry_text, op_name
+from backquant.match.near_misses import NearMisses
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
 from backquant.match.rules import Hit
-from backquant.match.verdict import Asks, Roles, Ruling, tensor_text
+from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text
 from backquant.qconfig import QuantType
 from backquant.reason_codes import ReasonCode
 
@@ -34,7 +34,7 @@ class Refused:
 
     occurrence: Occurrence
     hit: Hit
-    asks: Asks
+    asks: QConfigRequest
     roles: Roles
     ruling: Ruling
 
@@ -64,7 +64,7 @@ class ReasonWriter:
         self._graph = graph
         self._patterns = patterns
         self._scopes = scopes
-        self._misses = Misses(graph, patterns)
+        self._misses = NearMisses(graph, patterns)
         self._operators: list[str] | None = None
 
     def place(self, entry: int, dtype_config: int) -> str:
@@ -195,7 +195,7 @@ def _by_tensor(refused: tuple[tuple[str, Refusal], ...]) -> dict[str, list[Refus
     return found
 
 
-def _asked(role: str, broken: list[Refusal], asks: Asks) -> str:
+def _asked(role: str, broken: list[Refusal], asks: QConfigRequest) -> str:
     """The request, with what of it was refused beyond dtype and range."""
     if role == "operator":
         return ", ".join(dict.fromkeys(refusal.asked for refusal in broken))

@@ -14,9 +14,9 @@ from backquant.backend_config.validate import Finding
 from backquant.backend_config.validate.finding import Place
 from backquant.dtypes import dtype_name, find_dtype
 from backquant.errors import BackquantError
-from backquant.match.asks import AskReader
 from backquant.match.fixes import qconfig_fix
-from backquant.match.verdict import Asks, Roles, judge
+from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.verdict import QConfigRequest, Roles, judge
 
 __all__ = ["unsatisfiable"]
 
@@ -69,9 +69,9 @@ def _unconditional(config: DTypeConfig) -> DTypeConfig:
     return DTypeConfig.from_dict(values)
 
 
-def _request(config: DTypeConfig, roles: Roles) -> Asks:
+def _request(config: DTypeConfig, roles: Roles) -> QConfigRequest:
     """What the fix of a refusal would ask for."""
-    qconfig = qconfig_fix(config, Asks(None, None), roles).make()
-    reader = AskReader()
+    qconfig = qconfig_fix(config, QConfigRequest(None, None), roles).make()
+    reader = QConfigReader()
     weight = reader.weight(qconfig, "check") if roles.weight else None
-    return Asks(reader.activation(qconfig, "check"), weight)
+    return QConfigRequest(reader.activation(qconfig, "check"), weight)

@@ -21,7 +21,7 @@ from backquant.match.plan import (
     Reason,
     RuleKind,
     RuleRef,
-    TensorAsk,
+    TensorRequest,
 )
 
 __all__ = ["plan_from_dict", "plan_to_dict"]
@@ -96,10 +96,10 @@ def _rule(values: dict[str, Any] | None) -> Any:
     return RuleRef(**{**values, "kind": RuleKind(values["kind"])})
 
 
-def _ask(values: dict[str, Any] | None) -> TensorAsk | None:
+def _ask(values: dict[str, Any] | None) -> TensorRequest | None:
     if values is None:
         return None
-    return TensorAsk(**{**values, "dtype": getattr(torch, values["dtype"])})
+    return TensorRequest(**{**values, "dtype": getattr(torch, values["dtype"])})
 
 
 def _decision(values: dict[str, Any]) -> Decision:

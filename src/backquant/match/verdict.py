@@ -25,18 +25,18 @@ from backquant.match.constraints import (
     demand_text,
     scale_demands,
 )
-from backquant.match.plan import TensorAsk
+from backquant.match.plan import TensorRequest
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["Asks", "Judge", "Roles", "Ruling", "judge"]
+__all__ = ["QConfigRequest", "Judge", "Roles", "Ruling", "judge"]
 
 
 @dataclass(frozen=True)
-class Asks:
+class QConfigRequest:
     """What the QConfig of a match asks for."""
 
-    activation: TensorAsk | None
-    weight: TensorAsk | None
+    activation: TensorRequest | None
+    weight: TensorRequest | None
 
     @property
     def bias_dtype(self) -> torch.dtype:
@@ -88,12 +88,12 @@ class Ruling:
         return min(range(len(self.refused)), key=lambda i: (_distance(self.refused[i]), i))
 
 
-def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
+def judge(config: BackendPatternConfig, asks: QConfigRequest, roles: Roles) -> Ruling:
     """The ruling of an entry on a request.
 
     >>> entry = BackendPatternConfig(torch.nn.Linear).add_dtype_config(
     ...     DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float))
-    >>> asks = Asks(TensorAsk(torch.quint8, "MinMaxObserver"), TensorAsk(torch.int8, "O"))
+    >>> asks = QConfigRequest(TensorRequest(torch.quint8, "MinMaxObserver"), TensorRequest(torch.int8, "O"))
     >>> ruling = judge(entry, asks, Roles(activation=True, weight=True, bias=False))
     >>> [(role, refusal.rule) for role, refusal in ruling.refused[0]]
     [('weight', 'dtype-token')]
@@ -114,14 +114,17 @@ def judge(config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
 class Judge:
     """``judge``, once for each distinct question, however many nodes ask it.
 
-    >>> Judge().rule(0, BackendPatternConfig(torch.add), Asks(None, None), Roles(True, False, False))
+    >>> entry, asks = BackendPatternConfig(torch.add), QConfigRequest(None, None)
+    >>> Judge().rule(0, entry, asks, Roles(True, False, False))
     Ruling(dtype_config=None, refused=(), scales=())
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Asks, Roles], Ruling] = {}
+        self._known: dict[tuple[int, QConfigRequest, Roles], Ruling] = {}
 
-    def rule(self, entry: int, config: BackendPatternConfig, asks: Asks, roles: Roles) -> Ruling:
+    def rule(
+        self, entry: int, config: BackendPatternConfig, asks: QConfigRequest, roles: Roles
+    ) -> Ruling:
         """The ruling of the entry at a position in its backend."""
         key = (entry, asks, roles)
         if key not in self._known:
@@ -129,7 +132,9 @@ class Judge:
         return self._known[key]
 
 
-def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
+def _refusals(
+    config: DTypeConfig, asks: QConfigRequest, roles: Roles
+) -> Iterator[tuple[str, Refusal]]:
     if roles.activation and config.input_dtype is not None:
         yield from _input_refusals(config, asks, roles)
     if roles.weight and config.weight_dtype is not None:
@@ -147,7 +152,9 @@ def _refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[s
         yield from _output_refusals(config, asks, roles)
 
 
-def _input_refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[tuple[str, Refusal]]:
+def _input_refusals(
+    config: DTypeConfig, asks: QConfigRequest, roles: Roles
+) -> Iterator[tuple[str, Refusal]]:
     ask = asks.activation
     demand = demand_text(config.input_dtype_with_constraints)
     if not roles.input_known:
@@ -164,7 +171,7 @@ def _input_refusals(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[t
 
 
 def _output_refusals(
-    config: DTypeConfig, asks: Asks, roles: Roles
+    config: DTypeConfig, asks: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
     ask = asks.activation
     demand = config.output_dtype_with_constraints
@@ -184,7 +191,7 @@ def _output_refusals(
             yield "output", refusal
 
 
-def _scales(config: DTypeConfig, asks: Asks, roles: Roles) -> Iterator[ScaleDemand]:
+def _scales(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> Iterator[ScaleDemand]:
     tensors = (
         ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
         ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
@@ -209,10 +216,10 @@ def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:
     return sum(_WEIGHTS.get(refusal.rule, 1) for _, refusal in refusals)
 
 
-def tensor_text(role: str, ask: TensorAsk | None) -> str:
+def tensor_text(role: str, ask: TensorRequest | None) -> str:
     """A request for one tensor in words.
 
-    >>> tensor_text("weight", TensorAsk(torch.qint8, "O", quant_min=-128, quant_max=127))
+    >>> tensor_text("weight", TensorRequest(torch.qint8, "O", quant_min=-128, quant_max=127))
     'weight qint8 [-128, 127]'
     """
     return f"{role} {asked_text(ask)}" if ask is not None else f"{role} not observed"

@@ -87,7 +87,7 @@ class NoopObserver(ObserverBase):
 
 
 class ReuseInputObserver(ObserverBase):
-    """Asks that the output uses the observer of the operator's input (reshape and the like).
+    """QConfigRequest that the output uses the observer of the operator's input (reshape and the like).
 
     If the input is not observed, neither is the output.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, first_line
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 
@@ -28,7 +28,7 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
     try:
         return graph_costs(module, example_inputs)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         where, fix = _advice(left_out(module, example_inputs), str(error))
         raise CaptureError(
             f"the traced model fails on inputs that the model accepts: {reason}",

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
-from backquant.fuse import Fused, apply_fusion, attention_apart, plan_fused, without_sync
+from backquant.fuse import Fused, apply_fusion, decompose_attention, plan_fused, without_sync
 from backquant.graph import Captured, Scope, released, shallow_copy
 from backquant.graph.values import GraphValues
 from backquant.match import (
@@ -162,7 +162,7 @@ class _Planning:
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.request)
-        attention_apart(captured, backend, mapping)
+        decompose_attention(captured, backend, mapping)
         values, by_default = self._values(captured), self._by_default(captured, backend, mapping)
         fused, plan = plan_fused(captured, backend, mapping, self.custom, values, by_default)
         notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstr
 from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
 from backquant.match.constraints import Refusal, check_tensor
-from backquant.match.plan import Decision, MatchKind, Plan, TensorAsk
+from backquant.match.plan import Decision, MatchKind, Plan, TensorRequest
 from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.roles import Role
@@ -65,7 +65,7 @@ class _Check:
             text = f"{refusal.asked}, and {refusal.admitted} is admitted"
             raise self._conflict(head, member, text, anchor)
 
-    def _ask(self, head: Site) -> TensorAsk | None:
+    def _ask(self, head: Site) -> TensorRequest | None:
         """What the head's observer was asked to be, from the decision that it was made for."""
         decision = self._decision(head)
         return None if decision is None else decision.asked_activation
@@ -74,7 +74,7 @@ class _Check:
         node = site.producer or (site.readers[0] if site.readers else "")
         return self._plan.decisions.get(self._roots.get(node, node))
 
-    def _refusals(self, ask: TensorAsk, member: Site) -> Iterator[tuple[str, Refusal]]:
+    def _refusals(self, ask: TensorRequest, member: Site) -> Iterator[tuple[str, Refusal]]:
         """What the entries of the member's producer and readers do not admit, with their anchors.
 
         The fixed qparams of an entry are those of its output: what it reads is measured.
@@ -118,7 +118,7 @@ class _Check:
         )
 
 
-def _refused_by_all(ask: TensorAsk, admitted: list[DTypeWithConstraints]) -> list[Refusal]:
+def _refused_by_all(ask: TensorRequest, admitted: list[DTypeWithConstraints]) -> list[Refusal]:
     """The refusals of the first, if none of ``admitted`` takes what is asked."""
     refusals = [list(check_tensor(ask, constraints)) for constraints in admitted]
     return refusals[0] if refusals and all(refusals) else []

@@ -11,7 +11,6 @@ from torch import fx, nn
 from backquant.errors import ConfigError
 from backquant.graph import GraphEditor, call_before, own_buffers, rebuilt, set_module, verify
 from backquant.match.plan import Match, MatchKind, Plan, Reason
-from backquant.prepare.apart import Interface, interfaces
 from backquant.prepare.conflicts import check_groups
 from backquant.prepare.custom_modules import observe_custom_modules
 from backquant.prepare.record import (
@@ -20,6 +19,7 @@ from backquant.prepare.record import (
     with_state,
 )
 from backquant.prepare.requests import ObserverSource
+from backquant.prepare.separate_interfaces import Interface, interfaces
 from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.reason_codes import ReasonCode
 

@@ -11,11 +11,11 @@ from torch import fx
 from backquant.backend_config import BackendConfig
 from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
-from backquant.prepare.apart import interfaces
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
 from backquant.prepare.roles import Role, argument_nodes, input_positions
+from backquant.prepare.separate_interfaces import interfaces
 from backquant.prepare.sites import PREFIX, Site, SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode

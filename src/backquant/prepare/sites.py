@@ -25,7 +25,7 @@ Rules (PyTorch's, with the differences that are marked)
 8. Values that are no float tensors (shapes, indices, masks; *different:* inputs whose default is a
    number) are never observed; neither are inputs
    and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
-9. Standalone and custom modules: see ``backquant.prepare.apart``.
+9. Standalone and custom modules: see ``backquant.prepare.separate_interfaces``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from backquant.dtypes import dtype_name
 from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse
 from backquant.match.names import entry_text
-from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorAsk
+from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
 from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
 from backquant.report.model import ReasonRow, Report, Row
@@ -302,7 +302,7 @@ def _is_call_of(path: str, name: str) -> bool:
     return bool(path) and re.fullmatch(re.escape(squeezed[0]) + r"\d*", squeezed[1]) is not None
 
 
-def _ask(role: str, ask: TensorAsk | None) -> str:
+def _ask(role: str, ask: TensorRequest | None) -> str:
     if ask is None:
         return ""
     text = f"{role} {dtype_name(ask.dtype)}"

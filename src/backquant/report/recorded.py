@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from backquant.convert import ReferenceModel, reference_state
+from backquant.errors import first_line
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
@@ -53,7 +54,7 @@ def _tried(prepared: PreparedModule, example_inputs: Any) -> GraphCosts:
     try:
         return graph_costs(unobserved(prepared).eval(), example_inputs)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         return GraphCosts(not_counted=f"the model does not run on its example inputs: {reason}")
 
 

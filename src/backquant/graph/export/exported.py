@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from backquant.errors import CaptureError, UsageError
+from backquant.errors import CaptureError, UsageError, first_line
 from backquant.graph.edit import set_module
 from backquant.graph.export.signature import program_signature
 
@@ -74,7 +74,7 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     except FileNotFoundError:
         raise UsageError("there is no such file", where=str(path), fix="check the path") from None
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise CaptureError(
             f"the file holds no exported program: {reason}",
             where=str(path),

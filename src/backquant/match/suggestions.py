@@ -6,23 +6,23 @@ from functools import cached_property
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.errors import BackquantError
-from backquant.match.asks import AskReader
 from backquant.match.fixes import qconfig_fix
-from backquant.match.verdict import Asks, Judge, Roles
+from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.verdict import Judge, QConfigRequest, Roles
 from backquant.qconfig import QConfig, get_default_qconfig
 
-__all__ = ["Unasked"]
+__all__ = ["Suggestions"]
 
-_NOTHING = Asks(None, None)
+_NOTHING = QConfigRequest(None, None)
 
 
-class Unasked:
+class Suggestions:
     """The backend's default QConfig where the entry admits it, else one that the entry admits.
 
     >>> import torch
     >>> from backquant.backend_config import get_backend_config
     >>> backend = get_backend_config("x86")
-    >>> unasked, roles = Unasked(backend, AskReader(), Judge()), Roles(True, False, False)
+    >>> unasked, roles = Suggestions(backend, QConfigReader(), Judge()), Roles(True, False, False)
     >>> known = [config.pattern for config in backend.configs]
     >>> unasked.request(known.index(torch.add), roles)
     'get_default_qconfig("x86")'
@@ -30,7 +30,7 @@ class Unasked:
     'QConfig(\\n    activation=FixedQParamsObserver.w'
     """
 
-    def __init__(self, backend: BackendConfig, asks: AskReader, judge: Judge) -> None:
+    def __init__(self, backend: BackendConfig, asks: QConfigReader, judge: Judge) -> None:
         self._backend = backend
         self._entries = backend.configs
         self._asks = asks
@@ -63,5 +63,7 @@ class Unasked:
         self, entry: int, config: BackendPatternConfig, qconfig: QConfig, roles: Roles
     ) -> bool:
         where = self._default_code
-        asks = Asks(self._asks.activation(qconfig, where), self._asks.weight(qconfig, where))
+        asks = QConfigRequest(
+            self._asks.activation(qconfig, where), self._asks.weight(qconfig, where)
+        )
         return self._judge.rule(entry, config, asks, roles).dtype_config is not None

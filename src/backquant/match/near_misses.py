@@ -13,10 +13,10 @@ from backquant.match.index import Candidate, PatternIndex
 from backquant.match.matcher import Matcher, Miss
 from backquant.match.names import entry_text, op_name
 
-__all__ = ["Misses"]
+__all__ = ["NearMisses"]
 
 
-class Misses:
+class NearMisses:
     """The nearest miss of each node, found for all nodes at once when the first is asked for.
 
     >>> import torch
@@ -25,7 +25,7 @@ class Misses:
     ...     name="swish")
     >>> backend = BackendConfig("b").set_backend_pattern_config(BackendPatternConfig(swish))
     >>> graph = GraphIndex(fx.symbolic_trace(lambda x, y: torch.mul(y, torch.sigmoid(x))))
-    >>> print(Misses(graph, PatternIndex(backend)).text(graph.nodes["mul"]))
+    >>> print(NearMisses(graph, PatternIndex(backend)).text(graph.nodes["mul"]))
     for "swish", 'x' and 'y' would have to be one value
     """
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.match.plan import TensorAsk
+from backquant.match.plan import TensorRequest
 from backquant.observe.protocol import (
     is_fake_quantize,
     is_fixed_qparams,
@@ -18,14 +18,14 @@ from backquant.observe.protocol import (
 )
 from backquant.qconfig import QConfig
 
-__all__ = ["AskReader"]
+__all__ = ["QConfigReader"]
 
 
-class AskReader:
+class QConfigReader:
     """Reads each factory once, however many nodes it applies to.
 
     >>> from backquant.observe import MinMaxObserver
-    >>> asks = AskReader()
+    >>> asks = QConfigReader()
     >>> narrow = MinMaxObserver.with_args(quant_min=0, quant_max=127)
     >>> ask = asks.activation(QConfig(narrow, MinMaxObserver), "")
     >>> ask.dtype, ask.quant_min, ask.quant_max
@@ -33,17 +33,17 @@ class AskReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, TensorAsk]] = {}
+        self._known: dict[int, tuple[Any, TensorRequest]] = {}
 
-    def activation(self, qconfig: QConfig | None, where: str) -> TensorAsk | None:
+    def activation(self, qconfig: QConfig | None, where: str) -> TensorRequest | None:
         """What is asked for inputs and outputs; ``where`` names the rule for errors."""
         return None if qconfig is None else self._read(qconfig.activation, f"{where}, activation")
 
-    def weight(self, qconfig: QConfig | None, where: str) -> TensorAsk | None:
+    def weight(self, qconfig: QConfig | None, where: str) -> TensorRequest | None:
         """What is asked for the weight."""
         return None if qconfig is None else self._read(qconfig.weight, f"{where}, weight")
 
-    def _read(self, factory: Callable[[], Any] | None, where: str) -> TensorAsk | None:
+    def _read(self, factory: Callable[[], Any] | None, where: str) -> TensorRequest | None:
         if factory is None:
             return None
         if id(factory) not in self._known:
@@ -52,7 +52,7 @@ class AskReader:
         return self._known[id(factory)][1]
 
 
-def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
+def _ask(factory: Callable[[], Any], where: str) -> TensorRequest:
     try:
         made = factory()
     except Exception as error:
@@ -63,7 +63,7 @@ def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
             fix="a class, or Class.with_args(...), that is called without arguments",
         ) from error
     if isinstance(made, nn.Identity):  # the activation of weight-only QConfigs: not observed
-        return TensorAsk(torch.float32, "Identity", spelled="PlaceholderObserver")
+        return TensorRequest(torch.float32, "Identity", spelled="PlaceholderObserver")
     if not is_observer_or_fake_quantize(made):
         raise ConfigError(
             f"a QConfig makes a {type(made).__name__}, which is neither an observer nor a "
@@ -74,7 +74,7 @@ def _ask(factory: Callable[[], Any], where: str) -> TensorAsk:
         )
     measured = _measuring(made)
     fixed = is_fixed_qparams(made) or is_fixed_qparams(measured)
-    return TensorAsk(
+    return TensorRequest(
         dtype=made.dtype,
         observer=type(made).__name__,
         qscheme=str(getattr(measured, "qscheme", None) or "").removeprefix("torch."),

@@ -9,15 +9,15 @@ from backquant.backend_config import (
     DTypeConfig,
     get_backend_config,
 )
-from backquant.match.asks import AskReader
-from backquant.match.unasked import Unasked
+from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.suggestions import Suggestions
 from backquant.match.verdict import Judge, Roles
 
 WEIGHTED, PLAIN = Roles(True, True, False), Roles(True, False, False)
 
 
-def unasked(backend: BackendConfig) -> Unasked:
-    return Unasked(backend, AskReader(), Judge())
+def unasked(backend: BackendConfig) -> Suggestions:
+    return Suggestions(backend, QConfigReader(), Judge())
 
 
 def test_default_where_it_is_admitted() -> None:
