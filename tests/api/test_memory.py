@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 import backquant
 from backquant.convert import convert_to_reference
-from backquant.lower import engine_info
 from backquant.pipeline.lower import quantized_model
 from backquant.qconfig import get_default_qconfig_mapping
 
@@ -100,7 +99,7 @@ def test_kernels_hold_the_integers_of_the_reference_model() -> None:
     )
     prepared(batch())
     reference = convert_to_reference(prepared)
-    quantized = quantized_model(reference, engine_info("x86"), model)
+    quantized = quantized_model(reference, model)
     integers = {
         t.untyped_storage().data_ptr() for t in reference.buffers() if t.dtype == torch.int8
     }

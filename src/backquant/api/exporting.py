@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
@@ -34,6 +34,7 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
+from backquant.match import Plan
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.plan import evaluation_copy, planned
 from backquant.prepare import Request
@@ -121,11 +122,12 @@ def _backend_name(quantized: nn.Module) -> str:
     )
 
 
-class _Reference:
+class _Reference(NamedTuple):
     """A reference graph with the plan and the backend that it was made by."""
 
-    def __init__(self, module: fx.GraphModule, plan: Any, config: Any) -> None:
-        self.module, self.plan, self.config = module, plan, config
+    module: fx.GraphModule
+    plan: Plan
+    config: BackendConfig
 
 
 def _reference(quantized: nn.Module, target: Target) -> _Reference:

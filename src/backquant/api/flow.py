@@ -22,7 +22,6 @@ from backquant.calibrate.examples import checked_example, example_that_runs
 from backquant.convert import convert_to_reference, original_weights, reference_state
 from backquant.errors import UsageError
 from backquant.graph import preserve
-from backquant.lower import engine_info
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.plan import evaluation_copy, fused_graph, planned
@@ -260,12 +259,9 @@ def convert_fx(  # size: PyTorch's signature
     )
     asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, asked=asked)
-    state = reference_state(reference)
-    engine = state.backend_config.engine
-    source = None if state.report_of is None else report_source(reference)
-    quantized = quantized_model(
-        reference, None if engine is None else engine_info(engine), graph_module
-    )
+    has_report = reference_state(reference).report_of is not None
+    source = report_source(reference) if has_report else None
+    quantized = quantized_model(reference, graph_module)
     if source is not None:
         quantized.report = reported(source, quantized)
     if keep_original_weights:

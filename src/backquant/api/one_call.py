@@ -22,12 +22,12 @@ from backquant.calibrate.examples import checked_example, data_from, example_fro
 from backquant.calibrate.measure import measure
 from backquant.convert import ConvertRequest, convert_to_reference
 from backquant.errors import EngineError
-from backquant.lower import EngineInfo, engine_info, find_engine
+from backquant.lower import EngineInfo, find_engine
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest, mapping_on_engine
-from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
@@ -115,7 +115,7 @@ def quantize(
     ['quantized.linear_relu_dynamic(fbgemm, 7 bits)']
     """
     config = resolve_backend(backend)
-    engine = None if config.engine is None else engine_info(config.engine)
+    engine = engine_of(config)
     required = given_requirement(require)
     leaves_slower = asked_slower(slower, has_mapping=qconfig_mapping is not None)
     model = opened_model(model)
@@ -138,7 +138,7 @@ def quantize(
         )
         source = report_source(reference)
         check_requirement(build_report(source), required)
-        lowered = quantized_model(reference, engine, model)
+        lowered = quantized_model(reference, model)
         check_requirement(reported(source, lowered), required)
         return Converted(lowered, source)
 
@@ -204,7 +204,7 @@ def default_mapping(backend: Backend = "x86") -> QConfigMapping:
     [('_0', 'quantized'), ('_1', 'float')]
     """
     config = resolve_backend(backend)
-    engine = None if config.engine is None else engine_info(config.engine)
+    engine = engine_of(config)
     return mapping_on_engine(config, engine)[0]
 
 
@@ -221,7 +221,7 @@ def _engine_here(config: BackendConfig) -> EngineInfo | None:
         return None
     find_engine(config.engine)
     try:
-        return engine_info(config.engine)
+        return engine_of(config)
     except EngineError:
         return None
 

@@ -10,7 +10,6 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.convert import convert_to_reference
 from backquant.graph import get_module, set_module
-from backquant.lower import engine_info
 from backquant.lower.kernels.configured import KernelModule
 from backquant.match import Plan, Reason
 from backquant.pipeline.capture import Capturing
@@ -60,8 +59,7 @@ def kernels_alone(
     request = Request(backend, mapping)
     step = planned(one_graph, request, Capturing("trace"))
     reference = convert_to_reference(prepared_for_inference(step, request))
-    engine = None if backend.engine is None else engine_info(backend.engine)
-    lowered = quantized_model(reference, engine, one_graph)
+    lowered = quantized_model(reference, one_graph)
     modules = {path: lowered.get_submodule(name) for path, name in names.items()}
     kernels = {path: found for path, found in modules.items() if isinstance(found, KernelModule)}
     return KernelsAlone(kernels, lowered.plan, lowered.left_in_float)

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from backquant.backend_config import BackendConfig
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
 from backquant.graph import (
     DeferredGraphModule,
@@ -32,18 +33,26 @@ from backquant.operators import moves_values
 from backquant.reason_codes import ReasonCode
 from backquant.runtime import QuantizedModel
 
-__all__ = ["quantized_model"]
+__all__ = ["engine_of", "quantized_model"]
 
 
-def quantized_model(
-    reference: fx.GraphModule, engine: EngineInfo | None, source: nn.Module
-) -> QuantizedModel:
-    """Lower ``reference`` for ``engine``; without an engine the reference model itself is wrapped.
+def engine_of(config: BackendConfig) -> EngineInfo | None:
+    """The engine of a backend on this machine; ``None`` where it has none. Raises ``EngineError``.
+
+    >>> engine_of(BackendConfig("b")) is None
+    True
+    """
+    return None if config.engine is None else engine_info(config.engine)
+
+
+def quantized_model(reference: fx.GraphModule, source: nn.Module) -> QuantizedModel:
+    """Lower ``reference`` for its backend's engine; without one the reference model itself is wrapped.
 
     The result shares no tensor with ``source``, the model that it was made from. Raises
     ``EngineError`` when the plan asks for a dtype that the engine lacks.
     """
     state = reference_state(reference)
+    engine = engine_of(state.backend_config)
     lowered = _lowered(reference, engine)
     made = QuantizedModel(
         lowered.graph_module,
@@ -87,8 +96,7 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
         preserve(module, reference, list(kept), "ConvertCustomConfig")
     kernels, left = list(result.kernels), list(result.left_in_float)
     for path, part in inner.items():
-        own = reference_state(part).backend_config.engine
-        lowered = _lowered(part, None if own is None else engine_info(own))
+        lowered = _lowered(part, engine_of(reference_state(part).backend_config))
         set_module(module, path, lowered.graph_module)
         for use in lowered.kernels:
             kernels.append(replace(use, nodes=tuple(f"{path}.{name}" for name in use.nodes)))
