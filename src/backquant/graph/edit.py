@@ -143,10 +143,6 @@ class GraphEditor:
         with self.graph.inserting_before(before):
             return self.graph.get_attr(path)
 
-    def replace_module(self, path: str, module: nn.Module) -> None:
-        """Every node that calls ``path`` calls ``module`` from now on."""
-        set_module(self.module, path, module)
-
     def replace_uses(
         self, old: fx.Node, new: fx.Node, keep: Collection[fx.Node] = ()
     ) -> list[fx.Node]:
