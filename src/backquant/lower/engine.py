@@ -184,7 +184,8 @@ def _unknown(name: str) -> EngineError:
     return EngineError(
         f"there is no engine {name!r}" + (f" ({meant})" if meant else ""),
         where=f"engine: {name}",
-        fix=f"choose one of {', '.join(names)}, or no engine: the reference model runs anywhere",
+        fix=f"choose one of {', '.join(names)}, install the package that offers it, or name no engine: "
+        "the reference model runs anywhere",
     )
 
 
