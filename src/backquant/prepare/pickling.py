@@ -19,6 +19,7 @@ from backquant.backend_config.naming import functional_name
 
 __all__ = ["dump", "graph_from_rows", "graph_rows", "load"]
 
+_RENAMED = {("backquant.match.plan", "TensorAsk"): "TensorRequest"}
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
@@ -63,7 +64,14 @@ def load(data: bytes) -> Any:
     >>> load(dump(torch.nn.functional.max_pool2d)) is torch.nn.functional.max_pool2d
     True
     """
-    return pickle.loads(data)
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds classes by the names that they had when a pickle was written, too."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(module, _RENAMED.get((module, name), name))
 
 
 @dataclass(frozen=True)
