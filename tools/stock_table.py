@@ -54,7 +54,8 @@ the end.
 A cell is *share of the multiply-adds on integers · SQNR to the reference model (of compiled code: to the
 lowered model), dB · × the speed of the float model in PyTorch* (CPU time, one thread); at most 120 dB are
 shown. ✓: it works, and there is no figure. ✗: it does not, and the reason stands below. –: it was not
-run. The cells that `make test` runs are in `tests/stock_cells.py`.
+run. Speeds were taken beside other work on the machine: differences below 20 % say little. The cells that
+`make test` runs are in `tests/stock_cells.py`.
 """
 
 

@@ -172,6 +172,17 @@ def test_sizes_that_fill_no_register() -> None:
         assert (apart > largest * 1e-5).float().mean() < 0.01
 
 
+def test_kernels_with_more_taps_than_the_template_holds() -> None:
+    """The stems of AlexNet and of torchcrepe; what lies beyond the template's tables is oneDNN's."""
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 8, 11, 4, 5), nn.ReLU(), nn.Conv2d(8, 8, (70, 1), 1, (35, 0)))
+    x = torch.randn(2, 3, 40, 24)
+    quantized = backquant.quantize(stem.eval(), calibration=[x], slower="keep")
+    compiled = quantized.compile(x)
+    assert "onednn.qconv_pointwise" in compiled.compilation.describe()
+    assert torch.allclose(compiled(x), quantized(x), atol=2e-2)
+
+
 def test_no_compiler(quantized: QuantizedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)

@@ -38,6 +38,7 @@ from backquant.runtime.compiled.template import KernelCall, constant, kernel_nod
 
 __all__ = ["register_lowerings"]
 
+_TAPS, _RUNS = 64, 8  # MAX_TAPS and RUNS of kernels.h: larger kernels are oneDNN's
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
 
@@ -123,7 +124,7 @@ class Convolution:
         size = self.x.get_size()
         flat = len(size) == 4 and _known(*size[1:])
         ours = flat and self.result.has_kernel
-        if ours and self.geometry[3] == 1 and self._adds_plainly():
+        if ours and self.geometry[3] == 1 and self._adds_plainly() and self._taps() <= _TAPS:
             return self._dense()
         if ours and self.depthwise and self.other is None and self._regular():
             return self._depthwise()
@@ -134,6 +135,16 @@ class Convolution:
         stride, _, dilation, _ = self.geometry
         height, width = self.weights.weight.shape[2:]
         return stride[0] == stride[1] and dilation == [1, 1] and max(height, width) <= 7
+
+    def _rows(self) -> bool:
+        """Whether the taps of one row of the kernel are read as one."""
+        _, deep, height, width = self.weights.weight.shape
+        narrow = deep <= _NARROW and deep * width <= 256 and height <= _RUNS
+        return width > 1 and narrow and self.geometry[2][1] == 1
+
+    def _taps(self) -> int:
+        height, width = self.weights.weight.shape[2:]
+        return int(height if self._rows() else height * width)
 
     def _out(self) -> list[Any]:
         size = self.x.get_size()
@@ -155,7 +166,7 @@ class Convolution:
         stride, padding, dilation, _ = self.geometry
         channels, deep, height, width = self.weights.weight.shape
         x = self.x
-        rows = width > 1 and deep <= _NARROW and dilation[1] == 1 and deep * width <= 256
+        rows = self._rows()
         taps = self.weights.weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
         n, _, oh, ow = self._out()
