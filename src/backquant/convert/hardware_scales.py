@@ -19,16 +19,13 @@ from backquant.dtypes import ObservedQParams, integer_range
 from backquant.graph import get_module
 from backquant.match.plan import Match
 from backquant.prepare import Role
-from backquant.reason_codes import ReasonCode
 
 __all__ = ["asks_for_powers", "powers_of_two", "round_biases", "snapped_dict"]
-
-_RULE = ReasonCode.POWER_OF_TWO_SCALE
 
 
 def powers_of_two(work: Conversion) -> dict[str, ObservedQParams]:
     """``work.qparams`` with the activations (and weights of functions) that need it snapped; rule 1."""
-    asked = {(p.node, p.role) for p in work.plan.predicates if p.rule == _RULE}
+    asked = work.powers_of_two
     found = dict(work.qparams)
     if not asked:
         return found
@@ -79,8 +76,7 @@ def snapped_dict(qparams: dict[str, Any]) -> dict[str, Any]:
 
 def asks_for_powers(work: Conversion, match: Match) -> bool:
     """Whether the weight of a match needs power-of-two scales."""
-    wanted = (match.anchor, "weight", _RULE)
-    return any((p.node, p.role, p.rule) == wanted for p in work.plan.predicates)
+    return (match.anchor, "weight") in work.powers_of_two
 
 
 def round_biases(work: Conversion) -> None:
