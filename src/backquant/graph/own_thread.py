@@ -30,7 +30,14 @@ from torch.fx import _symbolic_trace
 __all__ = ["capture_in_own_thread", "printing_nowhere", "without_attention_fastpath"]
 
 _LOCK = threading.RLock()
-_FLAGS = ("is_compiling", "is_exporting")
+_FLAGS = ("is_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing")
+# Modules that have these functions, their own or imported.
+_ASKED = (
+    "torch.compiler",
+    "torch.fx._symbolic_trace",
+    "torch.export.unflatten",
+    "torch._dynamo.eval_frame",
+)
 
 
 class _Capture:
@@ -64,8 +71,9 @@ def capture_in_own_thread() -> Iterator[None]:
         try:
             with ExitStack() as replaced:
                 replaced.enter_context(_own_patcher(capture))
-                for name in _FLAGS:
-                    replaced.enter_context(_own_flag(capture, name))
+                for module in filter(None, map(sys.modules.get, _ASKED)):
+                    for name in _FLAGS:
+                        replaced.enter_context(_own_flag(capture, module, name))
                 yield
         finally:
             capture.thread = None
@@ -115,13 +123,13 @@ def _for(
 
 
 @contextmanager
-def _own_flag(capture: _Capture, name: str) -> Iterator[None]:
-    """``torch.compiler.is_…`` as it is to this thread, false to all others."""
+def _own_flag(capture: _Capture, module: Any, name: str) -> Iterator[None]:
+    """``module.is_…`` as it is to this thread, false to all others."""
 
     def answer(asked: Callable[[], bool]) -> bool:
         return capture.is_here() and asked()
 
-    with _answering(torch.compiler, name, answer):
+    with _answering(module, name, answer):
         yield
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backquant.graph.own_thread import capture_in_own_thread
+from backquant.graph.silence import without_log_records, without_warnings
 
 __all__ = ["quiet"]
 
@@ -18,12 +17,6 @@ def quiet() -> Iterator[None]:
 
     Other threads run their models meanwhile as if nothing were exported.
     """
-    disabled = logging.root.manager.disable
-    logging.disable(max(disabled, logging.WARNING))
-    try:
-        with capture_in_own_thread(), warnings.catch_warnings():
-            for category in (DeprecationWarning, FutureWarning, UserWarning):
-                warnings.simplefilter("ignore", category)
-            yield
-    finally:
-        logging.disable(disabled)
+    unheard = without_warnings(DeprecationWarning, FutureWarning, UserWarning)
+    with capture_in_own_thread(), unheard, without_log_records():
+        yield

@@ -8,9 +8,7 @@ constants. Where that fails, sizes are those of the example inputs.
 
 from __future__ import annotations
 
-import logging
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from backquant.graph.own_thread import (
     printing_nowhere,
     without_attention_fastpath,
 )
+from backquant.graph.silence import without_log_records, without_warnings
 from backquant.graph.tracer import user_line
 
 __all__ = ["NotExportedError", "Exported", "export_model", "failure_of", "quietly"]
@@ -216,19 +215,14 @@ def _doubled(inputs: Any) -> Any:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without the exporter's warnings, and without attention kernels that hide their operators."""
-    disabled = logging.root.manager.disable
-    try:
-        with (
-            capture_in_own_thread(),
-            without_attention_fastpath(),
-            warnings.catch_warnings(),
-            printing_nowhere(),
-        ):
-            warnings.simplefilter("ignore")
-            logging.disable(logging.WARNING)
-            yield
-    finally:
-        logging.disable(disabled)
+    with (
+        capture_in_own_thread(),
+        without_attention_fastpath(),
+        without_warnings(),
+        without_log_records(),
+        printing_nowhere(),
+    ):
+        yield
 
 
 def failure_of(error: BaseException, model: nn.Module) -> NotExportedError:

@@ -1,0 +1,75 @@
+"""Silence for one thread: warnings and log records of what it calls, while other threads keep theirs.
+
+``warnings.catch_warnings`` and ``logging.disable`` are of the whole process. Here a filter of warnings, and
+what hands log records on, ask which thread calls: to all others they are as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["without_log_records", "without_warnings"]
+
+
+@contextmanager
+def without_warnings(*categories: type[Warning]) -> Iterator[None]:
+    """Warnings of these categories (default: all) that this thread raises in the block are dropped.
+
+    >>> with without_warnings():
+    ...     warnings.warn("unheard", DeprecationWarning)
+    """
+    thread: list[int | None] = [threading.get_ident()]
+
+    class OwnThread(type):
+        def __subclasscheck__(cls, category: type) -> bool:
+            here = thread[0] == threading.get_ident()
+            return here and issubclass(category, categories or Warning)
+
+    class Unheard(Warning, metaclass=OwnThread):
+        """A category to which, in this thread, all the others belong."""
+
+    before = warnings.filters
+    warnings.simplefilter("ignore", Unheard)
+    try:
+        yield
+    finally:
+        thread[0] = None  # whoever copied the filters meanwhile has one that matches nothing
+        for filters in (before, warnings.filters):
+            filters[:] = [known for known in filters if known[2] is not Unheard]  # type: ignore[index]
+        getattr(warnings, "_filters_mutated", lambda: None)()
+
+
+@contextmanager
+def without_log_records(highest: int = logging.WARNING) -> Iterator[None]:
+    """Log records of this thread up to a level that the root logger would get are dropped.
+
+    >>> with without_log_records():
+    ...     logging.getLogger("exporter").warning("unheard")
+    """
+    thread = threading.get_ident()
+    handle = logging.Logger.handle
+
+    @functools.wraps(handle)
+    def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
+        heard = thread != threading.get_ident() or record.levelno > highest
+        if heard or not _reaches_the_root(logger):
+            handle(logger, record)
+
+    logging.Logger.handle = handled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        logging.Logger.handle = handle  # type: ignore[method-assign]
+
+
+def _reaches_the_root(logger: logging.Logger) -> bool:
+    while logger.parent is not None:
+        if not logger.propagate:
+            return False
+        logger = logger.parent
+    return True
