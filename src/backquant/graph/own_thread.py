@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from itertools import product
 from typing import Any
 
 import torch
@@ -71,9 +72,8 @@ def capture_in_own_thread() -> Iterator[None]:
         try:
             with ExitStack() as replaced:
                 replaced.enter_context(_own_patcher(capture))
-                for module in filter(None, map(sys.modules.get, _ASKED)):
-                    for name in _FLAGS:
-                        replaced.enter_context(_own_flag(capture, module, name))
+                for module, name in product(filter(None, map(sys.modules.get, _ASKED)), _FLAGS):
+                    replaced.enter_context(_own_flag(capture, module, name))
                 yield
         finally:
             capture.thread = None
