@@ -60,7 +60,7 @@ def without_log_records(highest: int = logging.WARNING) -> Iterator[None]:
         if heard or not _reaches_the_root(logger):
             handle(logger, record)
 
-    logging.Logger.handle = handled  # type: ignore[method-assign]
+    logging.Logger.handle = handled  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
