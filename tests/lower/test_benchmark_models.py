@@ -1,4 +1,6 @@
-"""Each kernel of each benchmark model, given the reference model's integers, is within one step of it."""
+"""Each kernel of the convolutional benchmark models, given the reference model's integers, is within one
+step of it. ``tests/stock`` has smaller models of the same families, those with attention too.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,18 @@ from against_torch.kernels import check_kernels
 from backquant.api import one_call
 from backquant.runtime.compiled.graph import compilable
 
-# Images of 64 × 64; ViT has a table of positions for 224 × 224.
-SIDES = dict.fromkeys(MODELS, 64) | {"vit_b_16": 224}
 # Kernels at the least, that the check must have reached.
 KERNELS = {
     "resnet18": 20, "resnet50": 50, "mobilenet_v2": 50, "mobilenet_v3_large": 60,
     "efficientnet_b0": 90, "regnet_y_400mf": 90, "densenet121": 120, "shufflenet_v2_x1_0": 60,
-    "convnext_tiny": 18, "swin_t": 20, "vit_b_16": 20, "bert_base": 20,
+    "convnext_tiny": 18,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_give_the_reference_models_integers(name: str) -> None:
     torch.manual_seed(0)
-    sample = MODELS[name].sample(1)
-    if sample.is_floating_point():
-        sample = sample[..., : SIDES[name], : SIDES[name]].contiguous()
-    else:
-        sample = sample[:, :32]
+    sample = MODELS[name].sample(1)[..., :64, :64].contiguous()
     kept: list[Any] = []
 
     def keep(reference: Any, *rest: Any) -> Any:

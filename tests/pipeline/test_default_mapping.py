@@ -10,7 +10,7 @@ from torch import nn
 
 import backquant
 from backquant import get_backend_config, get_default_qconfig_mapping
-from backquant.lower import engine, engine_info
+from backquant.lower import engine, engine_info, machine
 from backquant.pipeline.default_mapping import mapping_on_engine, narrow_because
 
 
@@ -18,7 +18,7 @@ from backquant.pipeline.default_mapping import mapping_on_engine, narrow_because
 def vnni(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """The machine's facts, but for VNNI."""
     facts = engine.machine_facts()
-    other = {name: on for name, on in facts.capabilities.items() if name not in engine._WIDE}
+    other = {name: on for name, on in facts.capabilities.items() if name not in machine._WIDE}
 
     def set_it(there: bool) -> None:
         capabilities = {**other, "avx512_vnni": True} if there else other

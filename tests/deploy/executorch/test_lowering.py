@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,13 +17,13 @@ from backquant.deploy.program import export_program
 from backquant.nn.quantized.reference import Linear
 
 
-def weight_only(per_channel: bool) -> torch.fx.GraphModule:
+def weight_only() -> torch.fx.GraphModule:
     """A linear layer on a float input, as the node ``_0``."""
     qparams = {
-        "qscheme": torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+        "qscheme": torch.per_channel_symmetric,
         "dtype": torch.qint8,
-        "scale": torch.full((4,), 0.05) if per_channel else 0.05,
-        "zero_point": torch.zeros(4, dtype=torch.int64) if per_channel else 0,
+        "scale": torch.full((4,), 0.05),
+        "zero_point": torch.zeros(4, dtype=torch.int64),
         "axis": 0,
     }
     torch.manual_seed(0)
@@ -35,11 +34,10 @@ def weight_only(per_channel: bool) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(root, graph)
 
 
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_weight_only_linear_runs_in_float_with_its_rounded_weight(per_channel: bool) -> None:
+def test_weight_only_linear_runs_in_float_with_its_rounded_weight() -> None:
     logger = logging.getLogger("executorch.backends.xnnpack.partition")
     before = (logger.level, logger.propagate, list(logger.handlers))
-    module, x = weight_only(per_channel), torch.randn(2, 4)
+    module, x = weight_only(), torch.randn(2, 4)
     lowered = lower_program(export_program(portable(module, QDQRules()), (x,), {}, None))
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
     assert list(lowered.refused) == ["_0"]

@@ -130,7 +130,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize(
-    ("name", "free"), [*((name, False) for name in ATTENTION), ("padded", True), ("repeated", True)]
+    ("name", "free"), [*((name, False) for name in ATTENTION if name != "plain"), ("padded", True)]
 )
 def test_attention_in_the_runtime(name: str, free: bool) -> None:
     """It runs in the delegate; a mask of truth values becomes numbers outside."""
