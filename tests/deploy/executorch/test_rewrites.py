@@ -119,7 +119,6 @@ def padding(batch: int) -> torch.Tensor:
 
 
 ATTENTION = {
-    "plain": (Attending(4, 4), ()),
     "causal": (Attending(4, 4, is_causal=True), ()),
     "scaled": (Attending(4, 4, scale=0.3), ()),
     "added": (Attending(4, 4), (torch.linspace(-2, 2, 25).view(5, 5),)),
@@ -130,7 +129,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize(
-    ("name", "free"), [*((name, False) for name in ATTENTION if name != "plain"), ("padded", True)]
+    ("name", "free"), [*((name, False) for name in ATTENTION), ("padded", True)]
 )
 def test_attention_in_the_runtime(name: str, free: bool) -> None:
     """It runs in the delegate; a mask of truth values becomes numbers outside."""
