@@ -164,3 +164,18 @@ def test_one_mask_for_all_layers() -> None:
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.aten.sub.Tensor) == 1
     assert targets.count(torch.ops.aten.bmm.default) == 4
+
+
+def test_a_prelu_of_two_free_sizes_is_left_as_it_is() -> None:
+    """No view can say both, and a view must not hold torch's symbols."""
+    model = nn.Sequential(nn.Conv1d(3, 4, 1), nn.PReLU(4)).eval()
+    free = ({0: Dim("batch", max=8), 2: Dim("length", min=2, max=64)},)
+    with quiet(), torch.no_grad():
+        program = torch.export.export(model, (torch.randn(2, 3, 9),), dynamic_shapes=free)
+        program = program.run_decompositions({})
+        rewrite(program)
+    literals = [
+        a for node in program.graph.nodes for a in torch.utils._pytree.tree_leaves(node.args)
+    ]
+    assert not any(isinstance(a, torch.SymInt) for a in literals)
+    assert "aten.view.default" not in [str(node.target) for node in program.graph.nodes]

@@ -135,7 +135,8 @@ def _softmax(node: Any) -> None:
 def _prelu(node: Any) -> None:
     source, weight = node.args
     sizes = sizes_of(node)
-    if len(sizes) == 4 or (len(sizes) > 4 and -1 in sizes):
+    two_free = not all(isinstance(size, int) for size in sizes)  # no view can say them
+    if len(sizes) == 4 or two_free or (len(sizes) > 4 and -1 in sizes):
         return
     leading = sizes if len(sizes) > 1 else [1, 1, *sizes]
     four = (
