@@ -1,20 +1,18 @@
 """Whether an engine computes in the dtypes that a plan chose, asked before anything is measured.
 
-A description may promise more than its engine does. Only static integer quantization is checked: what
-computes in float, dynamically or on weights alone needs no integer activations.
+A description may promise more than its engine does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig
 from backquant.dtypes import dtype_name, storage_dtype
 from backquant.errors import EngineError
 from backquant.lower import EngineInfo
 from backquant.match import Plan
+from backquant.match.integer_dtypes import IntegerDtype, integer_dtypes
 
 __all__ = ["check_engine_dtypes"]
 
@@ -27,17 +25,11 @@ def check_engine_dtypes(plan: Plan, config: BackendConfig, engine: EngineInfo) -
     >>> from backquant.lower import engine_info
     >>> check_engine_dtypes(Plan("x86"), BackendConfig("x86"), engine_info("x86"))
     """
-    entries = config.configs
-    lines = []
-    for match in plan.matches:
-        decision = plan.decisions[match.anchor]
-        if not decision.quantized or decision.dtype_config is None or match.entry < 0:
-            continue
-        chosen = entries[match.entry].dtype_configs[decision.dtype_config]
-        for role, dtype in _lacking(chosen, engine):
-            lines.append(
-                f"{decision.module_path or match.anchor} ({match.pattern}): {role} {dtype}"
-            )
+    lines = [
+        f"{needed.operator}: {needed.role} {needed.dtype}"
+        for needed in integer_dtypes(plan, config)
+        if not _has(engine, needed)
+    ]
     if not lines:
         return
     if len(lines) > _SHOWN:
@@ -51,24 +43,11 @@ def check_engine_dtypes(plan: Plan, config: BackendConfig, engine: EngineInfo) -
     )
 
 
-def _lacking(config: DTypeConfig, engine: EngineInfo) -> Iterator[tuple[str, torch.dtype]]:
-    activations = (("input", config.input_dtype), ("output", config.output_dtype))
-    if config.is_dynamic or not all(map(_is_integer, (dtype for _, dtype in activations))):
-        return
-    weight = config.weight_dtype
-    for role, dtype in activations:
-        if dtype is not None and not engine.computes_in(storage_dtype(dtype)):
-            yield role, dtype
-    if (
-        weight is not None
-        and _is_integer(weight)
-        and storage_dtype(weight) not in engine.weight_dtypes
-    ):
-        yield "weight", weight
-
-
-def _is_integer(dtype: torch.dtype | None) -> bool:
-    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+def _has(engine: EngineInfo, needed: IntegerDtype) -> bool:
+    storage = storage_dtype(needed.dtype)
+    if needed.role == "weight":
+        return storage in engine.weight_dtypes
+    return engine.computes_in(storage)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

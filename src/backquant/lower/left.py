@@ -21,6 +21,7 @@ from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
 from backquant.lower.qdq import is_channel_dequantize
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["Left"]
 
@@ -49,7 +50,7 @@ class Left:
     def _no_kernel(self, node: Node) -> Reason:
         return Reason(
             node.name,
-            "no-kernel",
+            ReasonCode.NO_KERNEL,
             f"an integer kernel for {_spelling(node)}",
             f"engine {self.engine.name} has none",
             place=f"engine {self.engine.name}",
@@ -79,7 +80,7 @@ class Left:
         """Rule 3, and what is to compute in float between integers."""
         return Reason(
             node.name,
-            "float-in-reference",
+            ReasonCode.FLOAT_IN_REFERENCE,
             f"an integer kernel for {_spelling(node)}",
             "integer inputs: the reference model computes it on float values, see the plan",
             place=f"engine {self.engine.name}",

@@ -25,10 +25,33 @@ from backquant.graph.constants import input_independent
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_places import find_float_places
 from backquant.match.occurrences import Occurrence
-from backquant.match.plan import Decision, MatchKind, Outcome, Reason
+from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason
+from backquant.operators import moves_values
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["settle_neighbours"]
+__all__ = ["float_by_request", "settle_neighbours"]
+
+
+def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
+    """The nodes that compute in float even between integers: the mapping leaves them in float.
+
+    An operator that only moves values moves integers, where no rule of the mapping names it.
+
+    >>> float_by_request(Plan("b"), GraphIndex(fx.symbolic_trace(lambda x: x + 1)))
+    set()
+    """
+    return {
+        name
+        for name, decision in plan.decisions.items()
+        if any(reason.rule == ReasonCode.QCONFIG_NONE for reason in decision.reasons)
+        and (node := graph.nodes.get(name)) is not None
+        and (decision.rule is not None or not _moves_values(graph, node))
+    }
+
+
+def _moves_values(graph: GraphIndex, node: fx.Node) -> bool:
+    key = graph.key(node)
+    return key is not None and moves_values(key.op)
 
 
 class _Rule(NamedTuple):

@@ -17,6 +17,7 @@ from backquant.backend_config import BackendConfig
 from backquant.convert import ReferenceModel, dequantize_all, reference_state
 from backquant.graph import (
     DeferredGraphModule,
+    GraphIndex,
     get_module,
     own_shared_tensors,
     preserve,
@@ -29,8 +30,7 @@ from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
-from backquant.operators import moves_values
-from backquant.reason_codes import ReasonCode
+from backquant.match.float_policy import float_by_request
 from backquant.runtime import QuantizedModel
 
 __all__ = ["engine_of", "quantized_model"]
@@ -90,7 +90,8 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
         state = reference_state(reference)
         check_engine_dtypes(state.plan, state.backend_config, engine)
         rules = find_engine(engine.name).rules()
-        result = lower(reference, rules, engine, _apart(reference), _asked_in_float(reference))
+        in_float = float_by_request(state.plan, GraphIndex(reference))
+        result = lower(reference, rules, engine, _separate_calls(reference), in_float)
         module = result.graph_module
         kept = reference.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
         preserve(module, reference, list(kept), "ConvertCustomConfig")
@@ -104,29 +105,6 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
     return Lowered(module, tuple(kernels), tuple(left))
 
 
-def _asked_in_float(reference: fx.GraphModule) -> set[str]:
-    """What the mapping leaves in float, and computes or is named by it.
-
-    What only moves values moves integers between integers, where no rule of the mapping speaks of it.
-    """
-    decisions = reference_state(reference).plan.decisions
-    asked = {
-        name: decision.rule is not None
-        for name, decision in decisions.items()
-        if any(reason.rule == ReasonCode.QCONFIG_NONE for reason in decision.reasons)
-    }
-    return {
-        node.name
-        for node in reference.graph.nodes
-        if node.name in asked and (asked[node.name] or not _moves_values(reference, node))
-    }
-
-
-def _moves_values(reference: fx.GraphModule, node: fx.Node) -> bool:
-    is_module = node.op == "call_module"
-    return moves_values(type(get_module(reference, str(node.target))) if is_module else node.target)
-
-
 def _standalone(reference: fx.GraphModule) -> dict[str, ReferenceModel]:
     """The standalone modules that ``reference`` calls, by path."""
     found: dict[str, ReferenceModel] = {}
@@ -137,17 +115,17 @@ def _standalone(reference: fx.GraphModule) -> dict[str, ReferenceModel]:
     return found
 
 
-def _apart(reference: fx.GraphModule) -> set[str]:
+def _separate_calls(reference: fx.GraphModule) -> set[str]:
     """Calls of standalone and custom modules, and what passes quantized tensors to and from them."""
     plan = reference_state(reference).plan
     calls = {match.anchor for match in plan.matches if match.kind is not MatchKind.PATTERN}
-    apart = set(calls)
+    separate = set(calls)
     for node in reference.graph.nodes:
         into = node.target is torch.quantize_per_tensor
         out_of = node.target in ("dequantize", dequantize_all)
         neighbours = node.users if into else node.args[:1] if out_of else ()
         if neighbours and all(other.name in calls for other in neighbours):
-            apart.add(node.name)
-        elif node.target is operator.getitem and node.args[0].name in apart:
-            apart.add(node.name)  # a part of the tuple that a recurrent module gives
-    return apart
+            separate.add(node.name)
+        elif node.target is operator.getitem and node.args[0].name in separate:
+            separate.add(node.name)  # a part of the tuple that a recurrent module gives
+    return separate

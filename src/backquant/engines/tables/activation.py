@@ -15,6 +15,7 @@ from backquant.lower.kernels.activation import clamp
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["clamp_rules"]
 
@@ -35,11 +36,11 @@ def _clamp(site: Site) -> Emit | Reason:
         return refuse_float_input(site)
     post_op = post_op_of(site.steps[0])
     if post_op is None:
-        return site.refuse("arguments", "bounds that are computed", "literal bounds")
+        return site.refuse(ReasonCode.ARGUMENTS, "bounds that are computed", "literal bounds")
     is_relu = post_op.name == "relu"
     if site.out != x.qparams and not is_relu:
         asked = str(site.out) if site.out is not None else "a float result"
-        return site.refuse("other-qparams", asked, f"the input's: {x.qparams}")
+        return site.refuse(ReasonCode.OTHER_QPARAMS, asked, f"the input's: {x.qparams}")
     low, high = integer_bounds(x.qparams, *((0.0, float("inf")) if is_relu else post_op.numbers))
     return Emit(clamp, (x.node, low, high), "aten.clamp(integers)", x.qparams, in_range=True)
 

@@ -10,6 +10,7 @@ from torch.fx import Node
 from backquant.dtypes import QParams
 from backquant.lower.rule import Operand, Site, operand
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["bind", "first_operand", "integer_pair", "numbers", "refuse_float_input"]
 
@@ -51,7 +52,7 @@ def first_operand(site: Site) -> Operand | None:
 def refuse_float_input(site: Site) -> Reason:
     """The reason for an operator whose input is not quantized."""
     return site.refuse(
-        "float-input",
+        ReasonCode.FLOAT_INPUT,
         "an input that is computed in float",
         "an input quantized per tensor with literal qparams",
     )
@@ -63,8 +64,8 @@ def integer_pair(site: Site) -> tuple[Operand, QParams] | Reason:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if site.out is None:
-        return site.refuse("float-output", "a float result", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
     if x.qparams.dtype != site.out.dtype:
         asked = f"{x.qparams.dtype} to {site.out.dtype}"
-        return site.refuse("mixed-dtypes", asked, "one dtype for the input and the result")
+        return site.refuse(ReasonCode.MIXED_DTYPES, asked, "one dtype for the input and the result")
     return x, site.out

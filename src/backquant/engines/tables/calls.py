@@ -26,6 +26,7 @@ from backquant.nn.quantized.reference import (
     Linear,
 )
 from backquant.operators import named
+from backquant.reason_codes import ReasonCode
 
 __all__ = [
     "Geometry",
@@ -163,7 +164,7 @@ def _float_input(site: Site, call: WeightedCall) -> Reason | None:
     if site.steps[0].key in (*_LINEARS, *_F_LINEARS):
         return None
     asked = f"{'dynamic' if dynamic else 'static'} quantization with a weight of {dtype}"
-    return site.refuse("no-kernel", asked, f"engine {site.engine.name} has no such kernel")
+    return site.refuse(ReasonCode.NO_KERNEL, asked, f"engine {site.engine.name} has no such kernel")
 
 
 def explicit_padding(padding: Any, weight: torch.Tensor, dilation: list[int]) -> list[int] | None:
@@ -185,7 +186,9 @@ def _geometry(site: Site, found: dict[str, Any], weight: torch.Tensor) -> Geomet
     dilation = numbers(found["dilation"], dims)
     padding = explicit_padding(found["padding"], weight, dilation)
     if padding is None:
-        return site.refuse("padding", "padding='same' that is not symmetric", "symmetric padding")
+        return site.refuse(
+            ReasonCode.PADDING, "padding='same' that is not symmetric", "symmetric padding"
+        )
     return Geometry(
         tuple(numbers(found["stride"], dims)),
         tuple(padding),
@@ -199,13 +202,15 @@ def _one_argument(site: Site) -> Operand | Reason:
     """The only argument of a module's call."""
     if len(site.node.args) == 1 and not site.node.kwargs:
         return operand(site.node.args[0])  # type: ignore[arg-type]  # a tensor's node
-    return site.refuse("arguments", "a call with more than the input", "the input alone")
+    return site.refuse(ReasonCode.ARGUMENTS, "a call with more than the input", "the input alone")
 
 
 def _read_conv(site: Site) -> WeightedCall | Reason:
     module: Any = site.module
     if module.padding_mode != "zeros":
-        return site.refuse("padding-mode", f"padding_mode={module.padding_mode!r}", "'zeros'")
+        return site.refuse(
+            ReasonCode.PADDING_MODE, f"padding_mode={module.padding_mode!r}", "'zeros'"
+        )
     x = _one_argument(site)
     if isinstance(x, Reason):
         return x
@@ -240,7 +245,7 @@ def _read_linear(site: Site) -> WeightedCall | Reason:
 
 def _computed(site: Site) -> Reason:
     return site.refuse(
-        "computed-weight",
+        ReasonCode.COMPUTED_WEIGHT,
         "a weight or bias that is computed in the graph",
         "a constant weight, quantized along axis 0, and a constant bias",
     )

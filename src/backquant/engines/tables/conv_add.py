@@ -21,6 +21,7 @@ from backquant.lower.memory import may_overwrite
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Conv2d
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["conv_add_rules"]
 
@@ -42,19 +43,21 @@ def conv_add_rules() -> list[LowerRule]:
 def _build(site: Site) -> Emit | Reason:
     module: Any = site.module
     if len(site.nodes) != 1:
-        return site.refuse("nodes", "a convolution and an addition", "one fused module")
+        return site.refuse(ReasonCode.NODES, "a convolution and an addition", "one fused module")
     if module.padding_mode != "zeros":
-        return site.refuse("padding-mode", f"padding_mode={module.padding_mode!r}", "'zeros'")
+        return site.refuse(
+            ReasonCode.PADDING_MODE, f"padding_mode={module.padding_mode!r}", "'zeros'"
+        )
     if len(site.node.args) != 2 or not all(isinstance(a, Node) for a in site.node.args):
         return refuse_float_input(site)
     x, other = (operand(node) for node in site.node.args)  # type: ignore[arg-type]
     if x.qparams is None or other.qparams is None:
         return refuse_float_input(site)
     if site.out is None:
-        return site.refuse("float-output", "a float result", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
     dtypes = {other.qparams.dtype, site.out.dtype}
     if dtypes != {torch.uint8}:
-        return site.refuse("dtype", ", ".join(map(str, dtypes)), "torch.uint8 throughout")
+        return site.refuse(ReasonCode.DTYPE, ", ".join(map(str, dtypes)), "torch.uint8 throughout")
     tensors = module_weight(module)
     refused = check_weight(site, tensors, x.qparams, module.weight_axis, module.groups)
     if refused:
@@ -62,7 +65,9 @@ def _build(site: Site) -> Emit | Reason:
     dilation = numbers(module.dilation, 2)
     padding = explicit_padding(module.padding, tensors.weight, dilation)
     if padding is None:
-        return site.refuse("padding", "padding='same' that is not symmetric", "symmetric padding")
+        return site.refuse(
+            ReasonCode.PADDING, "padding='same' that is not symmetric", "symmetric padding"
+        )
     config = ConvAddConfig(
         stride=tuple(numbers(module.stride, 2)),
         padding=tuple(padding),

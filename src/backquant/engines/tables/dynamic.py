@@ -27,6 +27,7 @@ from backquant.lower.kernels.postop import NONE, PostOp
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Linear
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["check_dynamic", "dynamic_linear_rules", "reduces_range"]
 
@@ -131,17 +132,19 @@ def check_dynamic(
     if x is None or x.dtype.is_floating_point or dtype != torch.int8:
         given = torch.float32 if x is None else x.dtype
         asked = f"weight {dtype_name(dtype)}, input {dtype_name(given)}"
-        return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
+        return site.refuse(ReasonCode.DTYPES, asked, "int8 with uint8, float16 with float16")
     refused = _check_range(site, x)
     if refused:
         return refused
     if f"quantized.linear_dynamic({site.engine.name})" not in site.engine.kernels:
-        return site.refuse("no-kernel", "a dynamic linear kernel", "not in this build")
+        return site.refuse(ReasonCode.NO_KERNEL, "a dynamic linear kernel", "not in this build")
     if weight.scale.numel() > 1 and axis != 0:
-        return site.refuse("weight-axis", f"scales along axis {axis}", "scales along axis 0")
+        return site.refuse(
+            ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", "scales along axis 0"
+        )
     if site.engine.name == "onednn" and bool((weight.zero_point != 0).any()):
         return site.refuse(
-            "weight-zero-point",
+            ReasonCode.WEIGHT_ZERO_POINT,
             "an affine weight (zero points other than 0)",
             "a symmetric weight",
             fix="MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)",
@@ -152,24 +155,26 @@ def check_dynamic(
 def _check_half(site: Site, x: DynamicInput | None) -> Reason | None:
     if x is not None and x.dtype != torch.float16:
         asked = f"weight float16, input {dtype_name(x.dtype)}"
-        return site.refuse("dtypes", asked, "int8 with uint8, float16 with float16")
+        return site.refuse(ReasonCode.DTYPES, asked, "int8 with uint8, float16 with float16")
     if f"quantized.linear_dynamic_fp16({site.engine.name})" not in site.engine.kernels:
         admitted = f"engine {site.engine.name} has none; fbgemm and x86 have"
-        return site.refuse("no-kernel", "a kernel for float16 weights", admitted)
+        return site.refuse(ReasonCode.NO_KERNEL, "a kernel for float16 weights", admitted)
     return None
 
 
 def _check_range(site: Site, x: DynamicInput) -> Reason | None:
     if x.dtype != torch.uint8 or x.symmetric:
         asked = f"input {dtype_name(x.dtype)}, " + ("symmetric" if x.symmetric else "affine")
-        return site.refuse("input-dtype", asked, "uint8, affine", fix=_fix())
+        return site.refuse(ReasonCode.INPUT_DTYPE, asked, "uint8, affine", fix=_fix())
     bounds = (x.quant_min, x.quant_max)
     if bounds not in _RANGES or (site.engine.name == "qnnpack" and _RANGES[bounds]):
         admitted = "[0, 255]" if site.engine.name == "qnnpack" else "[0, 255] or [0, 127]"
-        return site.refuse("quant-range", f"[{x.quant_min}, {x.quant_max}]", admitted, fix=_fix())
+        return site.refuse(
+            ReasonCode.QUANT_RANGE, f"[{x.quant_min}, {x.quant_max}]", admitted, fix=_fix()
+        )
     if x.eps > _SMALLEST_SCALE:
         asked = f"scales of at least {x.eps:g}"
-        return site.refuse("eps", asked, "scales of at least 2**-14", fix=_fix())
+        return site.refuse(ReasonCode.EPS, asked, "scales of at least 2**-14", fix=_fix())
     return None
 
 

@@ -14,6 +14,7 @@ from backquant.lower.kernels import elementwise
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.operators import spellings
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["binary_rules"]
 
@@ -39,18 +40,22 @@ def _build(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Emit | Reaso
     def build(site: Site) -> Emit | Reason:
         found = bind(site.node, ("input", "other", "alpha"), {"alpha": 1})
         if found is None or found["alpha"] != 1:
-            return site.refuse("arguments", "alpha or out", "x + y, without alpha")
+            return site.refuse(ReasonCode.ARGUMENTS, "alpha or out", "x + y, without alpha")
         pair = [found["input"], found["other"]]
         if not all(isinstance(node, Node) for node in pair):
-            return site.refuse("one-tensor", "a tensor and a number", "two tensors")
+            return site.refuse(ReasonCode.ONE_TENSOR, "a tensor and a number", "two tensors")
         x, y = (operand(node) for node in pair)
         if x.qparams is None or y.qparams is None:
-            return site.refuse("float-input", "an input computed in float", "two integer inputs")
+            return site.refuse(
+                ReasonCode.FLOAT_INPUT, "an input computed in float", "two integer inputs"
+            )
         if site.out is None:
-            return site.refuse("float-output", "a float result", "a quantized result")
+            return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
         if not x.qparams.dtype == y.qparams.dtype == site.out.dtype:
             asked = f"{x.qparams.dtype}, {y.qparams.dtype} to {site.out.dtype}"
-            return site.refuse("mixed-dtypes", asked, "one dtype for both inputs and the result")
+            return site.refuse(
+                ReasonCode.MIXED_DTYPES, asked, "one dtype for both inputs and the result"
+            )
         args = (x.node, *x.qparams.args, y.node, *y.qparams.args, *site.out.args)
         return Emit(kernel, args, f"quantized.{kernel.__name__}", site.out)
 

@@ -16,6 +16,7 @@ from backquant.lower.kernels.embedding import (
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Embedding, EmbeddingBag
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["embedding_rules"]
 
@@ -61,12 +62,12 @@ def _emit(site: Site, kernel: QuantizedEmbedding | QuantizedEmbeddingBag) -> Emi
 def _check(site: Site, module: Any) -> Reason | None:
     if module.weight.dtype != torch.uint8:
         asked = dtype_name(module.weight_dtype)
-        return site.refuse("weight-dtype", asked, "quint8 or quint4x2", fix=_fix())
+        return site.refuse(ReasonCode.WEIGHT_DTYPE, asked, "quint8 or quint4x2", fix=_fix())
     if module.weight_scale.numel() > 1 and module.weight_axis != 0:
         asked = f"scales along axis {module.weight_axis}"
-        return site.refuse("weight-axis", asked, "one scale per row (axis 0)", fix=_fix())
+        return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "one scale per row (axis 0)", fix=_fix())
     if module.max_norm is not None:
-        return site.refuse("max-norm", f"max_norm={module.max_norm}", "max_norm=None")
+        return site.refuse(ReasonCode.MAX_NORM, f"max_norm={module.max_norm}", "max_norm=None")
     return _check_half_scale(site, module) if _bits(module) == 4 else None
 
 
@@ -77,14 +78,16 @@ def _check_half_scale(site: Site, module: Any) -> Reason | None:
     if bool((half > 0).all() and half.isfinite().all() and bias.isfinite().all()):
         return None
     asked = f"scales from {scale.min().item():g} to {scale.max().item():g}"
-    return site.refuse("scale", asked, "scales that float16 can hold", fix="8 bits")
+    return site.refuse(ReasonCode.SCALE, asked, "scales that float16 can hold", fix="8 bits")
 
 
 def _check_bag(site: Site, module: Any) -> Reason | None:
     if module.mode == "max":
-        return site.refuse("mode", "mode='max'", "mode='sum' or 'mean'")
+        return site.refuse(ReasonCode.MODE, "mode='max'", "mode='sum' or 'mean'")
     if module.padding_idx is not None:
-        return site.refuse("padding-idx", f"padding_idx={module.padding_idx}", "padding_idx=None")
+        return site.refuse(
+            ReasonCode.PADDING_IDX, f"padding_idx={module.padding_idx}", "padding_idx=None"
+        )
     return None
 
 

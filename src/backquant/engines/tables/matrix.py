@@ -11,6 +11,7 @@ from backquant.lower.kernels import matrix
 from backquant.lower.rule import Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.operators import spellings
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["matrix_rules"]
 
@@ -40,7 +41,9 @@ def _softmax(site: Site) -> Emit | Reason:
         arguments = bind(site.node, ("input", "dim", "_stacklevel", "dtype"), defaults)
         dim = arguments["dim"] if arguments else None
     if not isinstance(dim, int):
-        return site.refuse("arguments", "softmax over an implied dimension", "a literal dim")
+        return site.refuse(
+            ReasonCode.ARGUMENTS, "softmax over an implied dimension", "a literal dim"
+        )
     assert x.qparams is not None
     args = (x.node, *x.qparams.args, dim, *out.args)
     return Emit(matrix.softmax, args, "quantized.softmax", out)
@@ -49,14 +52,18 @@ def _softmax(site: Site) -> Emit | Reason:
 def _matmul(site: Site) -> Emit | Reason:
     pair = site.node.args
     if len(pair) != 2 or site.node.kwargs or not all(isinstance(node, Node) for node in pair):
-        return site.refuse("arguments", "keywords or constants", "two positional tensors")
+        return site.refuse(ReasonCode.ARGUMENTS, "keywords or constants", "two positional tensors")
     x, y = (operand(node) for node in pair)  # type: ignore[arg-type]
     if x.qparams is None or y.qparams is None:
-        return site.refuse("float-input", "a factor computed in float", "two integer factors")
+        return site.refuse(
+            ReasonCode.FLOAT_INPUT, "a factor computed in float", "two integer factors"
+        )
     if site.out is None:
-        return site.refuse("float-output", "a float result", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
     if not x.qparams.dtype == y.qparams.dtype == site.out.dtype:
         asked = f"{x.qparams.dtype}, {y.qparams.dtype} to {site.out.dtype}"
-        return site.refuse("mixed-dtypes", asked, "one dtype for both factors and the result")
+        return site.refuse(
+            ReasonCode.MIXED_DTYPES, asked, "one dtype for both factors and the result"
+        )
     args = (x.node, *x.qparams.args, y.node, *y.qparams.args, *site.out.args)
     return Emit(matrix.matmul, args, "quantized.matmul", site.out)

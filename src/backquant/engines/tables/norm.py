@@ -15,6 +15,7 @@ from backquant.engines.tables.weights import constant
 from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["norm_rules"]
 
@@ -48,7 +49,7 @@ def _batch_norm(site: Site) -> Emit | Reason:
     x, out = found
     module: Any = site.module
     if module.running_mean is None:
-        return site.refuse("statistics", "batch norm that measures", "stored statistics")
+        return site.refuse(ReasonCode.STATISTICS, "batch norm that measures", "stored statistics")
     channels = module.running_mean
     ones, zeros = torch.ones_like(channels), torch.zeros_like(channels)
     tensors = {
@@ -97,7 +98,7 @@ def _group_norm(site: Site) -> Emit | Reason:
 def _instance_norm(site: Site) -> Emit | Reason:
     module: Any = site.module
     if module.track_running_stats:
-        return site.refuse("statistics", "stored statistics", "statistics of each input")
+        return site.refuse(ReasonCode.STATISTICS, "stored statistics", "statistics of each input")
     return _emit(site, "instance", (), module.eps, (module.weight, module.bias))
 
 
@@ -132,17 +133,19 @@ _DEFAULTS = {
 def _functional(site: Site, kind: str, names: tuple[str, ...]) -> Emit | Reason:
     found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
     if found is None or found.get("use_input_stats") is False or found.get("running_mean"):
-        return site.refuse("arguments", "stored statistics or unknown arguments", "plain arguments")
+        return site.refuse(
+            ReasonCode.ARGUMENTS, "stored statistics or unknown arguments", "plain arguments"
+        )
     affine = []
     for name in ("weight", "bias"):
         value = constant(site.graph_module, found[name])
         if found[name] is not None and value is None:
             return site.refuse(
-                "computed-weight", f"a {name} that is computed", f"a constant {name}"
+                ReasonCode.COMPUTED_WEIGHT, f"a {name} that is computed", f"a constant {name}"
             )
         affine.append(value)
     size = found.get("normalized_shape", found.get("num_groups", ()))
     sizes = (size,) if isinstance(size, int) else tuple(size)
     if not all(isinstance(number, int) for number in sizes):
-        return site.refuse("arguments", "a size that is computed", "a literal size")
+        return site.refuse(ReasonCode.ARGUMENTS, "a size that is computed", "a literal size")
     return _emit(site, kind, sizes, found["eps"], (affine[0], affine[1]))

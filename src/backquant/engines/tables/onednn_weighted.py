@@ -13,6 +13,7 @@ from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
 from backquant.lower.kernels.postop import PostOp, within
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["onednn_weighted_rules"]
 
@@ -30,11 +31,15 @@ def _post_op(site: Site) -> PostOp | Reason:
     """The fused activation, which also keeps the result in its range."""
     post_op = post_op_of(site.steps[1] if len(site.steps) > 1 else None)
     if post_op is None:
-        return site.refuse("post-op", "an activation with computed numbers", "literal numbers")
+        return site.refuse(
+            ReasonCode.POST_OP, "an activation with computed numbers", "literal numbers"
+        )
     kept = within(post_op, site.out)
     if kept is None:
         asked = f"{post_op.name} to {site.out}"
-        return site.refuse("post-op", asked, f"{post_op.name} to the full range of the dtype")
+        return site.refuse(
+            ReasonCode.POST_OP, asked, f"{post_op.name} to the full range of the dtype"
+        )
     return kept
 
 
@@ -49,12 +54,16 @@ def _conv(site: Site, call: WeightedCall) -> Emit | Reason:
     if refused:
         return refused
     if site.out is not None and site.out.dtype != torch.uint8:
-        return site.refuse("output-dtype", str(site.out.dtype), "torch.uint8, or a float output")
+        return site.refuse(
+            ReasonCode.OUTPUT_DTYPE, str(site.out.dtype), "torch.uint8, or a float output"
+        )
     post_op = _post_op(site)
     if isinstance(post_op, Reason):
         return post_op
     if not post_op.admitted_by_conv(len(geometry.stride)):
-        return site.refuse("post-op", post_op.name, "relu, hardtanh; in 2d: hardswish, swish")
+        return site.refuse(
+            ReasonCode.POST_OP, post_op.name, "relu, hardtanh; in 2d: hardswish, swish"
+        )
     scale, zero_point, dtype = _out(site.out)
     config = ConvConfig(
         geometry.stride,
@@ -83,7 +92,7 @@ def _linear(site: Site, call: WeightedCall) -> Emit | Reason:
     if isinstance(post_op, Reason):
         return post_op
     if not post_op.admitted_by_linear:
-        return site.refuse("post-op", post_op.name, "a post-op of oneDNN's linear kernel")
+        return site.refuse(ReasonCode.POST_OP, post_op.name, "a post-op of oneDNN's linear kernel")
     scale, zero_point, dtype = _out(site.out)
     config = LinearConfig(
         *x.args, scale, zero_point, dtype, post_op.name, post_op.numbers, post_op.algorithm

@@ -21,6 +21,7 @@ from backquant.lower.kernels.join import cat
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.operators import all_operators, spellings
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["passthrough_rules"]
 
@@ -98,7 +99,7 @@ def _item(site: Site) -> Emit | Reason:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if any(operand(node).is_integer for node in site.node.all_input_nodes[1:]):
-        return site.refuse("index", "an index that is a quantized tensor", "a plain index")
+        return site.refuse(ReasonCode.INDEX, "an index that is a quantized tensor", "a plain index")
     args, kwargs = _with_integer(site, x.node)
     return Emit(operator.getitem, args, "aten.slice", x.qparams, kwargs, in_range=True)
 
@@ -112,7 +113,9 @@ def _nothing(site: Site) -> Emit | Reason:
 
 def _dropout(site: Site) -> Emit | Reason:
     if site.module.training:
-        return site.refuse("training", "dropout in training mode", "evaluation mode: model.eval()")
+        return site.refuse(
+            ReasonCode.TRAINING, "dropout in training mode", "evaluation mode: model.eval()"
+        )
     return _nothing(site)
 
 
@@ -121,7 +124,7 @@ def _functional_dropout(site: Site) -> Emit | Reason:
         site.node, ("input", "p", "training", "inplace"), {"p": 0.5, "training": True, "inplace": 0}
     )
     if found is None or found["training"] is not False:
-        return site.refuse("training", "dropout that may be training", "training=False")
+        return site.refuse(ReasonCode.TRAINING, "dropout that may be training", "training=False")
     return _nothing(site)
 
 
@@ -129,7 +132,7 @@ def _join(site: Site) -> Emit | Reason:
     found = bind(site.node, ("tensors", "dim"), {"dim": 0})
     parts = found and found["tensors"]
     if not found or not isinstance(parts, (list, tuple)) or not isinstance(found["dim"], int):
-        return site.refuse("arguments", "a computed list of tensors", "a literal list")
+        return site.refuse(ReasonCode.ARGUMENTS, "a computed list of tensors", "a literal list")
     operands = [operand(part) for part in parts if isinstance(part, Node)]
     qparams = [part.qparams for part in operands if part.qparams is not None]
     if len(qparams) != len(parts):
@@ -140,7 +143,9 @@ def _join(site: Site) -> Emit | Reason:
         args = (nodes, found["dim"])
         return Emit(target, args, f"aten.{target.__name__}", qparams[0], in_range=True)
     if site.out is None or target not in _CATS:
-        return site.refuse("other-qparams", "inputs with different qparams", "equal qparams")
+        return site.refuse(
+            ReasonCode.OTHER_QPARAMS, "inputs with different qparams", "equal qparams"
+        )
     scales, zero_points = [q.scale for q in qparams], [q.zero_point for q in qparams]
     fits = [q == site.out for q in qparams]
     literals = (nodes, scales, zero_points, fits, found["dim"], *site.out.literals)
@@ -152,7 +157,9 @@ def _split(site: Site) -> Emit | Reason:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if any(user.target is not operator.getitem for user in site.node.users):
-        return site.refuse("whole-tuple", "a list of parts that is used whole", "items of the list")
+        return site.refuse(
+            ReasonCode.WHOLE_TUPLE, "a list of parts that is used whole", "items of the list"
+        )
     args, kwargs = _with_integer(site, x.node)
     target: Any = site.node.target
     name = target if isinstance(target, str) else target.__name__
@@ -172,5 +179,5 @@ def _attribute(site: Site) -> Emit | Reason:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if site.node.args[1] not in _ATTRIBUTES:
-        return site.refuse("attribute", f".{site.node.args[1]}", f"one of {_ATTRIBUTES}")
+        return site.refuse(ReasonCode.ATTRIBUTE, f".{site.node.args[1]}", f"one of {_ATTRIBUTES}")
     return _size(site)

@@ -22,6 +22,7 @@ from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["pointwise_rules"]
 
@@ -71,18 +72,24 @@ def pointwise_rules() -> list[LowerRule]:
 def _build(site: Site) -> Emit | Reason:
     sources = site.node.all_input_nodes
     if len(sources) != 1:
-        return site.refuse("arguments", "an operator of several tensors", "one tensor and numbers")
+        return site.refuse(
+            ReasonCode.ARGUMENTS, "an operator of several tensors", "one tensor and numbers"
+        )
     x = operand(sources[0])
     if x.qparams is None:
-        return site.refuse("float-input", "an input computed in float", "an integer input")
+        return site.refuse(ReasonCode.FLOAT_INPUT, "an input computed in float", "an integer input")
     if site.out is None:
-        return site.refuse("float-output", "a float result", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
     widths = {x.qparams.dtype.itemsize, site.out.dtype.itemsize}
     if widths != {1}:
-        return site.refuse("dtype", f"{x.qparams.dtype} to {site.out.dtype}", "8-bit integers")
+        return site.refuse(
+            ReasonCode.DTYPE, f"{x.qparams.dtype} to {site.out.dtype}", "8-bit integers"
+        )
     slopes = getattr(site.steps[0].module, "num_parameters", 1)
     if slopes != 1:
-        return site.refuse("per-channel", f"{slopes} slopes, one per channel", "one slope for all")
+        return site.refuse(
+            ReasonCode.PER_CHANNEL, f"{slopes} slopes, one per channel", "one slope for all"
+        )
     table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))
     kernel = Lookup(_config(site, site.out), table)
     return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)

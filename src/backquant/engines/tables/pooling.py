@@ -13,6 +13,7 @@ from backquant.lower.kernels import pooling
 from backquant.lower.rule import Emit, LowerRule, Operand, Site
 from backquant.match.plan import Reason
 from backquant.operators import spellings
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["adaptive_rules", "average_rules", "max_rules", "mean_rules"]
 
@@ -126,7 +127,9 @@ def _has_node(values: Any) -> bool:
 
 
 def _computed(site: Site) -> Reason:
-    return site.refuse("arguments", "sizes that are computed in the graph", "literal sizes")
+    return site.refuse(
+        ReasonCode.ARGUMENTS, "sizes that are computed in the graph", "literal sizes"
+    )
 
 
 def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
@@ -136,7 +139,7 @@ def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
         if found is None:
             return _computed(site)
         if found["return_indices"]:
-            return site.refuse("return-indices", "return_indices=True", "values only")
+            return site.refuse(ReasonCode.RETURN_INDICES, "return_indices=True", "values only")
         if x is None or x.qparams is None:
             return refuse_float_input(site)
         size = numbers(found["kernel_size"], dims)
@@ -208,7 +211,9 @@ def _mean(site: Site) -> Emit | Reason:
     x = first_operand(site)
     found = settings(site, ("input", "dim", "keepdim"), {"dim": None, "keepdim": False})
     if found is None or found["dim"] is None:
-        return site.refuse("arguments", "a mean over all or computed dimensions", "literal dim")
+        return site.refuse(
+            ReasonCode.ARGUMENTS, "a mean over all or computed dimensions", "literal dim"
+        )
     refused = _check_average(site, x)
     if refused or x is None or x.qparams is None:
         return refused or refuse_float_input(site)
@@ -223,7 +228,7 @@ def _check_average(site: Site, x: Operand | None) -> Reason | None:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if site.out is None:
-        return site.refuse("float-output", "a float average", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float average", "a quantized result")
     if site.out != x.qparams:
-        return site.refuse("other-qparams", str(site.out), f"the input's: {x.qparams}")
+        return site.refuse(ReasonCode.OTHER_QPARAMS, str(site.out), f"the input's: {x.qparams}")
     return None

@@ -14,6 +14,7 @@ from backquant.engines.tables.weights import check_weight
 from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["quantized_transposed_rules", "quantized_weighted_rules"]
 
@@ -39,9 +40,9 @@ def quantized_transposed_rules() -> list[LowerRule]:
 def _check(site: Site, call: WeightedCall) -> Reason | None:
     assert call.x.qparams is not None
     if site.out is None:
-        return site.refuse("float-output", "a float result", "a quantized result")
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
     if site.out.dtype != call.x.qparams.dtype:
-        return site.refuse("output-dtype", str(site.out.dtype), str(call.x.qparams.dtype))
+        return site.refuse(ReasonCode.OUTPUT_DTYPE, str(site.out.dtype), str(call.x.qparams.dtype))
     groups = call.geometry.groups if call.geometry is not None else 1
     return check_weight(site, call.weight, call.x.qparams, call.axis, groups)
 
@@ -52,7 +53,7 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
         return refused
     fused = site.steps[1:]
     if fused and fused[0].key not in RELUS:
-        return site.refuse("post-op", "an activation other than ReLU", "ReLU")
+        return site.refuse(ReasonCode.POST_OP, "an activation other than ReLU", "ReLU")
     plain = "linear" if call.geometry is None else f"conv{len(call.geometry.stride)}d"
     return _emit(site, call, f"{plain}_relu" if fused else plain, site.engine.name)
 
@@ -65,10 +66,12 @@ def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
     engine = "qnnpack" if site.engine.name == "qnnpack" else "fbgemm"
     assert geometry is not None
     if f"quantized.conv_transpose({engine})" not in site.engine.kernels:
-        return site.refuse("no-kernel", f"transposed convolution by {engine}", "not in this build")
+        return site.refuse(
+            ReasonCode.NO_KERNEL, f"transposed convolution by {engine}", "not in this build"
+        )
     if call.weight.scale.numel() > 1:
         return site.refuse(
-            "weight-granularity",
+            ReasonCode.WEIGHT_GRANULARITY,
             "one scale per channel of a transposed convolution",
             "one scale per tensor",
             fix="qconfig_mapping.set_object_type(torch.nn.ConvTranspose2d, "
@@ -78,11 +81,11 @@ def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
     if refused:
         return refused
     if engine == "qnnpack" and len(geometry.stride) == 3:
-        return site.refuse("dimensions", "a transposed convolution in 3d", "1d and 2d")
+        return site.refuse(ReasonCode.DIMENSIONS, "a transposed convolution in 3d", "1d and 2d")
     height_two = len(geometry.stride) == 2 and call.weight.weight.shape[2] == 2
     if engine == "fbgemm" and height_two and geometry.groups == 1:
         return site.refuse(
-            "kernel-defect",
+            ReasonCode.KERNEL_DEFECT,
             "a transposed convolution by fbgemm with a kernel of height 2",
             "another height, or groups: this kernel of torch returns undefined values",
             fix='backquant.quantize(..., backend="qnnpack")',

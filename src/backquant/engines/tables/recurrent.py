@@ -19,6 +19,7 @@ from backquant.lower.kernels.recurrent import (
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import GRU, LSTM, GRUCell, LSTMCell, RNNCell
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["recurrent_rules"]
 
@@ -79,9 +80,11 @@ def _emit(site: Site, kernel: QuantizedRecurrent | QuantizedCell, x: DynamicInpu
 
 def _check_layer(site: Site, module: Any) -> Reason | None:
     if module.proj_size:
-        return site.refuse("proj-size", f"proj_size={module.proj_size}", "no projection")
+        return site.refuse(ReasonCode.PROJ_SIZE, f"proj_size={module.proj_size}", "no projection")
     if module.training and module.dropout:
-        return site.refuse("training", "dropout in training mode", "evaluation mode: model.eval()")
+        return site.refuse(
+            ReasonCode.TRAINING, "dropout in training mode", "evaluation mode: model.eval()"
+        )
     return None
 
 
@@ -89,7 +92,7 @@ def _check_weights(site: Site, x: DynamicInput | None, module: Any) -> Reason | 
     dtypes = {getattr(module, name).dtype for name in module.weight_names}
     if len(dtypes) > 1:
         asked = ", ".join(sorted(dtype_name(dtype) for dtype in dtypes))
-        return site.refuse("dtypes", f"weights {asked}", "one dtype for all weights")
+        return site.refuse(ReasonCode.DTYPES, f"weights {asked}", "one dtype for all weights")
     for name in module.weight_names:
         integers, scale, zero_point = (getattr(module, name + part) for part in _PARTS)
         weight = WeightTensors(integers, scale, zero_point, None)

@@ -15,6 +15,7 @@ from backquant.lower.kernels.resize import resize_bilinear, resize_nearest
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["resize_rules"]
 
@@ -59,7 +60,7 @@ def _interpolate(site: Site) -> Emit | Reason:
     else:
         found = bind(site.node, _NAMES, {"input": None, **_DEFAULTS})
     if found is None or found["antialias"] or not isinstance(found["mode"], str):
-        return site.refuse("arguments", "antialias or a computed mode", "neither")
+        return site.refuse(ReasonCode.ARGUMENTS, "antialias or a computed mode", "neither")
     if found["mode"] in ("nearest", "nearest-exact"):
         # Sizes may be computed: they are numbers of the graph.
         kwargs = {name: found[name] for name in _NAMES[1:4]}
@@ -71,7 +72,7 @@ def _interpolate(site: Site) -> Emit | Reason:
             return Emit(resize_nearest, (x.node, *numbers), name, x.qparams, in_range=True)
         return Emit(F.interpolate, (x.node,), name, x.qparams, kwargs, in_range=True)
     if found["mode"] != "bilinear":
-        return site.refuse("mode", found["mode"], "nearest, nearest-exact, bilinear")
+        return site.refuse(ReasonCode.MODE, found["mode"], "nearest, nearest-exact, bilinear")
     if site.out != x.qparams:
         return _other_qparams(site, x.qparams)
     names = ("size", "scale_factor", "align_corners", "recompute_scale_factor")
@@ -81,14 +82,14 @@ def _interpolate(site: Site) -> Emit | Reason:
 
 def _other_qparams(site: Site, x: QParams) -> Reason:
     asked = str(site.out) if site.out is not None else "a float result"
-    return site.refuse("other-qparams", asked, f"the input's: {x}")
+    return site.refuse(ReasonCode.OTHER_QPARAMS, asked, f"the input's: {x}")
 
 
 def _pad(site: Site) -> Emit | Reason:
     names = ("input", "pad", "mode", "value")
     found = bind(site.node, names, {"input": None, "mode": "constant", "value": None})
     if found is None:
-        return site.refuse("arguments", "unknown arguments", "pad, mode, value")
+        return site.refuse(ReasonCode.ARGUMENTS, "unknown arguments", "pad, mode, value")
     value = 0.0 if found["value"] is None else found["value"]
     return _emit_pad(site, found["pad"], found["mode"], value)
 
@@ -103,7 +104,7 @@ def _emit_pad(site: Site, pad: Any, mode: Any, value: Any) -> Emit | Reason:
     if x is None or x.qparams is None:
         return refuse_float_input(site)
     if not isinstance(value, (int, float)) or not isinstance(mode, str):
-        return site.refuse("arguments", "a value that is computed", "a literal value")
+        return site.refuse(ReasonCode.ARGUMENTS, "a value that is computed", "a literal value")
     if mode != "constant":
         return Emit(F.pad, (x.node, pad, mode), f"aten.pad({mode})", x.qparams, in_range=True)
     integer = quantized_value(value, x.qparams)

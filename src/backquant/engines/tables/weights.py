@@ -14,6 +14,7 @@ from backquant.lower.qdq import is_channel_dequantize, is_dequantize
 from backquant.lower.rule import Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule
+from backquant.reason_codes import ReasonCode
 
 __all__ = ["check_weight", "constant", "functional_weight", "module_weight"]
 
@@ -100,14 +101,20 @@ def check_weight(
     """
     engine = site.engine
     if x.dtype not in engine.activation_dtypes:
-        return site.refuse("activation-dtype", str(x.dtype), _names(engine.activation_dtypes))
+        return site.refuse(
+            ReasonCode.ACTIVATION_DTYPE, str(x.dtype), _names(engine.activation_dtypes)
+        )
     if tensors.weight.dtype not in engine.weight_dtypes:
-        return site.refuse("weight-dtype", str(tensors.weight.dtype), _names(engine.weight_dtypes))
+        return site.refuse(
+            ReasonCode.WEIGHT_DTYPE, str(tensors.weight.dtype), _names(engine.weight_dtypes)
+        )
     if tensors.scale.numel() > 1 and axis != 0:
-        return site.refuse("weight-axis", f"scales along axis {axis}", "scales along axis 0")
+        return site.refuse(
+            ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", "scales along axis 0"
+        )
     if bool((tensors.zero_point != 0).any()):
         return site.refuse(
-            "weight-zero-point",
+            ReasonCode.WEIGHT_ZERO_POINT,
             "an affine weight (zero points other than 0)",
             "a symmetric weight",
             fix="PerChannelMinMaxObserver.with_args(dtype=torch.qint8, "
@@ -128,7 +135,7 @@ def _check_saturation(
     if reach * largest <= limit:
         return None
     return site.refuse(
-        "saturation",
+        ReasonCode.SATURATION,
         f"activations to {reach} times weights to {largest}, summed in pairs in 16 bits",
         f"products to {limit} ({_why_narrow(site)})",
         fix="quantize activations to 7 bits: HistogramObserver.with_args(reduce_range=True)",
