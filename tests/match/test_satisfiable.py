@@ -32,7 +32,7 @@ NEVER = {
     "float4": DTypeConfig(torch.float4_e2m1fn_x2, torch.float4_e2m1fn_x2),
     "e8m0": DTypeConfig(torch.qint8, torch.qint8, torch.float8_e8m0fnu),
     "fnuz": DTypeConfig(torch.float8_e4m3fnuz, torch.float8_e4m3fnuz),
-    "two dtypes": DTypeConfig(torch.qint8, torch.int16),
+    "dynamic integers": DTypeConfig(torch.qint8, torch.qint8, is_dynamic=True),
     "bounds": DTypeConfig(
         DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2.0, scale_max_upper_bound=1.0)
     ),
@@ -52,6 +52,14 @@ def test_what_nothing_satisfies(name: str, snapshot) -> None:
             torch.qint8, torch.qint8, torch.qint8, torch.int32, bias_scale="input_times_weight"
         ),
         DTypeConfig(torch.uint16, torch.uint16, torch.qint8),
+        DTypeConfig(torch.qint8, torch.int16, torch.qint8),
+        DTypeConfig(torch.qint8, torch.float, torch.qint8),
+        DTypeConfig(
+            DTypeWithConstraints(torch.int16, symmetric=True),
+            DTypeWithConstraints(
+                torch.int16, scale_exact_match=2**-15, zero_point_exact_match=0, symmetric=False
+            ),
+        ),
         DTypeConfig(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e4m3fn),
         DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16),
         DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True),
@@ -68,7 +76,7 @@ def test_a_file_is_told_with_its_line(tmp_path) -> None:
     path = tmp_path / "b.yaml"
     path.write_text(
         "schema_version: 1\nname: b\nentries:\n- pattern: torch.add\n"
-        "  dtype_configs: [{input_dtype: qint8, output_dtype: int16}]\n"
+        "  dtype_configs: [{input_dtype: qint8, output_dtype: float8_e4m3fnuz}]\n"
     )
     [finding] = [f for f in findings(str(path)) if f.rule == "unsatisfiable"]
     assert finding.place.endswith("b.yaml:4: entry 0 (torch.add): dtype_configs[0]")

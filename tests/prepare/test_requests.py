@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+import backquant
 from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.convert import reference_state
 from backquant.errors import ConfigError
 from backquant.match.plan import RuleKind, RuleRef
 from backquant.observe import (
@@ -140,3 +143,58 @@ def test_functions_among_the_arguments_are_called_for_every_observer() -> None:
     source = _source(QConfig(ask, WEIGHT))
     made = [source.make(ObserverSpec(GLOBAL, "activation")) for _ in range(3)]
     assert [observer.quant_max for observer in made] == [7, 15, 31]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.conv(x)).flatten(2).unsqueeze(2))
+
+
+MIXED = """
+schema_version: 1
+name: mixed
+dtype_configs:
+  widening:
+    input_dtype: {dtype: qint8, symmetric: true}
+    output_dtype: {dtype: int16, symmetric: true}
+    weight_dtype: qint8
+  table:
+    input_dtype: {dtype: int16, symmetric: true}
+    output_dtype: {dtype: int16, scale_exact_match: 2**-15, zero_point_exact_match: 0}
+  moved: {input_dtype: int16, output_dtype: int16}
+entries:
+- {operators: [conv2d], dtype_configs: [widening]}
+- {operators: [tanh], dtype_configs: [table]}
+- {operators: [flatten, unsqueeze], dtype_configs: [moved]}
+"""
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_inputs_and_outputs_have_requests_of_their_own(trains: bool, tmp_path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text(MIXED)
+    backend = backquant.BackendConfig.load(path)
+    torch.manual_seed(0)
+    model, x = Gated(), torch.randn(2, 3, 9, 9)
+    if trains:
+        mapping = backquant.get_default_qat_qconfig_mapping(backend)
+        prepared = backquant.prepare_qat_fx(model.train(), mapping, x, backend_config=backend)
+    else:
+        mapping = backquant.get_default_qconfig_mapping(backend)
+        prepared = backquant.prepare_fx(model.eval(), mapping, x, backend_config=backend)
+    prepared(x)
+    made = backquant.convert_to_reference_fx(prepared.eval(), dialect="decomposed")
+    state = reference_state(made)
+    assert all(decision.quantized for decision in state.plan.decisions.values())
+    storages = {site.value: state.qparams[site.name].storage for site in state.sites.sites}
+    assert storages.pop("x") is torch.int8
+    fixed = next(s for s in state.sites.sites if s.producer == "tanh")
+    assert state.qparams[fixed.name].number.args == (2**-15, 0)
+    [narrowed] = (s for s in state.sites.sites if s.value in state.sites)
+    assert narrowed.readers == ("last",) and storages.pop(narrowed.value) is torch.int8
+    assert set(storages.values()) == {torch.int16}
+    assert (made(x) - model.eval()(x)).pow(2).mean() < 10**-3 * model(x).pow(2).mean()

@@ -21,7 +21,20 @@ def test_it_is_a_named_tuple_of_two() -> None:
     assert isinstance(qconfig._replace(weight=MinMaxObserver), QConfig)
 
 
-@pytest.mark.parametrize("role", ["activation", "weight"])
+def test_outputs_may_be_measured_otherwise_than_inputs() -> None:
+    qconfig = QConfig(MinMaxObserver, MinMaxObserver, output=MinMaxObserver.with_args(eps=0.5))
+    assert len(qconfig) == 2 and QConfig(MinMaxObserver, MinMaxObserver).output is None
+    assert qconfig != QConfig(MinMaxObserver, MinMaxObserver)
+    for same in (
+        qconfig._replace(weight=MinMaxObserver),
+        copy.deepcopy(qconfig),
+        pickle.loads(pickle.dumps(qconfig)),
+    ):
+        assert same == qconfig and same.output().eps == 0.5
+    assert "output=MinMaxObserver.with_args(eps=0.5)" in repr(qconfig)
+
+
+@pytest.mark.parametrize("role", ["activation", "weight", "output"])
 def test_instances_are_refused_with_the_fix(role: str) -> None:
     factories = {"activation": MinMaxObserver, "weight": MinMaxObserver, role: FakeQuantize()}
     with pytest.raises(ConfigError, match=f"instance of FakeQuantize as {role}") as caught:

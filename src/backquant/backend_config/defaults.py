@@ -42,7 +42,7 @@ OBSERVERS = (
 #: How a tensor is quantized during training: observer and rounding apart, or in one kernel.
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
-_ROLES = ("activation", "weight", "qat_activation", "qat_weight")
+_ROLES = ("activation", "weight", "output", "qat_activation", "qat_weight", "qat_output")
 _MORE = ("overrides", "leave_float")
 
 
@@ -135,7 +135,8 @@ class DefaultOverride:
 
     ``operators`` are single patterns (module classes, functions, method names), in the order in
     which rules for them are registered. A role of training falls back on the backend's role of
-    training, not on this override's role of inference.
+    training, not on this override's role of inference. ``output`` and ``qat_output``: of outputs, where it is
+    not as for inputs; an override of the activation is one of both.
 
     ``beside_float``: only where they read float activations alone and no quantized operator reads their
     result; for ``quantize`` and ``explain`` without a mapping (the default mappings are PyTorch's). So a
@@ -151,6 +152,8 @@ class DefaultOverride:
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
     beside_float: bool = False
+    output: QuantDefault | None = None
+    qat_output: QuantDefault | None = None
 
     def __post_init__(self) -> None:
         check_bool(self.beside_float, "beside_float")
@@ -197,7 +200,10 @@ class DefaultOverride:
 
 @dataclass(frozen=True, repr=False)
 class BackendDefaults:
-    """The defaults of a backend: four roles of tensors, overrides by operator, and what stays float.
+    """The defaults of a backend: roles of tensors, overrides by operator, and what stays float.
+
+    ``activation`` is for inputs and outputs; ``output`` (training: ``qat_output``) says what is different for
+    outputs.
 
     ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
     is for ``quantize`` and ``explain``, and holds where a mapping names no place; ``prepare_fx`` and the
@@ -217,6 +223,8 @@ class BackendDefaults:
     qat_weight: QuantDefault | None = None
     overrides: tuple[DefaultOverride, ...] = ()
     leave_float: tuple[LeaveFloat, ...] = ()
+    output: QuantDefault | None = None
+    qat_output: QuantDefault | None = None
 
     def __post_init__(self) -> None:
         for role in _ROLES:

@@ -148,7 +148,9 @@ class _Attempts:
         if decision.outcome is not Outcome.FLOAT or decision.asked_activation is None:
             return False
         root = type_before_parametrizations(self._module_of(fusion.root))
-        asks = QConfigRequest(decision.asked_activation, decision.asked_weight)
+        asks = QConfigRequest(
+            decision.asked_activation, decision.asked_weight, decision.asked_output
+        )
         single = (
             candidate.config
             for candidate in self._patterns().candidates(OperatorKey("module", root))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig, BackendPatternConfig
+from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
 from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.values import GraphValues
@@ -158,7 +158,8 @@ class _Facts:
     def read(self, hit: Hit, node: fx.Node) -> QConfigRequest:
         where = f"QConfigMapping: {hit.rule}, node {node.name!r}"
         activation = self.asks.activation(hit.qconfig, where)
-        return QConfigRequest(activation, self.asks.weight(hit.qconfig, where))
+        weight, output = (read(hit.qconfig, where) for read in (self.asks.weight, self.asks.output))
+        return QConfigRequest(activation, weight, output)
 
     def request(self, occurrence: Occurrence) -> str:
         """What could be asked for an occurrence that no rule asks for."""
@@ -190,6 +191,7 @@ class _Facts:
             rule=hit.rule,
             asked_activation=asks.activation,
             asked_weight=asks.weight,
+            asked_output=asks.output,
         )
 
 
@@ -241,6 +243,8 @@ def _judged(
     roles = roles_of(occurrence, facts.graph, facts.patterns, facts.valueless)
     roles = replace(roles, unmet=facts.unmet(occurrence, config, hit))
     asks = facts.read(hit, occurrence.anchor)
+    if base.observation == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT.name:
+        asks = replace(asks, output=None)
     ruling = facts.judge.rule(entry, config, asks, roles)
     if ruling.dtype_config is not None:
         place = facts.writer.place(entry, ruling.dtype_config)

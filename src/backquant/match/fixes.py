@@ -28,6 +28,15 @@ __all__ = ["ObserverFix", "QConfigFix", "mapping_call", "qconfig_fix"]
 # Observers that can be asked for with another dtype and range.
 _PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
 _PER_CHANNEL = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
+# Demands that one observer meets in one way only, and those that another one than a measuring one meets.
+_OF_THE_SCHEME = (
+    "scale_exact_match",
+    "zero_point_exact_match",
+    "symmetric",
+    "granularity",
+    "ch_axis",
+)
+_FIXED = ("scale_exact_match",)
 # Dtypes of embedding weights: their rows have float zero points.
 _ROW_WISE = (torch.quint8, torch.quint4x2)
 
@@ -95,13 +104,16 @@ class QConfigFix(NamedTuple):
 
     activation: ObserverFix
     weight: ObserverFix
+    output: ObserverFix | None = None
 
     def __str__(self) -> str:
-        return f"QConfig(\n    activation={self.activation},\n    weight={self.weight})"
+        output = "" if self.output is None else f",\n    output={self.output}"
+        return f"QConfig(\n    activation={self.activation},\n    weight={self.weight}{output})"
 
     def make(self) -> QConfig:
         """The QConfig itself."""
-        return QConfig(self.activation.make(), self.weight.make())
+        output = None if self.output is None else self.output.make()
+        return QConfig(self.activation.make(), self.weight.make(), output)
 
 
 def qconfig_fix(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> QConfigFix:
@@ -114,9 +126,24 @@ def qconfig_fix(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> QCon
         activation=MinMaxObserver,
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
     """
-    activation = _activation_fix(config, asks.activation)
     weight = _weight_fix(config, asks.weight) if roles.weight else _spelled(asks.weight)
-    return QConfigFix(activation, weight)
+    if roles.activation and roles.output and _are_apart(config):
+        inputs = _activation_fix(DTypeConfig(config.input_dtype_with_constraints), asks.activation)
+        results = _activation_fix(DTypeConfig(config.output_dtype_with_constraints), asks.of_output)
+        return QConfigFix(inputs, weight, results)
+    return QConfigFix(_activation_fix(config, asks.activation), weight)
+
+
+def _are_apart(config: DTypeConfig) -> bool:
+    """Whether no one observer suits input and output."""
+    first, second = config.input_dtype_with_constraints, config.output_dtype_with_constraints
+    if config.is_dynamic or None in (first.dtype, second.dtype):
+        return False
+    if first.dtype != second.dtype:
+        return True
+    one, two = first.to_dict(), second.to_dict()
+    clash = any(name in one and name in two and one[name] != two[name] for name in _OF_THE_SCHEME)
+    return clash or any((name in one) is not (name in two) for name in _FIXED)
 
 
 def _spelled(ask: TensorRequest | None) -> ObserverFix:

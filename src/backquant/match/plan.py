@@ -258,6 +258,7 @@ class Decision:
     asked_weight: TensorRequest | None = None
     observation: str = ""  # name of the ObservationType that applies to this occurrence
     reasons: tuple[Reason, ...] = ()
+    asked_output: TensorRequest | None = None  # None: outputs as asked_activation
 
     @property
     def quantized(self) -> bool:

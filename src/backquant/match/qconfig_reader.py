@@ -36,8 +36,12 @@ class QConfigReader:
         self._known: dict[int, tuple[Any, TensorRequest]] = {}
 
     def activation(self, qconfig: QConfig | None, where: str) -> TensorRequest | None:
-        """What is asked for inputs and outputs; ``where`` names the rule for errors."""
+        """What is asked for inputs, and for outputs unless ``output`` is; ``where``: the rule, for errors."""
         return None if qconfig is None else self._read(qconfig.activation, f"{where}, activation")
+
+    def output(self, qconfig: QConfig | None, where: str) -> TensorRequest | None:
+        """What is asked for outputs, where it is not as for inputs."""
+        return self._read(getattr(qconfig, "output", None), f"{where}, output")
 
     def weight(self, qconfig: QConfig | None, where: str) -> TensorRequest | None:
         """What is asked for the weight."""

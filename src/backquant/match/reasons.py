@@ -199,7 +199,7 @@ def _asked(role: str, broken: list[Refusal], asks: QConfigRequest) -> str:
     """The request, with what of it was refused beyond dtype and range."""
     if role == "operator":
         return ", ".join(dict.fromkeys(refusal.asked for refusal in broken))
-    ask = asks.weight if role == "weight" else asks.activation
+    ask = {"weight": asks.weight, "output": asks.of_output}.get(role, asks.activation)
     if role == "bias" or ask is None or any(refusal.rule in _WHOLE for refusal in broken):
         return f"{role} {broken[0].asked}"
     parts = [refusal.asked for refusal in broken if refusal.rule not in _IN_TEXT]

@@ -24,10 +24,10 @@ __all__ = ["unsatisfiable"]
 def unsatisfiable(backend: BackendConfig) -> list[Finding]:
     """An error for each dtype config that no request satisfies.
 
-    >>> entry = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(torch.qint8, torch.int16))
+    >>> entry = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(torch.float8_e8m0fnu))
     >>> [finding] = unsatisfiable(BackendConfig("b").set_backend_pattern_config(entry))
     >>> finding.rule, finding.message
-    ('unsatisfiable', 'no request satisfies it: output qint8 is not int16')
+    ('unsatisfiable', 'no request satisfies it: input float8_e8m0fnu, which nothing here quantizes to')
     """
     found: list[Finding] = []
     known: dict[str, str] = {}
@@ -39,7 +39,7 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
             if known[key]:
                 place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
                 message = f"no request satisfies it: {known[key]}"
-                fix = "one dtype for input and output, a dtype of backquant.dtypes.known_dtypes()"
+                fix = "a dtype of backquant.dtypes.known_dtypes()"
                 found.append(place.find("error", "unsatisfiable", message, fix))
     return found
 
@@ -74,4 +74,5 @@ def _request(config: DTypeConfig, roles: Roles) -> QConfigRequest:
     qconfig = qconfig_fix(config, QConfigRequest(None, None), roles).make()
     reader = QConfigReader()
     weight = reader.weight(qconfig, "check") if roles.weight else None
-    return QConfigRequest(reader.activation(qconfig, "check"), weight)
+    output = reader.output(qconfig, "check")
+    return QConfigRequest(reader.activation(qconfig, "check"), weight, output)

@@ -110,6 +110,7 @@ def _decision(values: dict[str, Any]) -> Decision:
             "rule": _rule(values["rule"]),
             "asked_activation": _ask(values["asked_activation"]),
             "asked_weight": _ask(values["asked_weight"]),
+            "asked_output": _ask(values.get("asked_output")),
             "reasons": tuple(Reason(**item) for item in values["reasons"]),
         }
     )

@@ -63,7 +63,10 @@ class Suggestions:
         self, entry: int, config: BackendPatternConfig, qconfig: QConfig, roles: Roles
     ) -> bool:
         where = self._default_code
+        reader = self._asks
         asks = QConfigRequest(
-            self._asks.activation(qconfig, where), self._asks.weight(qconfig, where)
+            reader.activation(qconfig, where),
+            reader.weight(qconfig, where),
+            reader.output(qconfig, where),
         )
         return self._judge.rule(entry, config, asks, roles).dtype_config is not None

@@ -33,10 +33,16 @@ __all__ = ["QConfigRequest", "Judge", "Roles", "Ruling", "judge"]
 
 @dataclass(frozen=True)
 class QConfigRequest:
-    """What the QConfig of a match asks for."""
+    """What the QConfig of a match asks for; ``output`` None: outputs as ``activation``."""
 
     activation: TensorRequest | None
     weight: TensorRequest | None
+    output: TensorRequest | None = None
+
+    @property
+    def of_output(self) -> TensorRequest | None:
+        """What is asked for outputs."""
+        return self.activation if self.output is None else self.output
 
     @property
     def bias_dtype(self) -> torch.dtype:
@@ -173,7 +179,7 @@ def _input_refusals(
 def _output_refusals(
     config: DTypeConfig, asks: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
-    ask = asks.activation
+    ask = asks.of_output
     demand = config.output_dtype_with_constraints
     if not roles.output_known:
         yield "output", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand_text(demand))
@@ -195,7 +201,7 @@ def _scales(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> Iterator
     tensors = (
         ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
         ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
-        ("output", roles.output, asks.activation, config.output_dtype_with_constraints),
+        ("output", roles.output, asks.of_output, config.output_dtype_with_constraints),
     )
     for role, present, ask, demand in tensors:
         if present and ask is not None:

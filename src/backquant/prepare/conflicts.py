@@ -59,7 +59,7 @@ class _Check:
             node = member.producer or member.readers[0]
             raise self._conflict(head, member, text, self._roots.get(node, node))
         ask = self._ask(head)
-        if ask is None or head.spec.part != "activation":
+        if ask is None or head.spec.part not in ("activation", "output"):
             return
         for anchor, refusal in self._refusals(ask, member):
             text = f"{refusal.asked}, and {refusal.admitted} is admitted"
@@ -68,7 +68,9 @@ class _Check:
     def _ask(self, head: Site) -> TensorRequest | None:
         """What the head's observer was asked to be, from the decision that it was made for."""
         decision = self._decision(head)
-        return None if decision is None else decision.asked_activation
+        if decision is None:
+            return None
+        return decision.asked_output if head.spec.part == "output" else decision.asked_activation
 
     def _decision(self, site: Site) -> Decision | None:
         node = site.producer or (site.readers[0] if site.readers else "")

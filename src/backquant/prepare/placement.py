@@ -220,7 +220,9 @@ class Placement:
             entry = self._entries[match.entry]
             if entry._overwrite_output_observer or entry._overwrite_output_fake_quantize:
                 return ObserverSpec(rule, "output_overwrite", match.entry)
-        return ObserverSpec(rule, "activation")
+        own = getattr(self._source.qconfig(rule), "output", None) is not None
+        shares = self._plan.decisions[match.anchor].observation == _SHARES
+        return ObserverSpec(rule, "output" if own and not shares else "activation")
 
     def _reads_quantized_input(self, anchor: fx.Node, probe: Probe) -> bool:
         """An input that arrives quantized has no observer here: the output then has its own."""

@@ -48,8 +48,8 @@ _TABLES = frozenset({dict, OrderedDict, list, set})
 class ObserverSpec:
     """Where an observer comes from.
 
-    ``part`` is ``activation`` or ``weight`` of the rule's QConfig; ``bias``; ``output_overwrite`` of
-    the backend's entry ``entry``; or ``input_of_fixed``: see ``ObserverSource``.
+    ``part`` is ``activation``, ``weight`` or ``output`` of the rule's QConfig; ``bias``;
+    ``output_overwrite`` of the backend's entry ``entry``; or ``input_of_fixed``: see ``ObserverSource``.
     """
 
     rule: RuleRef | None

@@ -57,10 +57,18 @@ def ptq_qconfig(defaults: BackendDefaults, override: DefaultOverride | None = No
     >>> ptq_qconfig(BackendDefaults(QuantDefault("histogram"), QuantDefault("minmax")))
     QConfig(activation=HistogramObserver, weight=MinMaxObserver)
     """
-    activation, weight = defaults.activation, defaults.weight
+    activation, weight, output = defaults.activation, defaults.weight, defaults.output
     if override is not None:
+        output = override.output if override.activation else override.output or output
         activation, weight = override.activation or activation, override.weight or weight
-    return QConfig(observer_factory(activation), observer_factory(weight))
+    return _qconfig(activation, weight, output)
+
+
+def _qconfig(
+    activation: QuantDefault, weight: QuantDefault, output: QuantDefault | None
+) -> QConfig:
+    of_output = None if output is None else observer_factory(output)
+    return QConfig(observer_factory(activation), observer_factory(weight), of_output)
 
 
 def qat_qconfig(defaults: BackendDefaults, override: DefaultOverride | None = None) -> QConfig:
@@ -73,8 +81,9 @@ def qat_qconfig(defaults: BackendDefaults, override: DefaultOverride | None = No
     >>> qat_qconfig(BackendDefaults(minmax, minmax, fused, fused)).weight
     FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver)
     """
-    activation, weight = defaults.qat_activation, defaults.qat_weight
+    activation, weight, output = defaults.qat_activation, defaults.qat_weight, defaults.qat_output
     if override is not None:
+        output = override.qat_output if override.qat_activation else override.qat_output or output
         activation = override.qat_activation or activation
         weight = override.qat_weight or weight
     if activation is None or weight is None:
@@ -83,4 +92,4 @@ def qat_qconfig(defaults: BackendDefaults, override: DefaultOverride | None = No
             where="BackendDefaults: qat_activation, qat_weight",
             fix="set both in the backend's defaults, or pass a QConfigMapping of your own",
         )
-    return QConfig(observer_factory(activation), observer_factory(weight))
+    return _qconfig(activation, weight, output)

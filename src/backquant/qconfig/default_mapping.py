@@ -17,6 +17,7 @@ from backquant.backend_config import (
     BackendConfig,
     BackendDefaults,
     DefaultOverride,
+    DTypeWithConstraints,
     get_backend_config,
 )
 from backquant.dtypes import quantize_bounds
@@ -85,8 +86,11 @@ quant_min=0, quant_max=255)
     for override in _everywhere(defaults):
         for operator in override.operators:
             mapping.set_object_type(operator, ptq_qconfig(defaults, override))
-    for operator, observer in _fixed_qparams(config, mapping.global_qconfig):
-        mapping.set_object_type(operator, QConfig(observer, default_weight_observer))
+    for operator, observer, measured in _fixed_qparams(config, mapping.global_qconfig):
+        qconfig = QConfig(observer, default_weight_observer)
+        if measured:
+            qconfig = QConfig(_of_input(mapping, operator), qconfig.weight, observer)
+        mapping.set_object_type(operator, qconfig)
     return mapping
 
 
@@ -106,9 +110,12 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     for override in _everywhere(defaults):
         for operator in override.operators:
             mapping.set_object_type(operator, qat_qconfig(defaults, override))
-    for operator, observer in _fixed_qparams(config, mapping.global_qconfig):
-        activation = FixedQParamsFakeQuantize.with_args(observer=observer)
-        mapping.set_object_type(operator, QConfig(activation, default_weight_fake_quant))
+    for operator, observer, measured in _fixed_qparams(config, mapping.global_qconfig):
+        fixed = FixedQParamsFakeQuantize.with_args(observer=observer)
+        qconfig = QConfig(fixed, default_weight_fake_quant)
+        if measured:
+            qconfig = QConfig(_of_input(mapping, operator), qconfig.weight, fixed)
+        mapping.set_object_type(operator, qconfig)
     return mapping
 
 
@@ -133,19 +140,23 @@ def _defaults(config: BackendConfig) -> BackendDefaults:
     return derive_defaults(config) if config.defaults is None else config.defaults
 
 
-def _fixed_qparams(config: BackendConfig, qconfig: QConfig) -> list[tuple[Any, Any]]:
-    """Operator and observer factory of every single-operator entry with fixed qparams.
+def _fixed_qparams(config: BackendConfig, qconfig: QConfig) -> list[tuple[Any, Any, bool]]:
+    """Operator, observer factory, and whether its input has to be measured, of every single-operator entry
+    with fixed qparams.
 
     Of several dtype configs, the one with the dtype of the global QConfig counts, else the first.
     """
     preferred = qconfig.activation().dtype
-    found: list[tuple[Any, Any]] = []
+    found: list[tuple[Any, Any, bool]] = []
     for entry in config.configs:
-        outputs = [c.output_dtype_with_constraints for c in entry.dtype_configs]
-        fixed = [o for o in outputs if o.dtype is not None and o.scale_exact_match is not None]
+        fixed = [c for c in entry.dtype_configs if _is_fixed(c.output_dtype_with_constraints)]
         if not fixed or entry.normal_pattern.size != 1:
             continue
-        chosen = next((o for o in fixed if o.dtype == preferred), fixed[0])
+        admitted = next((c for c in fixed if c.output_dtype == preferred), fixed[0])
+        chosen, given = (
+            admitted.output_dtype_with_constraints,
+            admitted.input_dtype_with_constraints,
+        )
         assert chosen.dtype is not None
         low, high = quantize_bounds(chosen.dtype)
         observer = FixedQParamsObserver.with_args(
@@ -155,8 +166,21 @@ def _fixed_qparams(config: BackendConfig, qconfig: QConfig) -> list[tuple[Any, A
             quant_min=_or(chosen.quant_min_lower_bound, low),
             quant_max=_or(chosen.quant_max_upper_bound, high),
         )
-        found.append((entry.normal_pattern.anchor.op, observer))
+        # PyTorch's requests for such operators name the observer of the output only
+        measured = not _is_fixed(given) and (
+            given.symmetric is not None or given.dtype != chosen.dtype
+        )
+        found.append((entry.normal_pattern.anchor.op, observer, measured))
     return found
+
+
+def _of_input(mapping: QConfigMapping, operator: Any) -> Any:
+    """The observer factory of what an operator with a fixed output reads."""
+    return mapping.object_type_qconfigs.get(operator, mapping.global_qconfig).activation
+
+
+def _is_fixed(given: DTypeWithConstraints) -> bool:
+    return given.dtype is not None and given.scale_exact_match is not None
 
 
 def _or(value: float | None, otherwise: int) -> int:

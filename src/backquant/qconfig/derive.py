@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from backquant.backend_config import (
     BackendConfig,
     BackendDefaults,
+    BackendPatternConfig,
+    DefaultOverride,
     DTypeConfig,
     DTypeWithConstraints,
+    ObservationType,
     QuantDefault,
 )
 from backquant.dtypes import is_quantized, is_scaled_float, quantize_bounds
@@ -23,7 +29,8 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     An entry with a weight counts before one without. Activations are measured with a histogram
     (training: moving average), weights with minimum and maximum: per channel only where the
     entry's constraints ask for it. Bounds and smallest scale are those of the constraints.
-    Narrow floats are measured by their largest magnitude, and not trained.
+    Narrow floats are measured by their largest magnitude, and not trained. Operators whose entries take
+    other dtypes get those by an override.
     Raises ConfigError when no entry has a static quantized dtype config.
 
     >>> from backquant.backend_config import BackendPatternConfig, DTypeConfig
@@ -49,12 +56,51 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     if is_scaled_float(activation.dtype):
         largest = _default(activation, "minmax", symmetric=True)
         return BackendDefaults(largest, _default(weight, "minmax", symmetric=True))
+    output = chosen.output_dtype_with_constraints
+    other = is_quantized(output.dtype) and output.dtype != activation.dtype
     return BackendDefaults(
         activation=_default(activation, "histogram"),
         weight=_default(weight, weight_observer, symmetric=weight.symmetric is not False),
+        output=_default(output, "histogram") if other else None,
         qat_activation=_trained(activation, symmetric=False),
         qat_weight=_trained(weight, symmetric=weight.symmetric is not False),
+        qat_output=_trained(output, symmetric=False) if other else None,
+        overrides=tuple(_overrides(config, chosen)),
     )
+
+
+def _overrides(config: BackendConfig, chosen: DTypeConfig) -> Iterator[DefaultOverride]:
+    """For operators whose entries take other dtypes than ``chosen``: what they admit first."""
+    found: dict[tuple[QuantDefault | None, ...], list[Any]] = {}
+    for entry in config.configs:
+        own = [c for c in entry.dtype_configs if _is_static(c)]
+        if not own or entry.normal_pattern.size != 1 or any(_suits(c, chosen, entry) for c in own):
+            continue
+        given, output = own[0].input_dtype_with_constraints, own[0].output_dtype_with_constraints
+        other = is_quantized(output.dtype) and output.dtype != given.dtype
+        defaults = (
+            _default(given, "histogram"),
+            _default(output, "histogram") if other else None,
+            _trained(given, symmetric=False),
+            _trained(output, symmetric=False) if other else None,
+        )
+        found.setdefault(defaults, []).append(entry.normal_pattern.anchor.op)
+    for (activation, result, trained, trained_result), operators in found.items():
+        yield DefaultOverride(
+            tuple(operators),
+            activation,
+            qat_activation=trained,
+            output=result,
+            qat_output=trained_result,
+        )
+
+
+def _suits(config: DTypeConfig, chosen: DTypeConfig, entry: BackendPatternConfig) -> bool:
+    """Whether a request for the dtypes of ``chosen`` is one for those of ``config``."""
+    shares = entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+    output = config.input_dtype if shares else config.output_dtype
+    wanted = chosen.input_dtype if shares else chosen.output_dtype
+    return config.input_dtype == chosen.input_dtype and output in (None, wanted)
 
 
 def _is_static(config: DTypeConfig) -> bool:

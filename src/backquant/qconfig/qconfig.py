@@ -1,4 +1,4 @@
-"""QConfig: how to measure the activations and the weight of an operator."""
+"""QConfig: how to measure the inputs, the weight and the output of an operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class _Pair(NamedTuple):
 
 
 class QConfig(_Pair):
-    """Observer classes or factories for activations and weight: a named tuple of two.
+    """Observer classes or factories for activations and weight: a named tuple of two, as PyTorch's.
+
+    ``output`` is an attribute beside the two: another observer for outputs than for inputs. ``None``: that of
+    ``activation``. Operators whose output shares its input's qparams do not ask for it.
 
     Each is called once per observed tensor, so it is a class, or ``Observer.with_args(...)``, or
     any callable that returns a new observer; not an observer. ``torch.nn.Identity`` leaves its
@@ -29,12 +32,19 @@ class QConfig(_Pair):
     torch.qint8
     """
 
-    __slots__ = ()
+    output: Any = None
 
-    def __new__(cls, activation: Any, weight: Any) -> QConfig:
-        _check_factory("activation", activation)
-        _check_factory("weight", weight)
-        return super().__new__(cls, activation, weight)
+    def __new__(cls, activation: Any, weight: Any, output: Any = None) -> QConfig:
+        for role, factory in (("activation", activation), ("weight", weight), ("output", output)):
+            _check_factory(role, factory)
+        made = super().__new__(cls, activation, weight)
+        if output is not None:
+            made.output = output
+        return made
+
+    def _replace(self, **factories: Any) -> QConfig:
+        own = {"activation": self.activation, "weight": self.weight, "output": self.output}
+        return type(self)(**{**own, **factories})
 
     def __eq__(self, other: object) -> bool:
         return hasattr(other, "activation") and qconfig_equals(self, other)
@@ -46,7 +56,8 @@ class QConfig(_Pair):
         return hash((factory_hash(self.activation), factory_hash(self.weight)))
 
     def __repr__(self) -> str:
-        return f"QConfig(activation={_name(self.activation)}, weight={_name(self.weight)})"
+        output = "" if self.output is None else f", output={_name(self.output)}"
+        return f"QConfig(activation={_name(self.activation)}, weight={_name(self.weight)}{output})"
 
 
 QConfigAny: TypeAlias = QConfig | None
@@ -63,9 +74,10 @@ def qconfig_equals(q1: Any, q2: Any) -> bool:
     """
     if q1 is None or q2 is None:
         return q1 is q2
-    return factories_equal(
-        getattr(q1, "activation", q1), getattr(q2, "activation", q2)
-    ) and factories_equal(getattr(q1, "weight", None), getattr(q2, "weight", None))
+    roles = ("weight", "output")
+    return factories_equal(getattr(q1, "activation", q1), getattr(q2, "activation", q2)) and all(
+        factories_equal(getattr(q1, r, None), getattr(q2, r, None)) for r in roles
+    )
 
 
 def _check_factory(role: str, factory: Any) -> None:

@@ -312,7 +312,11 @@ def _ask(role: str, ask: TensorRequest | None) -> str:
 
 
 def _asked(decision: Decision) -> str:
-    parts = (_ask("activation", decision.asked_activation), _ask("weight", decision.asked_weight))
+    parts = (
+        _ask("activation", decision.asked_activation),
+        _ask("weight", decision.asked_weight),
+        _ask("output", decision.asked_output),
+    )
     return "; ".join(part for part in parts if part)
 
 

@@ -194,8 +194,10 @@ class DefaultOverride(Model):
     operators: list[PatternOrName] = Field(min_length=1)
     activation: QuantDefault | None = None
     weight: QuantDefault | None = None
+    output: QuantDefault | None = None
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
+    qat_output: QuantDefault | None = None
     beside_float: bool | None = Field(
         None,
         description="Only where all activations that they read are float, and so are their readers.",
@@ -231,8 +233,12 @@ class Defaults(Model):
 
     activation: QuantDefault
     weight: QuantDefault
+    output: QuantDefault | None = Field(
+        None, description="Of outputs, where it is not as for inputs."
+    )
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
+    qat_output: QuantDefault | None = None
     overrides: list[DefaultOverride] = Field(default_factory=list)
     leave_float: list[LeaveFloat] = Field(
         default_factory=list, description="What stays float where the request names no place."
