@@ -4,7 +4,11 @@
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
 #               -kernels, -qat), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
-# Each creates its own environment in .venv, bench in .venv-bench. On a machine with CUDA wheels as pip's default, ask for
+# Of a release:
+#   make wheel  the wheel in dist/, the same bytes from every checkout of a commit
+#   make sbom   out/backquant.cdx.json: what the package needs, at the versions of constraints.txt (CycloneDX)
+#   make audit  known vulnerabilities of those versions, of the extras and of the tests; needs a network
+# Each creates its own environment in .venv, bench in .venv-bench, those of a release in .venv-release. On a machine with CUDA wheels as pip's default, ask for
 # the CPU build with:  make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,13 +17,14 @@ BACKEND ?= x86
 JOBS ?= auto
 BENCH_VENV ?= .venv-bench
 BENCH ?=
+RELEASE_VENV ?= .venv-release
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 INSTALL := $(PIP) install --quiet $(INDEX) -c constraints.txt
 
-.PHONY: demo test check lint types contracts sizes docs docs-check unit bench install-bench clean
+.PHONY: demo test check lint types contracts sizes docs docs-check unit bench install-bench wheel sbom audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/backquant demo --backend $(BACKEND) --out out/demo
@@ -82,5 +87,26 @@ install-bench:
 	$(INSTALL) -e '.[bench]'
 	$(PIP) install --quiet --no-deps -r requirements-stock.txt
 
+wheel: $(VENV)/.test
+	$(BIN)/python tools/build_wheel.py dist
+
+# The wheel with what it declares and nothing else, looked at by a tool that lies outside of it.
+sbom: wheel $(RELEASE_VENV)/.release
+	rm -rf $(RELEASE_VENV)/installed && $(PYTHON) -m venv $(RELEASE_VENV)/installed
+	$(RELEASE_VENV)/installed/bin/python -m pip install --quiet $(INDEX) -c constraints.txt dist/*.whl
+	mkdir -p out
+	$(RELEASE_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
+		--output-reproducible -o out/backquant.cdx.json $(RELEASE_VENV)/installed/bin/python
+
+# --strict: what cannot be looked up is a failure.
+audit: $(RELEASE_VENV)/.release
+	$(RELEASE_VENV)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
+		-r constraints.txt -r requirements-stock.txt
+
+$(RELEASE_VENV)/.release:
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) $(RELEASE_VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
