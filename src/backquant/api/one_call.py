@@ -21,12 +21,13 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.calibrate.examples import checked_example, data_from, example_from
 from backquant.calibrate.measure import measure
 from backquant.convert import ConvertRequest, convert_to_reference
-from backquant.errors import EngineError
+from backquant.errors import CaptureError, EngineError
 from backquant.lower import EngineInfo, find_engine
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest, mapping_on_engine
+from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
@@ -37,7 +38,7 @@ from backquant.report.model import Report
 from backquant.report.recorded import report_of, report_source, reported, with_reporting
 from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import Converted
+from backquant.speed.against_float import Converted, Ways
 from backquant.speed.slower import TIMING, asked_slower, the_faster
 
 __all__ = ["default_mapping", "explain", "quantize"]
@@ -83,7 +84,8 @@ def quantize(
         dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; asks
             for an export. Default: those that the model leaves free (of images: the batch only).
         slower: what becomes of operators that are slower on integers than in float, as measured here
-            on the example inputs: ``"float"`` leaves them in float, ``"keep"`` keeps them on integers.
+            on the example inputs: ``"float"`` leaves them in float (all of them, where the model is slower
+            than float in every other way and nothing is required), ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
         progress: show a progress bar on standard error while calibrating.
 
@@ -142,13 +144,25 @@ def quantize(
         check_requirement(reported(source, lowered), required)
         return Converted(lowered, source)
 
+    def in_float(reason: Reason) -> Converted | None:
+        if required is not None:
+            return None
+        try:
+            whole = planned_in_float(frozen, asked.request, capturing, reason)
+        except CaptureError:
+            return None
+        reference = convert_to_reference(
+            with_reporting(prepared_for_inference(whole, asked.request), frozen, example)
+        )
+        return Converted(quantized_model(reference, model), report_source(reference))
+
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
     if quantizes_recurrent(plan):  # of which the smallest lose the most
         timing = replace(timing, least=0)
     if leaves_slower and timing.is_worthwhile(engine, made.source.costs.multiply_adds.values()):
-        made = the_faster(made, converted, prepared, frozen, example, timing)
+        made = the_faster(made, Ways(converted, in_float), prepared, frozen, example, timing)
     quantized = made.model
     quantized.report = reported(made.source, quantized, calibrated.unseen)
     return quantized

@@ -39,6 +39,7 @@ def check_call(path: str, target: Callable[..., Any], args: Any, kwargs: Any, wh
 
     >>> import torch
     >>> check_call("torch.repeat_interleave", torch.repeat_interleave, (None, 3), {}, "node r")
+    >>> check_call("torch.add", torch.add, (1, 2), {"out": None}, "node add")
     >>> check_call("torch.add", torch.add, (1, 2), {"out": 3}, "node add")
     Traceback (most recent call last):
     backquant.errors.ArtifactError: add may not be called with out=
@@ -65,7 +66,7 @@ def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
 
 
 def _refuse_keywords(name: str, kwargs: Any, where: str) -> None:
-    refused = sorted(_NEVER & set(kwargs))
+    refused = sorted(key for key in _NEVER & set(kwargs) if kwargs[key] is not None)
     if refused:
         raise ArtifactError(f"{name} may not be called with {refused[0]}=", where=where)
 

@@ -42,6 +42,7 @@ from backquant.graph.queries import (
     operator_key,
 )
 from backquant.graph.scope import Scope
+from backquant.graph.tracer import is_leaf
 from backquant.graph.verify import complaints, verify
 from backquant.graph.wrapped import inline_call, inline_wrapped
 
@@ -71,6 +72,7 @@ __all__ = [
     "free_path",
     "get_module",
     "graph_pass",
+    "is_leaf",
     "known_types",
     "linear_products",
     "node_arguments",

@@ -29,6 +29,7 @@ __all__ = [
     "Costs",
     "Unit",
     "Value",
+    "all_slower",
     "in_float",
     "slower_as_a_whole",
     "slower_than_float",
@@ -209,19 +210,32 @@ def slower_as_a_whole(
         for value in costs.values
     )
     matches = [match for i in in_float(Costs(units, values)) for match in costs.units[i].matches]
-    asked = f"integers: {integer:.1f} µs for the whole model, where it pays the least here"
-    return {match: _slower(plan, match, asked, floating) for match in sorted(matches)}
+    reason = all_slower(integer, floating)
+    return {match: replace(reason, node=plan.matches[match].anchor) for match in sorted(matches)}
+
+
+def all_slower(integer: float, floating: float) -> Reason:
+    """Why a whole model is left in float that takes so many microseconds on integers, and in float.
+
+    >>> all_slower(9.0, 8.0).admitted
+    'float: 8.0 µs'
+    """
+    return _slower(
+        "",
+        f"integers: {integer:.1f} µs for the whole model, where it pays the least here",
+        floating,
+    )
 
 
 def _reason(plan: Plan, match: int, count: int, integer: float, floating: float) -> Reason:
     together = f", with {count - 1} operators beside it" if count > 1 else ""
     asked = f"integers: {integer:.1f} µs with what it takes to quantize and dequantize{together}"
-    return _slower(plan, match, asked, floating)
+    return _slower(plan.matches[match].anchor, asked, floating)
 
 
-def _slower(plan: Plan, match: int, asked: str, floating: float) -> Reason:
+def _slower(node: str, asked: str, floating: float) -> Reason:
     return Reason(
-        plan.matches[match].anchor,
+        node,
         ReasonCode.SLOWER_THAN_FLOAT,
         asked,
         f"float: {floating:.1f} µs",

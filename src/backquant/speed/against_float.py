@@ -4,7 +4,8 @@ The parts of a model are timed one by one, and may promise more than the whole h
 give cost the float operators behind them, and a cache holds a kernel's weights alone. So whole models run
 beside each other (``race``): float, all on integers, and what the parts promise. Where the fastest is slower
 than float, what pays the least is left in float step by step (``slower_as_a_whole``), at most ``FACTORS``
-times; what is clearly faster than the fastest before it stands.
+times; what is clearly faster than the fastest before it stands. What is slower than float even then is given
+back in float, as it came (``Ways.in_float``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from backquant.errors import CoverageError
 from backquant.graph import own_buffers
 from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
-from backquant.match.slower import Costs, slower_as_a_whole
+from backquant.match.slower import Costs, all_slower, slower_as_a_whole
 from backquant.report.build import ReportSource
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
 from backquant.speed.race import Race, race
 
-__all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "not_slower"]
+__all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "Ways", "not_slower"]
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
 LEAST = 100_000
@@ -68,6 +69,17 @@ class Converted(NamedTuple):
         return self._replace(source=replace(self.source, record=record))
 
 
+class Ways(NamedTuple):
+    """How models are made that have less on integers; both raise ``CoverageError`` where too little would be.
+
+    ``without``: what these matches are is left in float, by position. ``in_float``: nothing is quantized, and
+    nothing taken apart, for this reason; ``None`` where that cannot be had.
+    """
+
+    without: Callable[[Mapping[int, Reason]], Converted]
+    in_float: Callable[[Reason], Converted | None]
+
+
 class Chosen(NamedTuple):
     """A model, and why what of it is left in float, by position of the match."""
 
@@ -78,16 +90,14 @@ class Chosen(NamedTuple):
 def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
     made: Converted,
     chosen: Chosen | None,
-    convert: Callable[[Mapping[int, Reason]], Converted],
+    ways: Ways,
     costs: Costs,
     original: nn.Module,
     example: Any,
     timing: Timing,
 ) -> Converted:
     """The fastest of ``made``, which keeps all on integers, and ``chosen``; or, where that is slower than
-    ``original``, of models with less on integers. With a note of both times.
-
-    ``convert`` raises ``CoverageError`` where too little would stay quantized.
+    ``original``, of models with less on integers, down to none. With a note of both times.
     """
     floating = own_buffers(original)
     first = [made] if chosen is None else [made, chosen.made]
@@ -104,13 +114,35 @@ def not_slower(  # size: the models that are there, what makes others of them, a
             continue
         left = {**more, **left}
         try:
-            after = convert(left)
+            after = ways.without(left)
         except CoverageError:
             break
         beside = race([floating, best.made.model, after.model], example, timing.clock)
         is_faster = beside.is_slower(1, 2, 1 / _GAIN)
         best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
+    if best.is_slower and not any(unit.kept for unit in costs.units):
+        return _in_float(best, ways, floating, example, timing)
     return best.made.noted(best.note())
+
+
+def _in_float(  # size: the fastest on integers, what makes one without, and what both run beside
+    best: _Tried, ways: Ways, floating: nn.Module, example: Any, timing: Timing
+) -> Converted:
+    """The model as it came, where another race says as well that ``best`` is slower."""
+    try:
+        after = ways.in_float(all_slower(1e6 * best.seconds, 1e6 * best.floating))
+    except CoverageError:
+        after = None
+    if after is None:
+        return best.made.noted(best.note())
+    beside = race([floating, best.made.model, after.model], example, timing.clock)
+    best = _Tried(best.made, beside, 1)
+    if not (best.is_slower and beside.is_slower(1, 2, 1 / _GAIN)):
+        return best.made.noted(best.note())
+    return after.noted(
+        "the whole model is slower on integers here, whatever is left in float: it is given back "
+        f"in float, as it came ({best.times()}, measured on the example inputs)"
+    )
 
 
 class _Tried(NamedTuple):
@@ -132,8 +164,11 @@ class _Tried(NamedTuple):
     def is_slower(self) -> bool:
         return self.race.is_slower(self.place, 0, _SLOWER)
 
+    def times(self) -> str:
+        return f"{1e3 * self.seconds:.3g} ms, in float {1e3 * self.floating:.3g} ms"
+
     def note(self) -> str:
-        times = f"{1e3 * self.seconds:.3g} ms, in float {1e3 * self.floating:.3g} ms"
+        times = self.times()
         what = "the whole model on the example inputs, measured here"
         if self.is_slower:
             return f"{what}: {times}; slower than float, whatever is left in float"

@@ -13,7 +13,7 @@ stands only if it is clearly faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from backquant.match.slower import Costs, slower_than_float, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import NodeTimes
-from backquant.speed.against_float import Chosen, Converted, Timing, not_slower
+from backquant.speed.against_float import Chosen, Converted, Timing, Ways, not_slower
 from backquant.speed.cost_table import Times, cost_table
 
 __all__ = ["TIMING", "asked_slower", "the_faster"]
@@ -62,27 +62,27 @@ TIMING = Timing()
 
 def the_faster(  # size: the model as it is, what makes others of it, and what it is measured beside
     made: Converted,
-    convert: Callable[[Mapping[int, Reason]], Converted],
+    ways: Ways,
     prepared: PreparedModule,
     original: nn.Module,
     example: Any,
     timing: Timing,
 ) -> Converted:
-    """``made``, or what ``convert`` makes without what is slower on integers, if that is faster.
+    """``made``, or what ``ways`` make without what is slower on integers, if that is faster.
 
-    ``convert`` raises ``CoverageError`` where too little would stay quantized. ``original``: the float model
-    in evaluation mode, than which the result as a whole is not slower if that can be had.
+    ``original``: the float model in evaluation mode, than which the result as a whole is not slower, unless
+    something is required.
     """
     costs, seconds = _measured(prepared, made, example, timing)
     chosen = None
     reasons = _reasons(made.model, costs)
     if _promised(costs, reasons) > _PROMISED * 1e6 * seconds:
         try:
-            after = convert(reasons)
+            after = ways.without(reasons)
         except CoverageError:
             return made.noted(_TOO_MUCH)
         chosen = Chosen(after, reasons)
-    return not_slower(made, chosen, convert, costs, original, example, timing)
+    return not_slower(made, chosen, ways, costs, original, example, timing)
 
 
 def _measured(

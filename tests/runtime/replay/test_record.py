@@ -51,7 +51,9 @@ def test_structures_of_arguments_and_results_are_kept() -> None:
     assert recording.result == {"sum": Ref("%2"), "both": [Ref("%0"), 3]}
 
 
-def test_the_same_tensor_twice_refuses() -> None:
+def test_the_same_tensor_twice_is_one_input() -> None:
     x = torch.ones(2)
     _, recording = record(torch.add, (x, x), {}, list)
-    assert isinstance(recording, NotReplayable)
+    assert isinstance(recording, Recording)
+    assert recording.inputs == ("%0",)
+    assert recording.calls[0].arguments[:2] == (Ref("%0"), Ref("%0"))

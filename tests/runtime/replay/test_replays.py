@@ -59,6 +59,16 @@ def test_each_kind_of_input_has_its_recording_and_few_are_kept(quantized: Any) -
     assert torch.equal(quantized(channels_last), quantized.graph_module(channels_last))
 
 
+def test_which_arguments_are_one_tensor_is_part_of_the_kind() -> None:
+    """As in self-attention, where query, key and value are one tensor."""
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    replays = Replays(torch.fx.symbolic_trace(lambda a, b, c=None: a - 2 * b))
+    for args, kwargs in [((x, x), {}), ((x, y), {}), ((x,), {"b": x}), ((x,), {"b": y, "c": None})]:
+        for _ in range(3):
+            assert torch.equal(replays(*args, **kwargs), args[0] - 2 * (*args, kwargs.get("b"))[1])
+    assert replays.programs == 4, replays.refused
+
+
 def test_a_new_state_is_seen(quantized: Any) -> None:
     x = torch.randn(2, 3, 8, 8)
     before = warmed(quantized, x)(x)

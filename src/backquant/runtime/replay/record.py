@@ -29,6 +29,7 @@ __all__ = [
     "NotReplayable",
     "Recording",
     "Ref",
+    "distinct_tensors",
     "known_constants",
     "record",
 ]
@@ -70,9 +71,9 @@ class Layout(NamedTuple):
 
 @dataclass
 class Recording:
-    """``inputs``: names in the order of the flattened tensor arguments. ``result``: the structure of
-    the result, its tensors as ``Ref``. ``constants``: tensors by name. ``layouts``: of the tensors by
-    name."""
+    """``inputs``: names of the distinct tensors among the flattened arguments, in their order. ``result``:
+    the structure of the result, its tensors as ``Ref``. ``constants``: tensors by name. ``layouts``: of the
+    tensors by name."""
 
     inputs: tuple[str, ...]
     calls: list[Call] = field(default_factory=list)
@@ -116,14 +117,24 @@ def record(
     >>> record(lambda x: x * x.sum().item(), (torch.ones(1),), {}, list)
     (tensor([1.]), NotReplayable('aten._local_scalar_dense.default gives no tensor'))
     """
-    leaves, _ = tree_flatten((args, dict(kwargs)))
-    recorder = _Recorder([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], origin)
+    recorder = _Recorder(distinct_tensors((args, dict(kwargs))), origin)
     with recorder:
         result = function(*args, **kwargs)
     try:
         return result, recorder.finish(result, constants())
     except NotReplayable as problem:
         return result, problem
+
+
+def distinct_tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors in ``values``, each once: the inputs of a recording.
+
+    >>> x = torch.ones(1)
+    >>> len(distinct_tensors({"query": x, "key": x, "value": [x, -x]}))
+    2
+    """
+    leaves, _ = tree_flatten(values)
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
 class _Recorder(TorchDispatchMode):
@@ -138,8 +149,6 @@ class _Recorder(TorchDispatchMode):
         self.problem: NotReplayable | None = None
         self.layouts: dict[str, Layout] = {}
         self.recording = Recording(tuple(self._name(tensor) for tensor in inputs))
-        if len({*map(id, inputs)}) != len(inputs):
-            self.problem = NotReplayable("one tensor is passed twice")
 
     def _name(self, tensor: torch.Tensor) -> str:
         name = f"%{self.count}"

@@ -38,6 +38,8 @@ __all__ = ["Replays"]
 _KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
 _SEEN = "seen once"
 _PLAIN = (int, float, bool, str, type(None))
+_TENSORS = (torch.Tensor, nn.Parameter)
+_FLAT = frozenset((*_TENSORS, *_PLAIN))
 _CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
 
 
@@ -154,23 +156,31 @@ def _places(module: nn.Module, tensors: Iterable[torch.Tensor]) -> list[_Place]:
 def _kind(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
 ) -> Hashable | None:
-    """What recordings are found by, ``None`` for arguments that are not replayed; fills ``tensors``."""
+    """What recordings are found by, ``None`` for arguments that are not replayed; fills ``tensors``, each of
+    which is there once."""
     if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:
         tensors.append(args[0])
         return _layout(args[0])
-    leaves, structure = tree_flatten((args, kwargs))
-    found: list[Hashable] = []
+    leaves: tuple[Any, ...] = (*args, *kwargs.values())
+    structure: Hashable = (len(args), *kwargs)
+    if not _FLAT.issuperset(map(type, leaves)):
+        flat, spec = tree_flatten((args, kwargs))
+        leaves, structure = tuple(flat), str(spec)
+    found: list[Hashable] = [structure]
+    places: dict[int, int] = {}
     for leaf in leaves:
-        if type(leaf) in (torch.Tensor, nn.Parameter):
+        if type(leaf) in _TENSORS:
+            place = places.setdefault(id(leaf), len(tensors))
+            if place < len(tensors):
+                found.append(place)
+                continue
             tensors.append(leaf)
             found.append(_layout(leaf))
         elif isinstance(leaf, _PLAIN):
             found.append((type(leaf), leaf))
         else:
             return None
-    if None in found:
-        return None
-    return (str(structure), *found) if tensors else None
+    return tuple(found) if tensors and None not in found else None
 
 
 def _layout(tensor: torch.Tensor) -> Hashable | None:

@@ -31,6 +31,7 @@ from backquant.runtime.replay.record import (
     NotReplayable,
     Recording,
     Ref,
+    distinct_tensors,
     known_constants,
     record,
 )
@@ -126,8 +127,7 @@ class NodeTimes:
                 self._measure_parts(clock)
 
     def _measure_parts(self, clock: Clock) -> None:
-        leaves, _ = tree_flatten(self.args)
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        given = distinct_tensors(self.args)
         held = dict(zip(self._recording.inputs, given, strict=True))
         known: dict[Hashable, float] = {}
         nothing = clock(partial(Program(_NOTHING), [torch.zeros(0)]))

@@ -1,0 +1,54 @@
+"""A model of which nothing is quantized and nothing taken apart, so that it is as fast as it came."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from backquant.graph import called_whole, is_leaf
+from backquant.match import Reason
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.costs import costs_of
+from backquant.pipeline.plan import Planned, planned
+from backquant.prepare import Request
+from backquant.qconfig import QConfigMapping
+from backquant.reason_codes import ReasonCode
+
+__all__ = ["planned_in_float"]
+
+
+def planned_in_float(
+    model: nn.Module, request: Request, capturing: Capturing, reason: Reason
+) -> Planned:
+    """The graph of ``model`` with PyTorch's layers whole, as PyTorch's own tracer leaves them.
+
+    Attention and transformer layers keep the fast paths that they have in PyTorch. Only what
+    ``request.custom`` names is quantized; ``reason``: of what could have been, and of all that holds
+    multiply-adds. Raises ``CaptureError`` as ``planned``.
+
+    >>> import torch
+    >>> from backquant.backend_config import BackendConfig
+    >>> request = Request(BackendConfig("b"), QConfigMapping())
+    >>> layer = nn.TransformerEncoderLayer(4, 2).eval()
+    >>> slow = Reason("", ReasonCode.SLOWER_THAN_FLOAT, "integers: 2 µs", "float: 1 µs")
+    >>> step = planned_in_float(layer, request, Capturing(example_inputs=torch.ones(3, 1, 4)), slow)
+    >>> [(name, found.reasons[0].rule) for name, found in step.record.plan.decisions.items()]
+    [('transformerencoderlayer', 'slower-than-float')]
+    """
+    if request.custom is None and is_leaf(model):
+        model = called_whole(model)
+    nothing = replace(request, qconfig_mapping=QConfigMapping())
+    step = planned(model, nothing, replace(capturing, own=None, decompose=False))
+    costs = costs_of(step.module, capturing.example_inputs)
+    plan = step.record.plan
+    reasons = {
+        name: replace(reason, node=name)
+        for name, decision in plan.decisions.items()
+        if not decision.quantized
+        and (
+            costs.multiply_adds.get(name)
+            or any(found.rule == ReasonCode.QCONFIG_NONE for found in decision.reasons)
+        )
+    }
+    return step._replace(record=replace(step.record, plan=plan.explain(reasons), costs=costs))
