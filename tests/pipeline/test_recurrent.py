@@ -59,7 +59,7 @@ def test_static_and_dynamic_in_one_call(kind: type[nn.RNNBase], capture: str) ->
 def test_a_recurrent_layer_by_itself(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = kind(16, 24).eval(), torch.randn(5, 16)
-    made = backquant.quantize(model, x, calibration=[x])
+    made = backquant.quantize(model, x, calibration=[x], slower="keep")
     assert made.report.coverage == 1.0
     h = torch.randn(*((1, 24) if isinstance(model, nn.RNNBase) else (5, 24)))
     given = (h, h) if kind in (nn.LSTM, nn.LSTMCell) else h
@@ -103,10 +103,12 @@ SMALL_AND_LARGE = torch.randn(6, 2, 8) * torch.tensor([1e-3] * 4 + [1.0] * 4)
 
 def test_weights_that_8_bits_make_useless_are_in_float16() -> None:
     model = with_large_weights(1e3)
-    made = backquant.quantize(model, SMALL_AND_LARGE, calibration=[SMALL_AND_LARGE])
+    made = backquant.quantize(model, SMALL_AND_LARGE, calibration=[SMALL_AND_LARGE], slower="keep")
     assert kernels(made) == [f"aten.quantized_lstm({FLOAT16})"]
     # what counts is the data, not the example
-    made = backquant.quantize(model, torch.randn(6, 2, 8), calibration=[SMALL_AND_LARGE])
+    made = backquant.quantize(
+        model, torch.randn(6, 2, 8), calibration=[SMALL_AND_LARGE], slower="keep"
+    )
     assert kernels(made) == [f"aten.quantized_lstm({FLOAT16})"]
 
 
