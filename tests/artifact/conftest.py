@@ -11,7 +11,8 @@ from torch import nn
 import backquant
 from backquant.backend_config import BackendConfig
 from backquant.match.plan import Plan
-from backquant.runtime import QuantizedModel
+from backquant.qconfig import QConfigMapping
+from backquant.runtime import LoweredRecord, QuantizedModel
 
 
 class SmallNet(nn.Module):
@@ -47,7 +48,8 @@ def wrapped() -> Callable[[nn.Module], QuantizedModel]:
 
     def wrap(module: nn.Module) -> QuantizedModel:
         graph_module = torch.fx.symbolic_trace(module.eval())
-        return QuantizedModel(graph_module, plan=Plan("x86"), backend_config=BackendConfig("x86"))
+        record = LoweredRecord(Plan("x86"), BackendConfig("x86"), QConfigMapping())
+        return QuantizedModel(graph_module, record)
 
     return wrap
 

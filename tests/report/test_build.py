@@ -12,6 +12,7 @@ import backquant
 from backquant.match import Plan
 from backquant.prepare import Record
 from backquant.report.build import ReportSource, build_report
+from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report, Row
 from backquant.report.observers import measured_row
 
@@ -127,8 +128,7 @@ def test_before_and_after_calibration_the_same_rows() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    graph_module = torch.fx.symbolic_trace(nn.ReLU())
     record = Record(Plan(""), backquant.BackendConfig(), backquant.QConfigMapping())
-    source = ReportSource(record, graph_module)
+    source = ReportSource(record, ReportedGraph())
     assert build_report(source).backend == "unnamed backend"
     assert measured_row(None).qparams == ""

@@ -12,8 +12,13 @@ from backquant.dtypes import QParams
 from backquant.lower import engine_info
 from backquant.match.plan import Plan
 from backquant.nn.quantized import reference as nnqr
-from backquant.runtime import QuantizedModel
+from backquant.qconfig import QConfigMapping
+from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.runtime.quantized_model import as_integers
+
+
+def recorded(**more):
+    return LoweredRecord(Plan("x86"), get_backend_config("x86"), QConfigMapping(), **more)
 
 
 @pytest.fixture
@@ -25,14 +30,10 @@ def model(tools):
 
     reference = tools.trace(forward, fc=nnqr.Linear.from_float(fc, tools.weight_qparams(fc)))
     lowered = tools.lower(reference)
-    return QuantizedModel(
-        lowered.graph_module,
-        plan=Plan("x86"),
-        backend_config=get_backend_config("x86"),
-        engine=engine_info("x86"),
-        kernels=lowered.kernels,
-        left_in_float=lowered.left_in_float,
+    record = recorded(
+        engine=engine_info("x86"), kernels=lowered.kernels, left_in_float=lowered.left_in_float
     )
+    return QuantizedModel(lowered.graph_module, record)
 
 
 def test_it_says_what_it_runs_on(model):
@@ -77,11 +78,8 @@ class TestQuantizedInterface:
     @pytest.fixture
     def taking_integers(self, tools):
         reference = tools.trace(lambda self, x, y: torch.relu(x.float() + y))
-        model = QuantizedModel(
-            reference, plan=Plan("x86"), backend_config=get_backend_config("x86")
-        )
-        model.input_qparams = {0: QParams(0.5, 10, 0, 255, torch.uint8)}
-        return model
+        inputs = {0: QParams(0.5, 10, 0, 255, torch.uint8)}
+        return QuantizedModel(reference, recorded(inputs=inputs))
 
     def test_quantized_tensors_become_integers(self, taking_integers):
         tensor = torch.quantize_per_tensor(torch.tensor([0.5, 2.0]), 0.5, 10, torch.quint8)
@@ -122,7 +120,7 @@ class TestQuantizedInterface:
 def test_preserved_attributes(tools):
     reference = tools.trace(lambda self, x: x)
     reference.meta["_user_preserved_attributes"] = {"tag": "v1", "plan": "mine"}
-    model = QuantizedModel(reference, plan=Plan("x86"), backend_config=get_backend_config("x86"))
+    model = QuantizedModel(reference, recorded())
     assert model.tag == "v1"
     assert model.plan == Plan("x86")  # its own names stand
 

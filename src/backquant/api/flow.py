@@ -19,7 +19,7 @@ from backquant.api.qat import fuse_for_training
 from backquant.api.skipped import skipped_inside, warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import checked_example, example_that_runs
-from backquant.convert import convert_to_reference, original_weights, reference_state
+from backquant.convert import convert_to_reference, original_weights
 from backquant.errors import UsageError
 from backquant.graph import preserve
 from backquant.pipeline.capture import Capturing, spelled_request
@@ -33,7 +33,7 @@ from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,
 )
-from backquant.report.recorded import report_source, reported, with_reporting
+from backquant.report.recorded import with_reporting
 from backquant.runtime import QuantizedModel
 
 __all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_export", "prepare_fx"]
@@ -259,11 +259,7 @@ def convert_fx(  # size: PyTorch's signature
     )
     asked = spelled_request(graph_module, asked)
     reference = convert_to_reference(graph_module, asked=asked)
-    has_report = reference_state(reference).report_of is not None
-    source = report_source(reference) if has_report else None
     quantized = quantized_model(reference, graph_module)
-    if source is not None:
-        quantized.report = reported(source, quantized)
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)
     return quantized

@@ -35,10 +35,10 @@ from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rul
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
-from backquant.report.recorded import report_of, report_source, reported, with_reporting
+from backquant.report.recorded import report_of, report_source, with_reporting
 from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
-from backquant.speed.against_float import Converted, Ways
+from backquant.speed.against_float import Ways
 from backquant.speed.slower import TIMING, asked_slower, the_faster
 
 __all__ = ["default_mapping", "explain", "quantize"]
@@ -132,19 +132,18 @@ def quantize(
         check_engine_dtypes(plan, config, engine)
     prepared = with_reporting(prepared_for_inference(step, asked.request), frozen, example)
     check_requirement(report_of(prepared), required)
-    calibrated = measure(prepared, batches, progress=progress)
+    measure(prepared, batches, progress=progress)
 
-    def converted(in_float: Mapping[int, Reason]) -> Converted:
+    def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
         reference = convert_to_reference(
             prepared, asked=ConvertRequest(leave_float=_left_by_default(config), in_float=in_float)
         )
-        source = report_source(reference)
-        check_requirement(build_report(source), required)
+        check_requirement(report_of(reference), required)
         lowered = quantized_model(reference, model)
-        check_requirement(reported(source, lowered), required)
-        return Converted(lowered, source)
+        check_requirement(lowered.report, required)
+        return lowered
 
-    def in_float(reason: Reason) -> Converted | None:
+    def in_float(reason: Reason) -> QuantizedModel | None:
         if required is not None:
             return None
         try:
@@ -154,18 +153,16 @@ def quantize(
         reference = convert_to_reference(
             with_reporting(prepared_for_inference(whole, asked.request), frozen, example)
         )
-        return Converted(quantized_model(reference, model), report_source(reference))
+        return quantized_model(reference, model)
 
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
     if quantizes_recurrent(plan):  # of which the smallest lose the most
         timing = replace(timing, least=0)
-    if leaves_slower and timing.is_worthwhile(engine, made.source.costs.multiply_adds.values()):
+    if leaves_slower and timing.is_worthwhile(engine, made.record):
         made = the_faster(made, Ways(converted, in_float), prepared, frozen, example, timing)
-    quantized = made.model
-    quantized.report = reported(made.source, quantized, calibrated.unseen)
-    return quantized
+    return made
 
 
 def explain(  # size: as quantize

@@ -25,9 +25,11 @@ from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.lower import EngineInfo, KernelUse, engine_here
 from backquant.match.plan import Plan, Reason
+from backquant.qconfig import QConfigMapping
 from backquant.report.model import Report
+from backquant.report.recorded import StoredReport
 from backquant.report.text import renderable
-from backquant.runtime import QuantizedModel
+from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.version import __version__
 
 __all__ = ["Description", "describe", "digest", "load", "save"]
@@ -66,6 +68,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         )
     writer = TensorWriter()
     encoder = Encoder(writer.add, allow)
+    report = model.report
     document = {
         "versions": {"backquant": __version__, "torch": torch.__version__},
         "engine": None if model.engine is None else model.engine.to_dict(),
@@ -77,7 +80,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "backend": _spec(model.backend_config),
         "plan": model.plan.to_dict(),
         "interface": _interface(model, encoder),
-        "report": None if model.report is None else model.report.to_dict(),
+        "report": None if report is None else report.to_dict(),
         "model": ModuleEncoder(encoder).encode(model.graph_module),
         "strides": writer.strides,
     }
@@ -138,25 +141,28 @@ def _model(
     graph_module = ModuleDecoder(decoder).decode(document["model"])
     if not isinstance(graph_module, torch.fx.GraphModule):
         raise TypeError("the model is no graph")
-    model = QuantizedModel(
-        graph_module,
+    example, report = document.get("example"), document["report"]
+    record = LoweredRecord(
         plan=Plan.from_dict(document["plan"]),
         backend_config=_config(document["backend"], allow),
+        qconfig_mapping=QConfigMapping(),  # not in the file: the plan has the rules that counted
         engine=engine,
-        kernels=[_kernel(use) for use in document["kernels"]],
-        left_in_float=[Reason(**reason) for reason in document["left_in_float"]],
+        kernels=tuple(_kernel(use) for use in document["kernels"]),
+        left_in_float=tuple(Reason(**reason) for reason in document["left_in_float"]),
+        inputs=dict(map(_qparams, document.get("inputs", ()))),
+        outputs=dict(map(_qparams, document.get("outputs", ()))),
+        example=None if example is None else ExampleSpec(**example),
+        interface=_read_interface(document.get("interface"), decoder),
+        report_of=None if report is None else StoredReport(Report.from_dict(report)),
     )
-    model.input_qparams = dict(map(_qparams, document.get("inputs", ())))
-    model.output_qparams = dict(map(_qparams, document.get("outputs", ())))
-    example = document.get("example")
-    model.example = None if example is None else ExampleSpec(**example)
-    interface = document.get("interface")
-    if interface is not None:
-        read = Interface.from_dict(interface)
-        output = decode_records(read.output, interface["output"], decoder)
-        model.interface = replace(read, output=output)
-    model.report = None if document["report"] is None else Report.from_dict(document["report"])
-    return model
+    return QuantizedModel(graph_module, record)
+
+
+def _read_interface(stored: dict[str, Any] | None, decoder: Decoder) -> Interface | None:
+    if stored is None:
+        return None
+    read = Interface.from_dict(stored)
+    return replace(read, output=decode_records(read.output, stored["output"], decoder))
 
 
 def _engine(document: dict[str, Any]) -> EngineInfo | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from backquant.calibrate import CalibrationReport, ProgressBar, calibrate, waiting_for_data
 from backquant.errors import CalibrationError
+from backquant.prepare import prepared_state, with_state
 
 __all__ = ["measure"]
 
@@ -20,6 +22,8 @@ def measure(
     prepared: fx.GraphModule, batches: Iterable[Any] | None, *, progress: bool = False
 ) -> CalibrationReport:
     """Feed ``batches`` to the observers. None will do where no observer waits for data.
+
+    The record of ``prepared`` notes which observers saw none.
 
     Raises ``CalibrationError`` when there are none and values have to be measured; names them.
 
@@ -35,7 +39,10 @@ def measure(
         _refuse_unmeasured(prepared)
         return CalibrationReport(0)
     with ProgressBar("calibrating") if progress else nullcontext() as bar:
-        return calibrate(prepared, batches, progress=bar)
+        found = calibrate(prepared, batches, progress=bar)
+    unseen = tuple(str(item.value) for item in found.unseen)
+    with_state(prepared, replace(prepared_state(prepared), unseen=unseen))
+    return found
 
 
 def _refuse_unmeasured(prepared: fx.GraphModule) -> None:

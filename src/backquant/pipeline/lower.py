@@ -31,7 +31,8 @@ from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
 from backquant.match.float_policy import float_by_request
-from backquant.runtime import QuantizedModel
+from backquant.report.recorded import LoweredReport
+from backquant.runtime import LoweredRecord, QuantizedModel
 
 __all__ = ["engine_of", "quantized_model"]
 
@@ -54,19 +55,17 @@ def quantized_model(reference: fx.GraphModule, source: nn.Module) -> QuantizedMo
     state = reference_state(reference)
     engine = engine_of(state.backend_config)
     lowered = _lowered(reference, engine)
-    made = QuantizedModel(
-        lowered.graph_module,
-        plan=state.plan,
-        backend_config=state.backend_config,
+    record = LoweredRecord(
+        **vars(state),
         engine=engine,
         kernels=lowered.kernels,
         left_in_float=lowered.left_in_float,
+        interface=_interface(reference),
     )
-    made.input_qparams = {i: q for i, q in state.inputs.items() if q is not None}
-    made.output_qparams = {i: q for i, q in state.outputs.items() if q is not None}
-    made.interface = _interface(reference)
-    made.example = state.example
+    made = QuantizedModel(lowered.graph_module, record)
     own_shared_tensors(made, source)
+    if state.report_of is not None:
+        made.record = replace(record, report_of=LoweredReport.of(reference, made))
     if lowered.graph_module is not reference:
         released(reference)
     return made

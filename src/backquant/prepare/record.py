@@ -56,6 +56,7 @@ class Record:
        ``scopes``, ``provenance``, and ``shapes`` as far as conditions of the backend asked for them.
     2. A run on the example inputs: the class of the ``model``, ``costs`` (``None``: not run yet), the bytes
        of its tensors, the form of its inputs; ``report_of`` makes the report of a module with this record.
+       ``unseen``: the values whose observers saw no data in calibration.
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
        ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
@@ -74,6 +75,7 @@ class Record:
     float_bytes: int = 0
     example: ExampleSpec | None = None
     report_of: Callable[[nn.Module], Any] | None = None
+    unseen: tuple[str, ...] = ()
     sites: SiteTable = field(default_factory=SiteTable)
     qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
     dialect: str = ""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from backquant.dtypes import dtype_name
 from backquant.graph.costs import GraphCosts
@@ -17,6 +16,7 @@ from backquant.match.names import entry_text
 from backquant.match.plan import Decision, MatchKind, Outcome, Reason, TensorRequest
 from backquant.prepare import Record
 from backquant.reason_codes import ReasonCode
+from backquant.report.graph import ReportedGraph
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers
 from backquant.report.standalone import kernels_inside, reasons_inside, rows_inside
@@ -29,21 +29,18 @@ __all__ = ["ReportSource", "build_report", "bytes_of"]
 class ReportSource:
     """What is known about a model at some step; later steps fill in more.
 
-    ``module`` is a graph with the nodes that the plan of ``record`` speaks about: fused, prepared or
-    converted; ``reference`` the converted one.
+    ``graph`` is that of which the plan of ``record`` speaks: fused, prepared or converted.
     ``inner`` holds what is known of standalone modules, by the node that calls them. ``in_float``: the
     multiply-adds that quantized custom modules do in float, by node.
     """
 
     record: Record
-    module: fx.GraphModule
+    graph: ReportedGraph
     in_float: Mapping[str, int] = field(default_factory=dict)
     is_lowered: bool = False
-    reference: nn.Module | None = None
     engine: str = ""
     kernels: Sequence[KernelUse] = ()
     left_in_float: Sequence[Reason] = ()
-    unseen: Sequence[str] = ()
     quantized_bytes: int = 0
     inner: Mapping[str, ReportSource] = field(default_factory=dict)
 
@@ -52,39 +49,33 @@ class ReportSource:
         """What a run on the example inputs showed; nothing where there was none."""
         return self.record.costs or GraphCosts()
 
-    def lowered(
-        self, quantized: QuantizedModel, unseen: Sequence[Any] = (), in_float: Any = None
-    ) -> ReportSource:
-        """The same with what the lowering recorded, observers that saw no data, and ``in_float``."""
+    def lowered(self, quantized: QuantizedModel) -> ReportSource:
+        """The same with what the lowering recorded."""
+        record = quantized.record
         return replace(
             self,
-            engine="" if quantized.engine is None else quantized.engine.describe(),
-            is_lowered=quantized.engine is not None,
-            kernels=quantized.kernels,
-            left_in_float=quantized.left_in_float,
+            record=record,
+            engine="" if record.engine is None else record.engine.describe(),
+            is_lowered=record.engine is not None,
+            kernels=record.kernels,
+            left_in_float=record.left_in_float,
             inner={
-                node: self._inside(node, quantized.kernels, quantized.left_in_float)
+                node: self._inside(node, record.kernels, record.left_in_float)
                 for node in self.inner
             },
-            unseen=tuple(f"the observer of {item.value!r} saw no data" for item in unseen),
             quantized_bytes=bytes_of(quantized),
-            in_float=self.in_float if in_float is None else in_float,
         )
 
     def _inside(
         self, node: str, kernels: Sequence[KernelUse], left_in_float: Sequence[Reason]
     ) -> ReportSource:
         """The source of a standalone module with its part of what the lowering recorded."""
-        path, source = self._path(node), self.inner[node]
+        path, source = self.graph.paths[node], self.inner[node]
         kernels = kernels_inside(path, kernels)
         left = reasons_inside(path, left_in_float)
         inner = {name: source._inside(name, kernels, left) for name in source.inner}
         lowered = source.record.backend_config.engine is not None
         return replace(source, kernels=kernels, left_in_float=left, inner=inner, is_lowered=lowered)
-
-    def _path(self, node: str) -> str:
-        """The path of the module that a node calls."""
-        return next(str(n.target) for n in self.module.graph.nodes if n.name == node)
 
 
 def bytes_of(module: nn.Module) -> int:
@@ -103,8 +94,8 @@ def build_report(source: ReportSource) -> Report:
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.match import Plan
     >>> from backquant.qconfig import QConfigMapping
-    >>> gm = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
-    >>> build_report(ReportSource(Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()), gm)).rows
+    >>> record = Record(Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> build_report(ReportSource(record, ReportedGraph())).rows
     ()
     """
     return _Builder(source).report()
@@ -117,7 +108,6 @@ class _Builder:
         self._source = source
         self._record = source.record
         self._entries = source.record.backend_config.configs
-        self._nodes = {node.name: node for node in source.module.graph.nodes}
         self._kernel_of = {name: use.kernel for use in source.kernels for name in use.nodes}
         self._observers = Observers(source.record.sites, source.record.qparams)
         self._costs = source.costs
@@ -136,11 +126,11 @@ class _Builder:
             engine=source.engine,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
-            notes=(*plan.notes, *_notes_inside(inner), *source.unseen),
+            notes=(*plan.notes, *_notes_inside(inner), *self._unseen()),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
             unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
-            float_bytes=source.record.float_bytes if source.reference is not None else 0,
+            float_bytes=source.record.float_bytes if source.graph.is_reference else 0,
             quantized_bytes=source.quantized_bytes,
             lowered=source.is_lowered,
             not_counted=source.costs.not_counted,
@@ -153,26 +143,17 @@ class _Builder:
             if decision.node not in inner:
                 yield row
                 continue
-            nodes = self._source.inner[decision.node].module.graph.nodes
-            inputs = [node.name for node in nodes if node.op == "placeholder"]
-            yield from rows_inside(row, inner[decision.node], inputs)
+            placeholders = self._source.inner[decision.node].graph.placeholders
+            yield from rows_inside(row, inner[decision.node], placeholders)
 
-    def _inputs(self, node: fx.Node | None) -> tuple[str, ...]:
-        """The operators and inputs whose values a node reads: observers and boundaries are neither."""
-        sources = [] if node is None else node.all_input_nodes
-        return tuple(dict.fromkeys(self._origin_of(source).name for source in sources))
-
-    def _origin_of(self, value: fx.Node) -> fx.Node:
-        while value.name not in self._record.plan.decisions and value.op.startswith("call_"):
-            if not value.all_input_nodes:
-                break
-            value = value.all_input_nodes[0]
-        return value
+    def _unseen(self) -> tuple[str, ...]:
+        values = self._record.unseen
+        return tuple(f"the observer of {value!r} saw no data" for value in values)
 
     def _unlowered(self) -> tuple[ReasonRow, ...]:
         """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
         decisions = self._record.plan.decisions
-        paths = tuple(f"{self._source._path(node)}." for node in self._source.inner)
+        paths = tuple(f"{self._source.graph.paths[node]}." for node in self._source.inner)
         return tuple(
             _reason_row(reason)
             for reason in self._source.left_in_float
@@ -186,19 +167,19 @@ class _Builder:
     def _row(self, decision: Decision) -> Row:
         plan = self._record.plan
         match = None if decision.match is None else plan.matches[decision.match]
-        node = self._nodes.get(decision.node)
+        graph = self._source.graph
         outcome, reasons = self._outcome(decision)
         return Row(
             node=decision.node,
             operator=decision.operator,
             module_path=decision.module_path,
             outcome=outcome,
-            inputs=self._inputs(node),
+            inputs=graph.inputs.get(decision.node, ()),
             entry="" if match is None else match.pattern,
             dtype_config=self._dtype_config(decision),
             rule="" if decision.rule is None else str(decision.rule),
             asked=_asked(decision),
-            observers=self._observers.of(decision.node, self._reference_module(node)),
+            observers=self._observers.of(decision.node, graph.weights.get(decision.node, ())),
             kernel=self._kernel_of.get(decision.node, ""),
             fused=self._fused(decision.node),
             multiply_adds=self._costs.multiply_adds.get(decision.node, 0),
@@ -232,15 +213,6 @@ class _Builder:
                 )
             ]
         return ("unlowered", left) if left else (decision.outcome.value, ())
-
-    def _reference_module(self, node: fx.Node | None) -> nn.Module | None:
-        """The module that the operator became in the reference model."""
-        if self._source.reference is None or node is None or node.op != "call_module":
-            return None
-        try:
-            return self._source.reference.get_submodule(str(node.target))
-        except AttributeError:  # converted into functions
-            return None
 
     def _fused(self, node: str) -> tuple[str, ...]:
         """What became ``node``: paths of modules, names of other nodes; nothing if only itself did."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.prepare import SiteTable
 from backquant.report.model import ObserverRow
 
-__all__ = ["Observers", "measured_row"]
+__all__ = ["Observers", "measured_row", "weight_rows"]
 
 
 class Observers:
@@ -37,14 +37,14 @@ class Observers:
             for reader in site.readers:
                 self._inputs.setdefault(reader, []).append(replace(row, role=role))
 
-    def of(self, node: str, converted: nn.Module | None) -> tuple[ObserverRow, ...]:
-        """Of the operator of this name: inputs, the weights of ``converted`` (its reference module), output.
+    def of(self, node: str, weights: Iterable[ObserverRow]) -> tuple[ObserverRow, ...]:
+        """Of the operator of this name: inputs, ``weights``, output.
 
-        >>> Observers(None, {}).of("relu", None)
+        >>> Observers(None, {}).of("relu", ())
         ()
         """
         inputs, outputs = self._inputs.get(node, []), self._outputs.get(node, [])
-        return (*inputs, *_weights(converted), *outputs)
+        return (*inputs, *weights, *outputs)
 
     def _value(self, name: str) -> str:
         """The node of the unobserved graph whose value a site observes."""
@@ -72,10 +72,13 @@ def measured_row(measured: ObservedQParams | None) -> ObserverRow:
     return replace(row, scale=float(measured.scale), zero_point=int(measured.zero_point))
 
 
-def _weights(module: nn.Module | None) -> list[ObserverRow]:
-    """Those of a reference module, and of the reference modules inside a fused one."""
-    parts = () if module is None else module.modules()
-    return [row for part in parts for row in _own_weights(part)]
+def weight_rows(module: nn.Module) -> tuple[ObserverRow, ...]:
+    """Those of a reference module, and of the reference modules inside a fused one.
+
+    >>> weight_rows(nn.Linear(1, 1))
+    ()
+    """
+    return tuple(row for part in module.modules() for row in _own_weights(part))
 
 
 def _own_weights(module: Any) -> list[ObserverRow]:

@@ -7,7 +7,7 @@ that shows beside the plan. From then on every flow has a report.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -19,11 +19,12 @@ from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
 from backquant.prepare import PreparedModule, prepared_state, unobserved, with_state
 from backquant.report.build import ReportSource, build_report, bytes_of
+from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report
 from backquant.report.standalone_costs import costs_inside
 from backquant.runtime import QuantizedModel
 
-__all__ = ["report_of", "report_source", "reported", "with_reporting"]
+__all__ = ["LoweredReport", "StoredReport", "report_of", "report_source", "with_reporting"]
 
 
 def with_reporting(
@@ -93,9 +94,9 @@ def report_source(module: fx.GraphModule) -> ReportSource:
     'ReLU'
     """
     inner = {node: report_source(part) for node, part in _parts(module)}
-    if isinstance(module, ReferenceModel):
-        return ReportSource(reference_state(module), module, inner=inner, reference=module)
-    return ReportSource(prepared_state(module), module, inner=inner)
+    is_reference = isinstance(module, ReferenceModel)
+    record = reference_state(module) if is_reference else prepared_state(module)
+    return ReportSource(record, ReportedGraph.of(module, record.plan.decisions), inner=inner)
 
 
 def report_of(module: nn.Module) -> Report:
@@ -113,13 +114,32 @@ def report_of(module: nn.Module) -> Report:
     return build_report(report_source(module))
 
 
-def reported(source: ReportSource, quantized: QuantizedModel, unseen: Any = ()) -> Report:
-    """The report of a lowered model. ``source`` is that of its reference model.
+@dataclass(frozen=True)
+class LoweredReport:
+    """Makes the report of a lowered model from its record and what is known of its reference model."""
 
-    What custom modules do in float shows when the lowered model runs on example inputs: what is left of
-    their multiply-adds they do on kernels.
-    """
-    return build_report(source.lowered(quantized, unseen, _in_float(source, quantized)))
+    source: ReportSource
+
+    @classmethod
+    def of(cls, reference: fx.GraphModule, quantized: QuantizedModel) -> LoweredReport:
+        """What custom modules do in float shows when the lowered model runs on example inputs: what is left
+        of their multiply-adds they do on kernels."""
+        source = report_source(reference)
+        return cls(replace(source, in_float=_in_float(source, quantized)))
+
+    def __call__(self, quantized: nn.Module) -> Report:
+        assert isinstance(quantized, QuantizedModel)
+        return build_report(self.source.lowered(quantized))
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """Gives the report that a file holds."""
+
+    report: Report
+
+    def __call__(self, quantized: nn.Module) -> Report:  # noqa: ARG002 - as ``Record.report_of``
+        return self.report
 
 
 def _in_float(source: ReportSource, quantized: QuantizedModel) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
-from backquant.runtime.quantized_model import QuantizedModel
+from backquant.runtime.quantized_model import CompiledModel, QuantizedModel
+from backquant.runtime.record import LoweredRecord
 
-__all__ = ["Audit", "Executor", "QuantizedModel", "audit"]
+__all__ = ["Audit", "CompiledModel", "Executor", "LoweredRecord", "QuantizedModel", "audit"]

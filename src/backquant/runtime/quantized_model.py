@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from backquant.backend_config import BackendConfig
 from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
@@ -27,13 +27,14 @@ from backquant.runtime.failed_call import failed_call
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.pickling import pickled, unpickled
+from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
 
 if TYPE_CHECKING:
-    from backquant.backend_config import BackendConfig
-    from backquant.runtime.compiled import CompiledModel
+    from backquant.runtime.compiled import Compilation
+    from backquant.runtime.compiled.program import CompiledProgram
 
-__all__ = ["QuantizedModel", "as_integers"]
+__all__ = ["CompiledModel", "QuantizedModel", "as_integers"]
 
 
 def as_integers(value: Any, qparams: QParams) -> Any:
@@ -60,15 +61,12 @@ class QuantizedModel(nn.Module):
     ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
     model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
     kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
-    ``plan``: the decision per operator. ``backend_config``: what was quantized for. ``engine``: what it
-    runs on; ``None`` for a reference model. ``kernels`` and ``left_in_float``: what the lowering did.
-    ``report``: set by ``backquant.quantize``.
-    ``example``: shapes of inputs that it takes, set by ``backquant.quantize``.
+    ``record``: what is known of it; ``plan``, ``report``, ``engine`` and the like read that.
     ``source``: the file that it was loaded from.
     ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
 
-    ``input_qparams`` and ``output_qparams`` say what the integers of inputs and outputs stand for, by
-    position, where ``PrepareCustomConfig`` has them quantized. Such an input is a plain integer
+    ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
+    input is a plain integer
     tensor, or one of PyTorch's quantized tensors, which is brought to these qparams; such an output
     is a plain integer tensor.
 
@@ -79,9 +77,6 @@ class QuantizedModel(nn.Module):
     and compiles what is around it; a reference model it compiles, to integer kernels where
     ``torch._inductor.config.freezing`` is set.
 
-    ``interface``: set where ``torch.export`` captured the model. Arguments are checked against it, and
-    the output is of the class that the model returns.
-
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
     A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
@@ -89,9 +84,10 @@ class QuantizedModel(nn.Module):
 
     Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
-    >>> from backquant.backend_config import BackendConfig
+    >>> from backquant import BackendConfig, QConfigMapping
     >>> graph_module = torch.fx.symbolic_trace(nn.Identity())
-    >>> model = QuantizedModel(graph_module, plan=Plan("x86"), backend_config=BackendConfig("x86"))
+    >>> record = LoweredRecord(Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> model = QuantizedModel(graph_module, record)
     >>> model(torch.ones(1)), model.engine
     (tensor([1.]), None)
     """
@@ -99,31 +95,12 @@ class QuantizedModel(nn.Module):
     graph_module: GraphModule
     original_weights_lookup: dict[str, list[torch.Tensor | None]]
 
-    # size: the record of a model is what it consists of; all but the first are keywords
-    def __init__(
-        self,
-        graph_module: GraphModule,
-        *,
-        plan: Plan,
-        backend_config: BackendConfig,
-        engine: EngineInfo | None = None,
-        kernels: Sequence[KernelUse] = (),
-        left_in_float: Sequence[Reason] = (),
-    ) -> None:
+    def __init__(self, graph_module: GraphModule, record: LoweredRecord) -> None:
         super().__init__()
         self.graph_module = graph_module
-        self.plan = plan
-        self.backend_config = backend_config
-        self.engine = engine
-        self.kernels = tuple(kernels)
-        self.left_in_float = tuple(left_in_float)
-        self.report: Any = None
-        self.example: ExampleSpec | None = None
+        self.record = record
         self.source = ""
-        self.input_qparams: dict[int, QParams] = {}
-        self.output_qparams: dict[int | str, QParams] = {}
         self.replays: Replays | None = None
-        self.interface: Interface | None = None
         self.eval()
         for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
             if not hasattr(self, name):
@@ -146,6 +123,57 @@ class QuantizedModel(nn.Module):
                 if name in found:
                     return found[name]
             raise
+
+    @property
+    def plan(self) -> Plan:
+        """The decision for each operator."""
+        return self.record.plan
+
+    @property
+    def backend_config(self) -> BackendConfig:
+        """What was quantized for."""
+        return self.record.backend_config
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        """What it runs on; ``None`` for a reference model."""
+        return self.record.engine
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """The kernels, with the operators that each stands for."""
+        return self.record.kernels
+
+    @property
+    def left_in_float(self) -> tuple[Reason, ...]:
+        """Why the lowering left operators in float."""
+        return self.record.left_in_float
+
+    @property
+    def report(self) -> Any:
+        """What each operator became, and why: built when it is read; of a loaded model, as saved."""
+        return self.record.report(self)
+
+    @property
+    def example(self) -> ExampleSpec | None:
+        """Shapes and dtypes of inputs that it takes."""
+        return self.record.example
+
+    @property
+    def interface(self) -> Interface | None:
+        """What ``torch.export`` knows of inputs and output. Arguments are checked against it, and the
+        output is of the class that the model returns. ``None`` where it was traced."""
+        return self.record.interface
+
+    @property
+    def input_qparams(self) -> dict[int, QParams]:
+        """What the integers of quantized inputs stand for, by position."""
+        return {i: q for i, q in self.record.inputs.items() if q is not None}
+
+    @property
+    def output_qparams(self) -> dict[int | str, QParams]:
+        """What the integers of quantized outputs stand for, by position."""
+        return {i: q for i, q in self.record.outputs.items() if q is not None}
 
     @property
     def graph(self) -> Graph:
@@ -204,13 +232,14 @@ class QuantizedModel(nn.Module):
             raise told from error
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.interface is not None:
-            self.interface.check(args, kwargs)
+        interface = self.interface
+        if interface is not None:
+            interface.check(args, kwargs)
         if self.input_qparams:
             args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
             result = self._run(args, kwargs)
-        return result if self.interface is None else self.interface.restored(result)
+        return result if interface is None else interface.restored(result)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.engine is not None and torch.compiler.is_dynamo_compiling():
@@ -246,9 +275,12 @@ class QuantizedModel(nn.Module):
             EngineError: there is no C++ compiler, the CPU has no bfloat16, or the model cannot be compiled.
             UsageError: a reference model, no example inputs, or shapes that the model does not take.
         """
-        from backquant.runtime.compiled import compiled  # imports Inductor
+        from backquant.runtime.compiled import compile_lowered  # imports Inductor
 
-        return compiled(self, example_inputs, dynamic_shapes, float_dtype)
+        made = compile_lowered(
+            self.graph_module, self.record, example_inputs, dynamic_shapes, float_dtype
+        )
+        return CompiledModel._over(self, *made)
 
     def _as_integers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -300,6 +332,71 @@ class QuantizedModel(nn.Module):
         return f"{engine}, {len(self.kernels)} kernels, {len(self.left_in_float)} left in float"
 
 
+class CompiledModel(QuantizedModel):
+    """``QuantizedModel.compile()`` makes it: the same model, called the same way.
+
+    ``compilation`` says what was compiled. Inputs of other shapes or dtypes run on the lowered model.
+    The code holds the weights as they were; modules are shared with the model it was made from.
+
+    ``backquant.save``, ``pickle`` and ``torch.save`` store the lowered model: compiled code is for one CPU.
+    ``backquant.load`` gives it back, to be compiled again.
+    """
+
+    compilation: Compilation
+    _program: CompiledProgram
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original model's arguments and result."""
+        return super().forward(*args, **kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._program.takes(args, kwargs):
+            return self._program(*args, **kwargs)
+        return super()._run(args, kwargs)
+
+    @classmethod
+    def _over(
+        cls, model: QuantizedModel, program: CompiledProgram, compilation: Compilation
+    ) -> CompiledModel:
+        made = cls.__new__(cls)
+        made.__dict__.update(_held(model))
+        made._begin_replays()
+        made._program, made.compilation = program, compilation
+        return made
+
+    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: the weights are in the code. Raises UsageError."""
+        raise UsageError(
+            "the weights of a compiled model are in its code",
+            where="CompiledModel.load_state_dict",
+            fix="quantized.load_state_dict(state); quantized.compile()   # the lowered model",
+        )
+
+    def lowered(self) -> QuantizedModel:
+        """The model without the code, over the same modules."""
+        made = QuantizedModel.__new__(QuantizedModel)
+        made.__dict__.update(_held(self))
+        made._begin_replays()
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.lowered().__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        copied = self._over(self.lowered().__deepcopy__(memo), self._program, self.compilation)
+        memo[id(self)] = copied
+        return copied
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.compilation.describe()}"
+
+
+def _held(model: QuantizedModel) -> dict[str, Any]:
+    """What a model holds, with dictionaries of its own, without code."""
+    held = {k: v for k, v in model.__dict__.items() if k not in ("compilation", "_program")}
+    return {key: dict(value) if type(value) is dict else value for key, value in held.items()}
+
+
 def _is_traced() -> bool:
     """Whether somebody follows the call: errors are then for them."""
     return torch.compiler.is_dynamo_compiling() or _get_current_dispatch_mode() is not None
@@ -313,8 +410,8 @@ def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
     state = unpickled(stored)
-    if state["engine"] is not None:
-        engine_here(state["engine"])  # refuses where sums would saturate
+    if state["record"].engine is not None:
+        engine_here(state["record"].engine)  # refuses where sums would saturate
     made = kind.__new__(kind)
     made.__setstate__(state)
     return made

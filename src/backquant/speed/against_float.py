@@ -10,7 +10,7 @@ back in float, as it came (``Ways.in_float``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,12 +21,12 @@ from backquant.graph import own_buffers
 from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
 from backquant.match.slower import Costs, all_slower, slower_as_a_whole
-from backquant.report.build import ReportSource
+from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
 from backquant.speed.race import Race, race
 
-__all__ = ["FACTORS", "LEAST", "Chosen", "Converted", "Timing", "Ways", "not_slower"]
+__all__ = ["FACTORS", "LEAST", "Chosen", "Timing", "Ways", "not_slower", "noted"]
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
 LEAST = 100_000
@@ -47,26 +47,17 @@ class Timing:
     keep_named: bool = False
     keep: tuple[str, ...] = ()
 
-    def is_worthwhile(self, engine: EngineInfo | None, multiply_adds: Iterable[int]) -> bool:
-        """Whether a model with this work on this engine is timed.
-
-        >>> Timing().is_worthwhile(None, [10**9])
-        False
-        """
-        return engine is not None and sum(multiply_adds) >= self.least
+    def is_worthwhile(self, engine: EngineInfo | None, record: Record) -> bool:
+        """Whether a model with this work on this engine is timed."""
+        if engine is None or record.costs is None:
+            return False
+        return sum(record.costs.multiply_adds.values()) >= self.least
 
 
-class Converted(NamedTuple):
-    """A lowered model, and what its report is built from."""
-
-    model: QuantizedModel
-    source: ReportSource
-
-    def noted(self, note: str) -> Converted:
-        """The same with a note in the plan."""
-        self.model.plan = self.model.plan.noted(note)
-        record = replace(self.source.record, plan=self.model.plan)
-        return self._replace(source=replace(self.source, record=record))
+def noted(model: QuantizedModel, note: str) -> QuantizedModel:
+    """``model`` with a note in its plan."""
+    model.record = replace(model.record, plan=model.plan.noted(note))
+    return model
 
 
 class Ways(NamedTuple):
@@ -76,32 +67,32 @@ class Ways(NamedTuple):
     nothing taken apart, for this reason; ``None`` where that cannot be had.
     """
 
-    without: Callable[[Mapping[int, Reason]], Converted]
-    in_float: Callable[[Reason], Converted | None]
+    without: Callable[[Mapping[int, Reason]], QuantizedModel]
+    in_float: Callable[[Reason], QuantizedModel | None]
 
 
 class Chosen(NamedTuple):
     """A model, and why what of it is left in float, by position of the match."""
 
-    made: Converted
+    made: QuantizedModel
     in_float: Mapping[int, Reason]
 
 
 def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
-    made: Converted,
+    made: QuantizedModel,
     chosen: Chosen | None,
     ways: Ways,
     costs: Costs,
     original: nn.Module,
     example: Any,
     timing: Timing,
-) -> Converted:
+) -> QuantizedModel:
     """The fastest of ``made``, which keeps all on integers, and ``chosen``; or, where that is slower than
     ``original``, of models with less on integers, down to none. With a note of both times.
     """
     floating = own_buffers(original)
     first = [made] if chosen is None else [made, chosen.made]
-    beside = race([floating, *(one.model for one in first)], example, timing.clock)
+    beside = race([floating, *first], example, timing.clock)
     takes_chosen = chosen is not None and beside.is_slower(1, 2, 1 / _GAIN)
     best = _Tried(first[takes_chosen], beside, 1 + takes_chosen)
     left = dict(chosen.in_float) if chosen is not None and takes_chosen else {}
@@ -109,7 +100,7 @@ def not_slower(  # size: the models that are there, what makes others of them, a
         if not best.is_slower:
             break
         seconds, in_float = best.seconds, best.floating
-        more = slower_as_a_whole(made.model.plan, costs, factor, 1e6 * seconds, 1e6 * in_float)
+        more = slower_as_a_whole(made.plan, costs, factor, 1e6 * seconds, 1e6 * in_float)
         if more.keys() <= left.keys():
             continue
         left = {**more, **left}
@@ -117,38 +108,39 @@ def not_slower(  # size: the models that are there, what makes others of them, a
             after = ways.without(left)
         except CoverageError:
             break
-        beside = race([floating, best.made.model, after.model], example, timing.clock)
+        beside = race([floating, best.made, after], example, timing.clock)
         is_faster = beside.is_slower(1, 2, 1 / _GAIN)
         best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
     if best.is_slower and not any(unit.kept for unit in costs.units):
         return _in_float(best, ways, floating, example, timing)
-    return best.made.noted(best.note())
+    return noted(best.made, best.note())
 
 
 def _in_float(  # size: the fastest on integers, what makes one without, and what both run beside
     best: _Tried, ways: Ways, floating: nn.Module, example: Any, timing: Timing
-) -> Converted:
+) -> QuantizedModel:
     """The model as it came, where another race says as well that ``best`` is slower."""
     try:
         after = ways.in_float(all_slower(1e6 * best.seconds, 1e6 * best.floating))
     except CoverageError:
         after = None
     if after is None:
-        return best.made.noted(best.note())
-    beside = race([floating, best.made.model, after.model], example, timing.clock)
+        return noted(best.made, best.note())
+    beside = race([floating, best.made, after], example, timing.clock)
     best = _Tried(best.made, beside, 1)
     if not (best.is_slower and beside.is_slower(1, 2, 1 / _GAIN)):
-        return best.made.noted(best.note())
-    return after.noted(
+        return noted(best.made, best.note())
+    return noted(
+        after,
         "the whole model is slower on integers here, whatever is left in float: it is given back "
-        f"in float, as it came ({best.times()}, measured on the example inputs)"
+        f"in float, as it came ({best.times()}, measured on the example inputs)",
     )
 
 
 class _Tried(NamedTuple):
     """A model, the race that it ran last, in which the float model was the first, and its place there."""
 
-    made: Converted
+    made: QuantizedModel
     race: Race
     place: int
 

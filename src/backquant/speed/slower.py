@@ -26,7 +26,7 @@ from backquant.match.slower import Costs, slower_than_float, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import NodeTimes
-from backquant.speed.against_float import Chosen, Converted, Timing, Ways, not_slower
+from backquant.speed.against_float import Chosen, Timing, Ways, not_slower, noted
 from backquant.speed.cost_table import Times, cost_table
 
 __all__ = ["TIMING", "asked_slower", "the_faster"]
@@ -61,13 +61,13 @@ TIMING = Timing()
 
 
 def the_faster(  # size: the model as it is, what makes others of it, and what it is measured beside
-    made: Converted,
+    made: QuantizedModel,
     ways: Ways,
     prepared: PreparedModule,
     original: nn.Module,
     example: Any,
     timing: Timing,
-) -> Converted:
+) -> QuantizedModel:
     """``made``, or what ``ways`` make without what is slower on integers, if that is faster.
 
     ``original``: the float model in evaluation mode, than which the result as a whole is not slower, unless
@@ -75,31 +75,33 @@ def the_faster(  # size: the model as it is, what makes others of it, and what i
     """
     costs, seconds = _measured(prepared, made, example, timing)
     chosen = None
-    reasons = _reasons(made.model, costs)
+    reasons = _reasons(made, costs)
     if _promised(costs, reasons) > _PROMISED * 1e6 * seconds:
         try:
             after = ways.without(reasons)
         except CoverageError:
-            return made.noted(_TOO_MUCH)
+            return noted(made, _TOO_MUCH)
         chosen = Chosen(after, reasons)
     return not_slower(made, chosen, ways, costs, original, example, timing)
 
 
 def _measured(
-    prepared: PreparedModule, made: Converted, example: Any, timing: Timing
+    prepared: PreparedModule, made: QuantizedModel, example: Any, timing: Timing
 ) -> tuple[Costs, float]:
     """The costs of all that is quantized, and the seconds of the whole lowered graph."""
     args, kwargs = as_arguments(example)
+    counted = made.record.costs
+    assert counted is not None
     times = Times(
         NodeTimes(unobserved(prepared), args, kwargs),
-        NodeTimes(made.model.graph_module, args, kwargs),
-        made.source.costs.multiply_adds,
+        NodeTimes(made.graph_module, args, kwargs),
+        counted.multiply_adds,
         timing.clock,
     )
     for _ in range(_ROUNDS):
         times.floats.measure(timing.clock)
         times.integers.measure(timing.clock)
-    costs = cost_table(made.model, times, keep=timing.keep, keep_named=timing.keep_named)
+    costs = cost_table(made, times, keep=timing.keep, keep_named=timing.keep_named)
     return costs, sum(times.integers.seconds.values())
 
 

@@ -1,12 +1,13 @@
-"""A lowered model with code compiled for it."""
+"""A lowered graph compiled for the arguments that its model takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._pytree import tree_map_only
 
 from backquant.errors import UsageError
@@ -15,9 +16,9 @@ from backquant.runtime.compiled.compiler import check_compiler
 from backquant.runtime.compiled.graph import compilable
 from backquant.runtime.compiled.narrow import check_float_dtype
 from backquant.runtime.compiled.program import CompiledProgram, compile_graph
-from backquant.runtime.quantized_model import QuantizedModel
+from backquant.runtime.record import LoweredRecord
 
-__all__ = ["Compilation", "CompiledModel", "compiled"]
+__all__ = ["Compilation", "compile_lowered"]
 
 
 @dataclass(frozen=True)
@@ -46,74 +47,27 @@ class Compilation:
         return f"compiled for ({', '.join(self.inputs)}) by torch {self.version}: {kernels}"
 
 
-class CompiledModel(QuantizedModel):
-    """``QuantizedModel.compile()`` makes it: the same model, called the same way.
-
-    ``compilation`` says what was compiled. Inputs of other shapes or dtypes run on the lowered model.
-    The code holds the weights as they were; modules are shared with the model it was made from.
-
-    ``backquant.save``, ``pickle`` and ``torch.save`` store the lowered model: compiled code is for one CPU.
-    ``backquant.load`` gives it back, to be compiled again.
-    """
-
-    compilation: Compilation
-    _program: CompiledProgram
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original model's arguments and result."""
-        return super().forward(*args, **kwargs)
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._program.takes(args, kwargs):
-            return self._program(*args, **kwargs)
-        return super()._run(args, kwargs)
-
-    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: the weights are in the code. Raises UsageError."""
+def compile_lowered(
+    graph_module: fx.GraphModule,
+    record: LoweredRecord,
+    example_inputs: Any,
+    dynamic_shapes: Any,
+    float_dtype: torch.dtype,
+) -> tuple[CompiledProgram, Compilation]:
+    """The code of a lowered graph, and what was compiled. See ``QuantizedModel.compile``."""
+    check_float_dtype(float_dtype)
+    if record.engine is None:
         raise UsageError(
-            "the weights of a compiled model are in its code",
-            where="CompiledModel.load_state_dict",
-            fix="quantized.load_state_dict(state); quantized.compile()   # the lowered model",
+            "a reference model computes in floats, and is not what is compiled",
+            where="QuantizedModel.compile",
+            fix='quantize(..., backend="x86").compile(), or backquant.export(quantized, "model.pt2")',
         )
-
-    def lowered(self) -> QuantizedModel:
-        """The model without the code, over the same modules."""
-        made = QuantizedModel.__new__(QuantizedModel)
-        made.__dict__.update(_plain(self))
-        made._begin_replays()
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.lowered().__reduce__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        copied = _with_program(
-            self.lowered().__deepcopy__(memo), self._program, self.compilation.float_dtype
-        )
-        memo[id(self)] = copied
-        return copied
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.compilation.describe()}"
-
-
-_OWN = ("compilation", "_program")
-
-
-def _plain(model: QuantizedModel) -> dict[str, Any]:
-    """What a model holds, with dictionaries of its own, without code."""
-    held = {key: value for key, value in model.__dict__.items() if key not in _OWN}
-    return {key: dict(value) if type(value) is dict else value for key, value in held.items()}
-
-
-def _with_program(
-    model: QuantizedModel, program: CompiledProgram, float_dtype: torch.dtype
-) -> CompiledModel:
-    made = CompiledModel.__new__(CompiledModel)
-    made.__dict__.update(_plain(model))
-    made._begin_replays()
-    made._program = program
-    made.compilation = Compilation(
+    check_compiler()
+    arguments = _arguments(record, example_inputs)
+    if dynamic_shapes is not None:
+        arguments = tree_map_only(torch.Tensor, _more_than_one, arguments)
+    program = compile_graph(compilable(graph_module, float_dtype), arguments, dynamic_shapes, {})
+    compilation = Compilation(
         tuple(str(kind) for kind in program.inputs),
         program.kernels,
         program.seconds,
@@ -121,40 +75,20 @@ def _with_program(
         torch.__version__.split("+")[0],
         float_dtype,
     )
-    return made
+    return program, compilation
 
 
-def compiled(
-    model: QuantizedModel, example_inputs: Any, dynamic_shapes: Any, float_dtype: torch.dtype
-) -> CompiledModel:
-    """See ``QuantizedModel.compile``."""
-    check_float_dtype(float_dtype)
-    if model.engine is None:
-        raise UsageError(
-            "a reference model computes in floats, and is not what is compiled",
-            where="QuantizedModel.compile",
-            fix='quantize(..., backend="x86").compile(), or backquant.export(quantized, "model.pt2")',
-        )
-    check_compiler()
-    arguments = _arguments(model, example_inputs)
-    if dynamic_shapes is not None:
-        arguments = tree_map_only(torch.Tensor, _more_than_one, arguments)
-    graph_module = compilable(model.graph_module, float_dtype)
-    program = compile_graph(graph_module, arguments, dynamic_shapes, {})
-    return _with_program(model, program, float_dtype)
-
-
-def _arguments(model: QuantizedModel, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(record: LoweredRecord, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if given is not None:
         args, kwargs = as_arguments(given)
         return tuple(args), dict(kwargs)
-    if model.example is None:
+    if record.example is None:
         raise UsageError(
             "it is not known what inputs the model takes",
             where="QuantizedModel.compile",
             fix="quantized.compile(example_inputs)   # a tensor, a tuple, or a dict",
         )
-    return model.example.arguments()
+    return record.example.arguments()
 
 
 def _more_than_one(tensor: torch.Tensor) -> torch.Tensor:

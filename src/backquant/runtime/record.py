@@ -1,0 +1,34 @@
+"""The record of a lowered model: the one that its reference model had, and what the lowering did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backquant.graph.export import Interface
+from backquant.lower.engine import EngineInfo
+from backquant.lower.rule import KernelUse
+from backquant.match.plan import Reason
+from backquant.prepare import Record
+
+__all__ = ["LoweredRecord"]
+
+
+@dataclass(frozen=True)
+class LoweredRecord(Record):
+    """A ``Record`` with one more step.
+
+    5. lower: ``engine``, what the model runs on (``None``: the reference model itself); ``kernels`` and
+       ``left_in_float``, what the lowering did; ``interface``, what ``torch.export`` knows of the inputs and
+       the output.
+
+    >>> from backquant import BackendConfig, QConfigMapping
+    >>> from backquant.match import Plan
+    >>> before = Record(Plan("x86"), BackendConfig("x86"), QConfigMapping())
+    >>> LoweredRecord(**vars(before)).plan is before.plan
+    True
+    """
+
+    engine: EngineInfo | None = None
+    kernels: tuple[KernelUse, ...] = ()
+    left_in_float: tuple[Reason, ...] = ()
+    interface: Interface | None = None
