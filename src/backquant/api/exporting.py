@@ -41,7 +41,7 @@ from backquant.prepare import Request
 from backquant.qconfig import get_default_qconfig_mapping
 from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
-from backquant.runtime.quantized_model import as_integers
+from backquant.runtime.as_integers import as_integers
 
 __all__ = ["check_exportable", "export"]
 

@@ -17,10 +17,10 @@ from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
 from backquant.lower.engine import EngineInfo, engine_here
-from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
+from backquant.runtime.as_integers import as_integers
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
 from backquant.runtime.failed_call import failed_call
@@ -34,25 +34,7 @@ if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
 
-__all__ = ["CompiledModel", "QuantizedModel", "as_integers"]
-
-
-def as_integers(value: Any, qparams: QParams) -> Any:
-    """A quantized tensor as plain integers under ``qparams``; anything else as it is.
-
-    >>> tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 3, torch.quint8)
-    >>> as_integers(tensor, QParams(0.5, 3, 0, 255, torch.uint8))
-    tensor([5, 7], dtype=torch.uint8)
-    >>> as_integers(tensor, QParams(1.0, 0, 0, 255, torch.uint8))
-    tensor([1, 2], dtype=torch.uint8)
-    """
-    if not isinstance(value, torch.Tensor) or not value.is_quantized:
-        return value
-    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        same = (value.q_scale(), value.q_zero_point()) == qparams.args
-        if same and value.int_repr().dtype == qparams.dtype and qparams.is_full_range:
-            return value.int_repr()
-    return quantize(value.dequantize(), *qparams.literals)
+__all__ = ["CompiledModel", "QuantizedModel"]
 
 
 class QuantizedModel(nn.Module):

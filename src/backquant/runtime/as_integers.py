@@ -1,0 +1,30 @@
+"""Quantized tensors at the inputs and outputs of a model, as plain integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from backquant.dtypes import QParams
+from backquant.lower.kernels.boundary import quantize
+
+__all__ = ["as_integers"]
+
+
+def as_integers(value: Any, qparams: QParams) -> Any:
+    """A quantized tensor as plain integers under ``qparams``; anything else as it is.
+
+    >>> tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 3, torch.quint8)
+    >>> as_integers(tensor, QParams(0.5, 3, 0, 255, torch.uint8))
+    tensor([5, 7], dtype=torch.uint8)
+    >>> as_integers(tensor, QParams(1.0, 0, 0, 255, torch.uint8))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_quantized:
+        return value
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        same = (value.q_scale(), value.q_zero_point()) == qparams.args
+        if same and value.int_repr().dtype == qparams.dtype and qparams.is_full_range:
+            return value.int_repr()
+    return quantize(value.dequantize(), *qparams.literals)
