@@ -99,6 +99,12 @@ class ReasonCode(str, Enum):
     SCALE_MIN = "scale-min", "scales may be smaller than admitted", _OBSERVER
     SCALE_MAX = "scale-max", "a scale, as measured, is larger than admitted", _OBSERVER
     POWER_OF_TWO_SCALE = "power-of-two-scale", "a scale is no power of two", _OBSERVER
+    SCALE_SET = "scale-set", "a scale is none of those that the hardware has", _OBSERVER
+    ZERO_POINT = (
+        "zero-point",
+        "values were measured that the fixed zero point has no room for",
+        "a dtype config for signed values, or a rule that leaves it in float",
+    )
     FIXED_QPARAMS = (
         "fixed-qparams",
         "fixed scale and zero point are not the admitted ones",

@@ -90,3 +90,60 @@ def test_a_bias_of_few_bits_is_clamped() -> None:
     scale = float(state.qparams[site.name].scale) * made.get_submodule("0").weight_scale
     steps = torch.round(made.get_submodule("0").bias / scale)
     assert int(steps.max()) <= 127 and int(steps.min()) >= -128
+
+
+def quantized(demand: dict, values: torch.Tensor, dtype=torch.quint8):
+    """The qparams of the input of a convolution under a demand on it, and its decision."""
+    tensor = DTypeWithConstraints(dtype, **demand)
+    entry = BackendPatternConfig(nn.Conv2d).add_dtype_config(
+        DTypeConfig(tensor, dtype, torch.qint8, torch.float)
+    )
+    entry.set_root_module(nn.Conv2d).set_reference_quantized_module(reference.Conv2d)
+    config = BackendConfig("npu").set_backend_pattern_config(entry)
+    model = nn.Sequential(nn.Conv2d(3, 2, 1)).eval()
+    mapping = backquant.get_default_qconfig_mapping(config)
+    prepared = backquant.prepare_fx(model, mapping, values, backend_config=config)
+    prepared(values)
+    state = reference_state(backquant.convert_to_reference_fx(prepared, dialect="decomposed"))
+    decision = state.plan.decisions["_0"]
+    found = [state.qparams[site.name].number for site in state.sites.sites if site.readers]
+    assert len(found) == int(decision.quantized)
+    return (found or [None])[0], decision
+
+
+UP_TO_2 = torch.linspace(0, 2, 3 * 64).reshape(1, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("demand", "scale"),
+    [
+        ({"scales": (2**-4, 2**-8, 2**-6)}, 2**-6),
+        ({"scales": (2**-9, 2.0 / 255)}, 2.0 / 255),
+        ({"scale_range": (None, 2**-9)}, 2**-9),
+        ({"scale_range": (2**-3, None)}, 2**-3),
+        ({"zero_point_exact_match": 0}, 2.0 / 255),
+        ({"zero_point_exact_match": 100}, 2.0 / 155),
+        ({"zero_point_exact_match": 0, "power_of_two_scale": True}, 2**-6),
+    ],
+    ids=str,
+)
+def test_demands_make_scales(demand: dict, scale: float) -> None:
+    found, decision = quantized(demand, UP_TO_2)
+    assert decision.quantized and found.scale == pytest.approx(scale, rel=1e-2)
+    if "zero_point_exact_match" not in demand:
+        assert found.scale == torch.tensor(scale).item()
+    assert found.zero_point == demand.get("zero_point_exact_match", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bit_floats_take_scales_of_a_set(dtype) -> None:
+    found, decision = quantized({"scales": (2**-8, 2**-4, 1.0, 16.0)}, 900 * UP_TO_2, dtype)
+    assert decision.quantized
+    assert found.scale == {torch.float8_e4m3fn: 16.0, torch.float8_e5m2: 2**-4}[dtype]
+
+
+def test_what_has_no_room_stays_float(snapshot) -> None:
+    _, decision = quantized({"zero_point_exact_match": 0}, UP_TO_2 - 1)
+    snapshot("no_room_below_zero", str(decision))
+    _, decision = quantized({"scales": (2**-9, 2**-8)}, UP_TO_2)
+    snapshot("above_every_scale_of_the_set", str(decision))

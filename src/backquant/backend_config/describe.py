@@ -111,6 +111,11 @@ def _extended(given: DTypeWithConstraints) -> list[str]:
         words.append(f"channel axis {given.ch_axis}")
     if given.power_of_two_scale is not None:
         words.append("power-of-two scale" if given.power_of_two_scale else "any scale")
+    if given.scales is not None:
+        words.append(f"scale one of {', '.join(map(number_text, given.scales))}")
+    if given.scale_range is not None:
+        low, high = ("…" if end is None else number_text(end) for end in given.scale_range)
+        words.append(f"scale moved into [{low}, {high}]")
     return words
 
 

@@ -393,4 +393,6 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
 def _value(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(one) or 'null' for one in value)}]"
     return number_text(value) if isinstance(value, (int, float)) else str(value)

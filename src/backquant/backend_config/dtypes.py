@@ -48,11 +48,15 @@ class DTypeWithConstraints:
     * ``quant_min_lower_bound``, ``quant_max_upper_bound``: the quantized range asked for must lie
       within; each bound is enforced on its own.
     * ``scale_min_lower_bound``, ``scale_max_upper_bound``: limits of the scale.
-    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters.
+    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters. The zero point alone:
+      what is measured gets a scale whose range holds it around this zero point.
     * ``symmetric``: True asks for a symmetric scheme (zero point fixed at the middle of the range),
       False for an affine one.
     * ``granularity``: ``"per_tensor"`` or ``"per_channel"`` only; ``ch_axis``: the channel axis.
-    * ``power_of_two_scale``: True asks for scales that are powers of two.
+    * ``power_of_two_scale``: True: the power of two next above what was measured.
+    * ``scales``: the scales that the hardware has: the smallest that is not below what was measured.
+    * ``scale_range``: smallest and largest scale, either may be None; what was measured is moved to the
+      nearest end. (The bounds above judge, this one produces.)
 
     The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
 
@@ -72,6 +76,8 @@ scale_min_lower_bound=2**-12)
     granularity: Literal["per_tensor", "per_channel"] | None = None
     ch_axis: int | None = None
     power_of_two_scale: bool | None = None
+    scales: tuple[float, ...] | None = None
+    scale_range: tuple[float | None, float | None] | None = None
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype, "dtype")
@@ -88,6 +94,26 @@ scale_min_lower_bound=2**-12)
         check_choice(self.granularity, "granularity", ("per_tensor", "per_channel"))
         check_bool(self.symmetric, "symmetric")
         check_bool(self.power_of_two_scale, "power_of_two_scale")
+        for name in ("scales", "scale_range"):
+            self._check_numbers(name)
+
+    def _check_numbers(self, name: str) -> None:
+        given: Any = getattr(self, name)
+        if given is None:
+            return
+        if not isinstance(given, (tuple, list)) or (name == "scale_range" and len(given) != 2):
+            wanted = "a list of scales" if name == "scales" else "two scales, smallest and largest"
+            raise SpecError(f"{name} must be {wanted}, got {given!r}", where=name)
+        for index, value in enumerate(given):
+            check_number(value, f"{name}[{index}]")
+        setattr(self, name, tuple(None if v is None else float(v) for v in given))
+
+    @property
+    def produces_scales(self) -> bool:
+        """Whether measured qparams become others by what is demanded of them."""
+        alone = self.zero_point_exact_match is not None and self.scale_exact_match is None
+        asked = self.power_of_two_scale or self.scales is not None or self.scale_range is not None
+        return self.dtype is not None and bool(asked or alone)
 
     @classmethod
     def from_dict(cls, constraints: Mapping[str, Any]) -> DTypeWithConstraints:

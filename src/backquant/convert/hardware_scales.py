@@ -1,127 +1,141 @@
-"""Scales and biases as the description says that the hardware has them.
+"""Scales as the description says that the hardware has them: demands make qparams of what was measured.
 
-1. Where a match asks for power-of-two scales, what was measured becomes the next power of two above, so
-   that the measured range still fits; an affine zero point moves with it.
-2. A bias with ``bias_scale: input_times_weight`` is rounded to integers of that scale, and is what the
-   reference model adds. A module that is called with several input scales keeps its bias.
+1. A zero point that is demanded alone: the smallest scale whose range holds what was measured around it.
+2. ``scale_range``: moved to its nearest end; values beyond the largest saturate.
+3. ``scales``: the smallest of the set that is not below; where all are, it stays, and the plan refuses it.
+4. ``power_of_two_scale``: the next power of two above.
+
+An affine zero point moves with the scale, so that the lower end of the range stays; one of a symmetric scheme
+does not. What several operators demand of a value that they share is met one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
+from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.convert.state import Conversion
-from backquant.dtypes import ObservedQParams, integer_range
-from backquant.graph import get_module
+from backquant.dtypes import ObservedQParams, is_symmetric
 from backquant.match.plan import Match
 from backquant.prepare import Role
 
-__all__ = ["asks_for_powers", "powers_of_two", "round_biases", "snapped_dict"]
+__all__ = ["WeightMaker", "chosen_config", "hardware_scales", "produced_dict", "weight_maker"]
+
+#: From the qparams of a weight as they were measured to those that the hardware has.
+WeightMaker = Callable[[dict[str, Any]], dict[str, Any]]
+_Pair = tuple[torch.Tensor, torch.Tensor]
+# Observers keep scales in float32: what rounding makes of a member of the set is still that member.
+_SLACK = 1 - 2**-20
 
 
-def powers_of_two(work: Conversion) -> dict[str, ObservedQParams]:
-    """``work.qparams`` with the activations (and weights of functions) that need it snapped; rule 1."""
-    asked = work.powers_of_two
+def hardware_scales(work: Conversion) -> dict[str, ObservedQParams]:
+    """``work.qparams`` with the activations, and weights of functions, as demanded."""
     found = dict(work.qparams)
-    if not asked:
-        return found
+    demands: dict[tuple[str, str], DTypeWithConstraints] = {}
     anchors: dict[str, list[str]] = {}
     for match in work.plan.matches:
+        config = chosen_config(work, match)
+        if config is None:
+            continue
+        for role in ("input", "weight", "output"):
+            demand = getattr(config, f"{role}_dtype_with_constraints")
+            if demand.produces_scales:
+                demands[match.anchor, role] = demand
         for reader in match.readers:
             anchors.setdefault(reader, []).append(match.anchor)
+    if not demands:
+        return found
+    by_group: dict[str, list[DTypeWithConstraints]] = {}
     for site in work.prepared.sites.sites:
         role = "weight" if site.role is Role.WEIGHT else "input"
         read = (anchor for reader in site.readers for anchor in anchors.get(reader, ()))
-        places = {(site.producer, "output"), *((anchor, role) for anchor in read)}
-        if site.role is not Role.BIAS and not asked.isdisjoint(places):
-            found[site.group] = _snapped(found[site.group])
+        places = [(site.producer, "output"), *((anchor, role) for anchor in read)]
+        own = by_group.setdefault(site.group, [])
+        own += (d for d in map(demands.get, places) if d is not None and d not in own)
+    for head, own in by_group.items():
+        if own and not work.source.probe(work.prepared.sites[head].spec).fixed:
+            found[head] = _produced(found[head], own)
     return found
 
 
-def _snapped(found: ObservedQParams) -> ObservedQParams:
+def chosen_config(work: Conversion, match: Match) -> DTypeConfig | None:
+    """The dtype config that a match is quantized by; None if it stays float, or no entry is behind it."""
+    decision = work.plan.decisions[match.anchor]
+    if not decision.quantized or decision.dtype_config is None or match.entry < 0:
+        return None
+    return work.prepared.backend_config.configs[match.entry].dtype_configs[decision.dtype_config]
+
+
+def weight_maker(work: Conversion, match: Match) -> WeightMaker | None:
+    """What makes other qparams of the weight of a match's module; None: they are as measured."""
+    config = chosen_config(work, match)
+    demand = None if config is None else config.weight_dtype_with_constraints
+    return partial(produced_dict, demand=demand) if demand and demand.produces_scales else None
+
+
+def _produced(found: ObservedQParams, demands: Iterable[DTypeWithConstraints]) -> ObservedQParams:
     if found.scale is None or found.zero_point is None:
         return found
-    scale, zero_point = _power(found.scale, found.zero_point, found.quant_min, found.quant_max)
-    return replace(found, scale=scale, zero_point=zero_point)
+    pair = (found.scale, found.zero_point)
+    kept = is_symmetric(found.qscheme)
+    for demand in demands:
+        pair = _met(pair, (found.quant_min, found.quant_max), demand, kept=kept)
+    return replace(found, scale=pair[0], zero_point=pair[1])
 
 
-def _power(
-    scale: torch.Tensor, zero_point: torch.Tensor, low: int, high: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next power of two, and the zero point that keeps the lower end of the range."""
-    power = torch.exp2(torch.ceil(torch.log2(scale.double()))).to(scale.dtype)
-    middle = zero_point == 0
-    moved = low - torch.round((low - zero_point) * (scale / power))
-    return power, torch.where(middle, zero_point, moved.clamp(low, high).to(zero_point.dtype))
+def produced_dict(qparams: dict[str, Any], demand: DTypeWithConstraints) -> dict[str, Any]:
+    """The qparams of a weight (of each weight, by its name) as demanded.
 
-
-def snapped_dict(qparams: dict[str, Any]) -> dict[str, Any]:
-    """The qparams of a weight (of each weight, by its name) on powers of two.
-
-    >>> found = snapped_dict({"scale": torch.tensor(0.3), "zero_point": torch.tensor(0)})
-    >>> found["scale"], found["zero_point"]
+    >>> found = {"scale": torch.tensor(0.3), "zero_point": torch.tensor(0)}
+    >>> made = produced_dict(found, DTypeWithConstraints(torch.qint8, power_of_two_scale=True))
+    >>> made["scale"], made["zero_point"]
     (tensor(0.5000), tensor(0))
     """
     if "scale" not in qparams:
-        return {k: snapped_dict(v) if isinstance(v, dict) else v for k, v in qparams.items()}
-    low, high = qparams.get("quant_min", 0), qparams.get("quant_max", 0)
-    scale, zero_point = (torch.as_tensor(qparams[name]) for name in ("scale", "zero_point"))
-    scale, zero_point = _power(scale, zero_point, low, high)
+        parts = qparams.items()
+        return {k: produced_dict(v, demand) if isinstance(v, dict) else v for k, v in parts}
+    bounds = qparams.get("quant_min", 0), qparams.get("quant_max", 0)
+    pair = torch.as_tensor(qparams["scale"]), torch.as_tensor(qparams["zero_point"])
+    scale, zero_point = _met(pair, bounds, demand, kept=False)
     return {**qparams, "scale": scale, "zero_point": zero_point}
 
 
-def asks_for_powers(work: Conversion, match: Match) -> bool:
-    """Whether the weight of a match needs power-of-two scales."""
-    return (match.anchor, "weight") in work.powers_of_two
+def _met(
+    pair: _Pair, bounds: tuple[int, int], demand: DTypeWithConstraints, *, kept: bool
+) -> _Pair:
+    """Scale and zero point as demanded; ``kept``: the zero point does not move with the scale."""
+    scale, zero_point = pair
+    fixed = demand.zero_point_exact_match
+    if fixed is not None and demand.scale_exact_match is None:
+        ends = [((end - zero_point) * scale, end - fixed) for end in bounds]
+        room = [top / steps for top, steps in ends if steps]
+        needed = torch.stack([one.double() for one in room]).amax(0)
+        scale = torch.where(needed > 0, needed.to(scale.dtype), scale)
+        zero_point, kept = torch.full_like(zero_point, fixed), True
+    made = _in_domain(scale.double(), demand).to(scale.dtype)
+    ratio = scale / made
+    moved = bounds[0] - torch.round((bounds[0] - zero_point) * ratio)
+    stays = (zero_point == 0) | (ratio > 1)
+    if kept or zero_point.is_floating_point():
+        return made, zero_point
+    return made, torch.where(stays, zero_point, moved.clamp(*bounds).to(zero_point.dtype))
 
 
-def round_biases(work: Conversion) -> None:
-    """Give the reference modules the biases that the hardware adds; rule 2."""
-    scales: dict[str, set[float]] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    inputs = _input_scales(work)
-    for match in work.plan.matches:
-        decision = work.plan.decisions[match.anchor]
-        node = work.nodes[match.root]
-        if not decision.quantized or decision.dtype_config is None or node.op != "call_module":
-            continue
-        config = work.prepared.backend_config.configs[match.entry]
-        dtype_config = config.dtype_configs[decision.dtype_config]
-        if dtype_config.bias_scale is not None and dtype_config.bias_dtype is not None:
-            path = str(node.target)
-            scales.setdefault(path, set()).update(inputs.get(match.root, ()))
-            dtypes[path] = dtype_config.bias_dtype
-    for path, found in scales.items():
-        if len(found) == 1:
-            _round(work, path, found.pop(), dtypes[path])
-
-
-def _input_scales(work: Conversion) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for site in work.prepared.sites.sites:
-        scale = work.qparams[site.group].scale
-        if site.role in (Role.WEIGHT, Role.BIAS) or scale is None or scale.numel() != 1:
-            continue
-        for reader in site.readers:
-            found.setdefault(reader, []).append(float(scale))
-    return found
-
-
-def _round(work: Conversion, path: str, input_scale: float, dtype: torch.dtype) -> None:
-    module = get_module(work.module, path)
-    part = module[0] if isinstance(module, nn.Sequential) and len(module) else module
-    bias, weight_scale = getattr(part, "bias", None), getattr(part, "weight_scale", None)
-    limits = integer_range(dtype)
-    if bias is None or weight_scale is None or limits is None:
-        return
-    scale = input_scale * weight_scale.detach().double()
-    steps = torch.round(bias.detach().double() / scale).clamp(*map(float, limits))
-    own = part._parameters
-    part._parameters = {
-        **own,
-        "bias": nn.Parameter((steps * scale).to(bias.dtype), requires_grad=bias.requires_grad),
-    }
+def _in_domain(scale: torch.Tensor, demand: DTypeWithConstraints) -> torch.Tensor:
+    """Rules 2 to 4, in float64."""
+    if demand.scale_range is not None:
+        scale = scale.clamp(*demand.scale_range)
+    if demand.scales:
+        allowed = torch.tensor(sorted(demand.scales), dtype=scale.dtype, device=scale.device)
+        place = torch.searchsorted(allowed, (scale * _SLACK).contiguous())
+        above = place == len(allowed)
+        nearest = allowed[place.clamp(max=len(allowed) - 1)]
+        scale = torch.where(above, scale, nearest)
+    if demand.power_of_two_scale:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    return scale

@@ -22,7 +22,8 @@ from backquant.convert.functional_weights import (
     convert_functional_weights,
     measure_functional_weights,
 )
-from backquant.convert.hardware_scales import powers_of_two, round_biases
+from backquant.convert.hardware_biases import round_biases
+from backquant.convert.hardware_scales import hardware_scales
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.replan import all_in_float, replanned
 from backquant.convert.request import ConvertRequest
@@ -108,8 +109,9 @@ def _converted(
     work = _working_copy(prepared, before, state, dialect)
     work.passed = passed
     run_pass(fold_after_training, work)
-    work.qparams = run_pass(_measured, prepared, work)
-    work.qparams = run_pass(powers_of_two, work)
+    work.measured = run_pass(_measured, prepared, work)
+    work.qparams = work.measured
+    work.qparams = run_pass(hardware_scales, work)
     scales = run_pass(measured_scales, work)
     work.plan = recheck(work.plan.refuse(asked.in_float.values()), scales)
     needed, count = run_pass(needed_sites, work, asked.leave_float)

@@ -23,19 +23,38 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
         for reader in match.readers:
             anchors_by_root.setdefault(reader, []).append(match.anchor)
         found[match.anchor, "weight"] = _module_weight(work, match, of_weight)
+    ranges: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for site in work.prepared.sites.sites:
         scales = _scales(work.qparams[site.group])
+        spans = _spans(work, site.group)
         if site.producer in asked:
             found.setdefault((site.producer, "output"), []).extend(scales)
+            ranges.setdefault((site.producer, "output"), []).extend(spans)
         role = "weight" if site.role is Role.WEIGHT else "input"
         for reader in site.readers if site.role is not Role.BIAS else ():
             for anchor in anchors_by_root.get(reader, ()):
                 found.setdefault((anchor, role), []).extend(scales)
-    return [MeasuredScales(node, role, tuple(s)) for (node, role), s in found.items() if s]
+                ranges.setdefault((anchor, role), []).extend(spans)
+    return [
+        MeasuredScales(*place, tuple(scales), tuple(ranges.get(place, ())))
+        for place, scales in found.items()
+        if scales
+    ]
 
 
 def _module_weight(work: Conversion, match: Match, asked: set[str]) -> list[float]:
     return weight_scales(work, match) if match.anchor in asked else []
+
+
+def _spans(work: Conversion, group: str) -> list[tuple[float, float]]:
+    """The range that was measured, in steps of the scale that was made of it."""
+    was, scale = work.measured[group], work.qparams[group].scale
+    if was.scale is None or was.zero_point is None or scale is None:
+        return []
+    steps = (was.scale / scale).flatten()
+    zero_points = was.zero_point.flatten()
+    lows, highs = ((end - zero_points) * steps for end in (was.quant_min, was.quant_max))
+    return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
 def _scales(found: ObservedQParams) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from torch import fx, nn
@@ -14,7 +13,6 @@ from backquant.errors import UsageError
 from backquant.graph import GraphEditor
 from backquant.match.plan import Plan
 from backquant.prepare import KeptGraphModule, ObserverSource, Record
-from backquant.reason_codes import ReasonCode
 
 __all__ = ["Conversion", "ReferenceModel", "reference_state"]
 
@@ -64,16 +62,13 @@ class Conversion:
     source: ObserverSource
     dialect: str
     qparams: Mapping[str, ObservedQParams]  # by head of a group
+    measured: Mapping[str, ObservedQParams] = field(
+        default_factory=dict
+    )  # before the hardware's scales
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
-
-    @cached_property
-    def powers_of_two(self) -> frozenset[tuple[str, str]]:
-        """The scales that have to be powers of two: the anchor of the match, and the role."""
-        rule = ReasonCode.POWER_OF_TWO_SCALE
-        return frozenset((p.node, p.role) for p in self.plan.predicates if p.rule == rule)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

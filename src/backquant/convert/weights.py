@@ -24,7 +24,7 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
-from backquant.convert.hardware_scales import asks_for_powers, snapped_dict
+from backquant.convert.hardware_scales import WeightMaker, weight_maker
 from backquant.convert.state import Conversion
 from backquant.dtypes import find_dtype
 from backquant.errors import BackquantError, ConfigError
@@ -58,9 +58,9 @@ def convert_weighted_modules(work: Conversion) -> None:
         for node in nodes:
             variant = _variant(work, quantized.get(node.name))
             variants.setdefault(path, {}).setdefault(variant, []).append(node)
-    matches = (match for match in quantized.values() if asks_for_powers(work, match))
-    snaps = frozenset(name for match in matches for name in match.carriers)
-    converter = _Converter(work, references, _known_qparams(work, variants), snaps)
+    made = ((match, weight_maker(work, match)) for match in quantized.values())
+    makers = {name: maker for match, maker in made if maker for name in match.carriers}
+    converter = _Converter(work, references, _known_qparams(work, variants), makers)
     for path, own in variants.items():
         converter.convert(path, own)
 
@@ -92,12 +92,12 @@ def weight_scales(work: Conversion, match: Match) -> list[float]:
     called = [root for root in roots if root.op == "call_module"]
     if not _asks_for_weight(work, spec):
         return []
-    snaps = asks_for_powers(work, match)
-    return [scale for root in called for scale in _module_scales(work, root, spec, snaps=snaps)]
+    maker = weight_maker(work, match)
+    return [scale for root in called for scale in _module_scales(work, root, spec, maker)]
 
 
 def _module_scales(
-    work: Conversion, root: fx.Node, spec: ObserverSpec, *, snaps: bool
+    work: Conversion, root: fx.Node, spec: ObserverSpec, maker: WeightMaker | None
 ) -> list[float]:
     trained = get_module(work.module, str(root.target))
     plain = without_training(trained)
@@ -106,7 +106,7 @@ def _module_scales(
         return []
     with torch.no_grad():
         qparams = _weight_qparams(part, _observer_factory(work, trained, spec))
-    qparams = snapped_dict(qparams) if snaps else qparams
+    qparams = qparams if maker is None else maker(qparams)
     scale = qparams.get("scale")
     return [] if scale is None else [float(s) for s in torch.as_tensor(scale).flatten()]
 
@@ -139,13 +139,13 @@ def _asks_for_weight(work: Conversion, spec: ObserverSpec) -> bool:
 
 @dataclass
 class _Converter:
-    """``snaps``: the calls whose weights need power-of-two scales. ``made``: reference modules by the float
-    weight that they were made from."""
+    """``makers``: what gives the weights of a call the scales of the hardware. ``made``: reference modules
+    by the float weight that they were made from."""
 
     work: Conversion
     references: dict[type[nn.Module], type[nn.Module]]
     known: _Known
-    snaps: frozenset[str]
+    makers: Mapping[str, WeightMaker]
     made: dict[int, list[nn.Module]] = field(default_factory=dict)
 
     def convert(self, path: str, variants: dict[Any, list[fx.Node]]) -> None:
@@ -170,18 +170,19 @@ class _Converter:
                 set_module(work.module, target, module)
                 for node in variants[spec]:
                     node.target = target
-            snaps = any(node.name in self.snaps for node in variants[spec])
-            qparams = partial(self._qparams, part, trained, spec, snaps=snaps)
+            calls = (node.name for node in variants[spec])
+            maker = next((self.makers[name] for name in calls if name in self.makers), None)
+            qparams = partial(self._qparams, part, trained, spec, maker)
             swapped = _reference(path, part, reference, qparams)
             self._tie(part, swapped)
             set_module(work.module, target if part is plain else f"{target}.0", swapped)
 
     def _qparams(
-        self, part: nn.Module, trained: nn.Module, spec: ObserverSpec, *, snaps: bool
+        self, part: nn.Module, trained: nn.Module, spec: ObserverSpec, maker: WeightMaker | None
     ) -> dict[str, Any]:
         known = self.known.get((spec, id(part._parameters.get("weight"))))
         found = known or _weight_qparams(part, _observer_factory(self.work, trained, spec))
-        return snapped_dict(found) if snaps else found
+        return found if maker is None else maker(found)
 
     def _tie(self, part: nn.Module, made: nn.Module) -> None:
         source = getattr(part, "weight", None)

@@ -20,7 +20,14 @@ _OWN_FIELDS = {
     "BackendConfig": ("engine", "defaults", "qdq"),
     "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
     "DTypeConfig": ("bias_scale", "where"),
-    "DTypeWithConstraints": ("symmetric", "granularity", "ch_axis", "power_of_two_scale"),
+    "DTypeWithConstraints": (
+        "symmetric",
+        "granularity",
+        "ch_axis",
+        "power_of_two_scale",
+        "scales",
+        "scale_range",
+    ),
 }
 _STANDALONE = ("standalone_module_name", "standalone_module_class")
 

@@ -17,7 +17,7 @@ import torch
 
 from backquant.backend_config import DTypeWithConstraints
 from backquant.backend_config.numbers import short_text
-from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype
+from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype, qdtype
 from backquant.match.plan import TensorRequest
 from backquant.reason_codes import ReasonCode
 
@@ -147,6 +147,8 @@ def fixed_qparams(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal |
     scale, zero_point = demand.scale_exact_match, demand.zero_point_exact_match
     if (scale is None and zero_point is None) or _has_no_scale(ask.dtype):
         return None
+    if scale is None and not ask.is_fixed:
+        return None  # measured scales are moved to this zero point
     wrong_scale = scale is not None and not _same_float(ask.scale, scale)
     wrong_zero = zero_point is not None and ask.zero_point != zero_point
     if ask.is_fixed and not wrong_scale and not wrong_zero:
@@ -239,6 +241,34 @@ def is_power_of_two(scale: float) -> bool:
     return scale > 0 and math.frexp(scale)[0] == 0.5
 
 
+def scale_of_the_set(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+    """A fixed scale is one that the hardware has. Measured scales become one.
+
+    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
+    >>> scale_of_the_set(ask, DTypeWithConstraints(torch.quint8, scales=(0.25, 1.0))).admitted
+    'scale one of 0.25, 1'
+    """
+    if ask.scale is None:
+        return None
+    low, high = demand.scale_range or (None, None)
+    inside = (low is None or ask.scale >= low) and (high is None or ask.scale <= high)
+    if inside and (demand.scales is None or any(_same_float(ask.scale, s) for s in demand.scales)):
+        return None
+    return Refusal(ReasonCode.SCALE_SET, f"scale {short_text(ask.scale)}", domain_text(demand))
+
+
+def domain_text(demand: DTypeWithConstraints) -> str:
+    """The scales that a demand leaves, in words.
+
+    >>> domain_text(DTypeWithConstraints(torch.quint8, scale_range=(2**-8, None)))
+    'scale in [2**-8, …]'
+    """
+    if demand.scales is not None:
+        return f"scale one of {', '.join(map(short_text, demand.scales))}"
+    ends = ("…" if end is None else short_text(end) for end in demand.scale_range or ())
+    return f"scale in [{', '.join(ends)}]"
+
+
 #: In the order in which they are reported. Rules after the first say nothing about another dtype.
 RULES: tuple[Rule, ...] = (
     range_within,
@@ -249,6 +279,7 @@ RULES: tuple[Rule, ...] = (
     granularity,
     channel_axis,
     power_of_two,
+    scale_of_the_set,
 )
 
 
@@ -295,6 +326,26 @@ def scale_demands(
         yield ScaleDemand(role, ReasonCode.SCALE_MAX, float(bound), admitted)
     if demand.power_of_two_scale:
         yield ScaleDemand(role, ReasonCode.POWER_OF_TWO_SCALE, None, "scale that is a power of two")
+    if demand.scales:
+        largest = max(demand.scales)
+        yield ScaleDemand(role, ReasonCode.SCALE_SET, largest, domain_text(demand))
+    one_sided = _one_sided(ask, demand)
+    if one_sided is not None:
+        admitted = f"zero point {demand.zero_point_exact_match}, {one_sided[1]}"
+        yield ScaleDemand(role, ReasonCode.ZERO_POINT, one_sided[0], admitted)
+
+
+def _one_sided(ask: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:
+    """The sign of the only values that a fixed zero point leaves room for, and that in words."""
+    zero_point = demand.zero_point_exact_match
+    if zero_point is None or demand.scale_exact_match is not None:
+        return None
+    row = qdtype(ask.dtype)
+    low = row.low if ask.quant_min is None else ask.quant_min
+    high = row.high if ask.quant_max is None else ask.quant_max
+    if zero_point <= low:
+        return 1.0, "no value below 0"
+    return (-1.0, "no value above 0") if zero_point >= high else None
 
 
 def demand_text(demand: DTypeWithConstraints) -> str:
@@ -324,6 +375,8 @@ def demand_text(demand: DTypeWithConstraints) -> str:
         parts.append(f"channels on axis {demand.ch_axis}")
     if demand.power_of_two_scale:
         parts.append("power-of-two scale")
+    if demand.scales is not None or demand.scale_range is not None:
+        parts.append(domain_text(demand))
     return ", ".join([text, *parts])
 
 

@@ -200,7 +200,7 @@ def _observer(
         return ObserverFix("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
     if demand.dtype.is_floating_point:
         return ObserverFix("PlaceholderObserver", {"dtype": demand.dtype})
-    if demand.scale_exact_match is not None or demand.zero_point_exact_match is not None:
+    if demand.scale_exact_match is not None:
         return _fixed(demand, ask)
     values: dict[str, Any] = {"dtype": demand.dtype}
     per_channel = _wants_channels(demand, ask, weight=weight)
@@ -222,7 +222,7 @@ def _fixed(demand: DTypeWithConstraints, ask: TensorRequest | None) -> ObserverF
     assert demand.dtype is not None
     row = qdtype(demand.dtype)
     values: dict[str, Any] = {
-        "scale": demand.scale_exact_match or 1.0,
+        "scale": demand.scale_exact_match,
         "zero_point": demand.zero_point_exact_match or 0,
         "dtype": demand.dtype,
         "quant_min": row.low,

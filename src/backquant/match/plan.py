@@ -232,7 +232,8 @@ class Match:
 class Predicate:
     """A constraint that only measured scales can answer; see ``recheck``.
 
-    ``rule`` is ``"scale-max"`` (every scale is at most ``bound``) or ``"power-of-two-scale"``.
+    ``rule`` is ``"scale-max"`` or ``"scale-set"`` (every scale is at most ``bound``),
+    ``"power-of-two-scale"``, or ``"zero-point"`` (``bound`` is the sign of the only values with room).
     """
 
     node: str  # anchor of the match

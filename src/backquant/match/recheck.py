@@ -24,17 +24,23 @@ from backquant.reason_codes import ReasonCode
 __all__ = ["MeasuredScales", "float_results", "only_moves", "recheck"]
 
 
+# Observers keep scales in float32.
+_SLACK = 1 + 2**-20
+
+
 @dataclass(frozen=True)
 class MeasuredScales:
     """The scales of the tensors that play one role at one match.
 
     ``node`` is the anchor of the match; ``role`` is ``"input"``, ``"output"`` or ``"weight"``;
-    ``scales`` holds one number per tensor or per channel.
+    ``scales`` holds one number per tensor or per channel; ``ranges`` the smallest and the largest value
+    that was measured, in steps of the scale, for each.
     """
 
     node: str
     role: str
     scales: tuple[float, ...]
+    ranges: tuple[tuple[float, float], ...] = ()
 
 
 def recheck(plan: Plan, measured: Iterable[MeasuredScales]) -> Plan:
@@ -45,26 +51,44 @@ def recheck(plan: Plan, measured: Iterable[MeasuredScales]) -> Plan:
     >>> recheck(Plan("x86"), [MeasuredScales("conv", "output", (0.1,))]) == Plan("x86")
     True
     """
-    scales = {(item.node, item.role): item.scales for item in measured}
-    found = (_broken(p, scales.get((p.node, p.role), ())) for p in plan.predicates)
+    by_role = {(item.node, item.role): item for item in measured}
+    known = ((p, by_role.get((p.node, p.role))) for p in plan.predicates)
+    found = (_broken(p, item) for p, item in known if item is not None)
     return plan.refuse(reason for reason in found if reason is not None)
 
 
-def _broken(predicate: Predicate, scales: tuple[float, ...]) -> Reason | None:
-    if predicate.rule == ReasonCode.SCALE_MAX:
-        bound = predicate.bound
-        wrong = [scale for scale in scales if bound is not None and scale > bound]
+def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
+    bound = predicate.bound
+    if predicate.rule == ReasonCode.ZERO_POINT:
+        asked = _wrong_side(found, bound or 0.0)
+    elif predicate.rule in (ReasonCode.SCALE_MAX, ReasonCode.SCALE_SET):
+        asked = _largest(s for s in found.scales if bound is not None and s > bound * _SLACK)
     else:
-        wrong = [scale for scale in scales if not is_power_of_two(scale)]
-    if not wrong:
+        asked = _largest(scale for scale in found.scales if not is_power_of_two(scale))
+    if not asked:
         return None
     return Reason(
         node=predicate.node,
         rule=predicate.rule,
-        asked=f"{predicate.role} scale {short_text(max(wrong))}, as measured",
+        asked=f"{predicate.role} {asked}, as measured",
         admitted=f"{predicate.role} {predicate.admitted}",
         place=predicate.place,
     )
+
+
+def _largest(wrong: Iterable[float]) -> str:
+    largest = max(wrong, default=None)
+    return "" if largest is None else f"scale {short_text(largest)}"
+
+
+def _wrong_side(found: MeasuredScales, sign: float) -> str:
+    """Values on the side of zero that there is no room for, if they are more than half a step away."""
+    for (low, high), scale in zip(
+        found.ranges, found.scales, strict=False
+    ):  # weights have no ranges
+        if (-low if sign > 0 else high) > 0.5:
+            return f"values from {low * scale:.3g} to {high * scale:.3g}"
+    return ""
 
 
 def float_results(

@@ -69,6 +69,8 @@ constraints = st.builds(
     scale_max_upper_bound=maybe(numbers),
     scale_exact_match=maybe(numbers),
     zero_point_exact_match=maybe(st.integers(-300, 300)),
+    scales=maybe(st.lists(st.floats(2**-20, 4.0), max_size=3).map(tuple)),
+    scale_range=maybe(st.tuples(maybe(st.just(2**-12)), maybe(st.just(0.5)))),
     symmetric=maybe(st.booleans()),
     granularity=maybe(st.sampled_from(["per_tensor", "per_channel"])),
     ch_axis=maybe(st.integers(-2, 4)),

@@ -48,11 +48,19 @@ class Constraints(Model):
     scale_min_lower_bound: Number | None = None
     scale_max_upper_bound: Number | None = None
     scale_exact_match: Number | None = None
-    zero_point_exact_match: int | None = None
+    zero_point_exact_match: int | None = Field(
+        None, description="Alone, with scales that are measured around it."
+    )
     symmetric: bool | None = Field(None, description="true: symmetric only; false: affine only.")
     granularity: Literal["per_tensor", "per_channel"] | None = None
     ch_axis: int | None = Field(None, description="The channel axis when per_channel.")
     power_of_two_scale: bool | None = None
+    scales: list[Number] | None = Field(
+        None, description="The scales that the hardware has; the next one above is taken."
+    )
+    scale_range: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="Smallest and largest scale; what is measured is moved into it."
+    )
 
 
 TensorDType = TypeAliasType(

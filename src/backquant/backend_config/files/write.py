@@ -141,6 +141,8 @@ def _scalar(value: Any) -> Any:
         return dtype_name(value)
     if isinstance(value, torch.qscheme):
         return str(value).removeprefix("torch.")
+    if isinstance(value, tuple):
+        return [None if one is None else number_data(one) for one in value]
     return number_data(value)
 
 

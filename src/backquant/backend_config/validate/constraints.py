@@ -3,8 +3,9 @@
 1. ``bounds-order``: a lower bound above its upper bound admits nothing.
 2. ``bounds-half-set``: one bound without the other is legal.
 3. ``bounds-unreachable``: bounds outside of what the dtype can hold.
-4. ``fixed-qparams``: scale and zero point fixed together, inside of the bounds and the range.
+4. ``fixed-qparams``: a fixed scale has a zero point, both inside of the bounds and the range.
 5. ``extended-constraints``: symmetric, granularity and power-of-two that contradict the others.
+   ``scale-domain``: no scale is left by ``scales``, ``scale_range``, ``power_of_two_scale`` and the bounds.
 6. ``constraints-without-dtype``: nothing to constrain.
 """
 
@@ -103,14 +104,9 @@ def _outside(name: str, bound: float, limits: tuple[int, int], place: Place) -> 
 
 def _fixed(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     scale, zero_point = given.scale_exact_match, given.zero_point_exact_match
-    if (scale is None) != (zero_point is None):
-        lone, other = (
-            ("zero_point_exact_match", "scale_exact_match")
-            if scale is None
-            else ("scale_exact_match", "zero_point_exact_match")
-        )
-        message = f"{lone} is set without {other}; fixed qparams are both"
-        yield place.find("error", "fixed-qparams", message, f"set {other} too")
+    if scale is not None and zero_point is None:
+        message = "scale_exact_match is set without zero_point_exact_match; fixed qparams are both"
+        yield place.find("error", "fixed-qparams", message, "set zero_point_exact_match too")
     if scale is not None:
         yield from _fixed_scale(given, scale, place)
     limits = integer_range(given.dtype)
@@ -136,7 +132,7 @@ def _fixed_scale(given: DTypeWithConstraints, scale: float, place: Place) -> Ite
     if low <= high and not low <= scale <= high:
         message = f"scale_exact_match {scale} is outside of the scale bounds {low} to {high}"
         yield place.find("error", "fixed-qparams", message, "widen the bounds, or remove them")
-    if given.power_of_two_scale and math.frexp(scale)[0] != 0.5:
+    if given.power_of_two_scale and not _is_power(scale):
         message = f"scale_exact_match {scale} is no power of two, as power_of_two_scale asks"
         yield place.find("error", "extended-constraints", message, "remove one of the two")
 
@@ -152,6 +148,7 @@ def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     if _no_power_of_two(given):
         message = "no power of two lies within the scale bounds, as power_of_two_scale asks"
         yield place.find("error", rule, message, "widen the bounds")
+    yield from _domain(given, place)
     zero_point, limits = given.zero_point_exact_match, integer_range(given.dtype)
     if given.symmetric and zero_point is not None and limits is not None:
         middles = {0} if limits[0] < 0 else {(limits[1] + 1) // 2, limits[1] // 2}
@@ -160,6 +157,43 @@ def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
                 f"zero_point_exact_match {zero_point} is not the middle that symmetric asks for"
             )
             yield place.find("error", rule, message, f"zero_point_exact_match: {max(middles)}")
+
+
+def _domain(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    """Sets and ranges of scales."""
+    rule = "scale-domain"
+    if given.scale_exact_match is not None and (given.scales is not None or given.scale_range):
+        message = "scale_exact_match leaves nothing to scales and scale_range"
+        yield place.find("error", rule, message, "remove them")
+    low, high = given.scale_range or (None, None)
+    ends = [end for end in (low, high) if end is not None]
+    if any(not end > 0 for end in ends) or (low is not None and high is not None and low > high):
+        message = f"scale_range {[low, high]} is no range: scales are positive, the smaller first"
+        yield place.at("scale_range").find("error", rule, message, "scale_range: [2**-16, 1]")
+        return
+    if given.scales is None:
+        return
+    here = place.at("scales")
+    if not given.scales or any(not scale > 0 for scale in given.scales):
+        what = "is empty" if not given.scales else "holds what is no scale: scales are positive"
+        yield here.find("error", rule, f"the set of scales {what}", "scales: [2**-8, 2**-4, 1]")
+        return
+    bounds = (low, high), (given.scale_min_lower_bound, given.scale_max_upper_bound)
+    left = [scale for scale in given.scales if not given.power_of_two_scale or _is_power(scale)]
+    left = [s for s in left if all(_or(a, 0.0) <= s <= _or(b, math.inf) for a, b in bounds)]
+    if not left:
+        message = "none of the set is left by power_of_two_scale, scale_range and the bounds"
+        yield here.find("error", rule, message, "remove one of them")
+    elif len(left) < len(given.scales):
+        outside = ", ".join(f"{s:g}" for s in given.scales if s not in left)
+        message = (
+            f"{outside} cannot be taken: power_of_two_scale, scale_range or a bound excludes it"
+        )
+        yield here.find("warning", rule, message, "remove it from the set")
+
+
+def _is_power(scale: float) -> bool:
+    return math.frexp(scale)[0] == 0.5
 
 
 def _no_power_of_two(given: DTypeWithConstraints) -> bool:

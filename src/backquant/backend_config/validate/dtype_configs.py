@@ -1,6 +1,7 @@
 """Rules about the dtype configs of one entry.
 
 1. ``dynamic-output``: under dynamic quantization the output is computed in float.
+   ``dynamic-scale``: its input's scale is chosen at each call, and nothing can be demanded of it.
 2. ``bias-scale``: a bias scaled by input × weight is an integer, and needs both quantized.
 3. ``contradiction``: a condition that nothing satisfies, alone or with that of the entry.
 4. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
@@ -28,6 +29,8 @@ _EQUAL = (
     "granularity",
     "ch_axis",
     "power_of_two_scale",
+    "scales",
+    "scale_range",
 )
 
 
@@ -119,6 +122,11 @@ def _dynamic(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     if config.is_dynamic and integer_range(config.output_dtype) is not None:
         message = f"is_dynamic with the output dtype {config.output_dtype}: the output is float"
         yield place.find("error", "dynamic-output", message, "output_dtype: float32")
+    if config.is_dynamic and config.input_dtype_with_constraints.produces_scales:
+        message = (
+            "is_dynamic, whose scales are chosen at each call, with demands on the input's scale"
+        )
+        yield place.at("input_dtype").find("error", "dynamic-scale", message, "remove the demands")
 
 
 def _bias_scale(config: DTypeConfig, place: Place) -> Iterator[Finding]:
