@@ -104,7 +104,7 @@ class Toolbox:
 
     @staticmethod
     def lower(reference: GraphModule, engine: Any = None) -> Lowered:
-        return lower(reference, onednn.rules(), engine or engine_info("x86"))
+        return lower(reference, onednn.X86.rules(), engine or engine_info("x86"))
 
     @staticmethod
     def targets(lowered: Lowered) -> list[str]:

@@ -24,17 +24,17 @@ from torch.nn import functional as F
 from backquant.backend_config import get_backend_config
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference
-from backquant.engines import onednn, quantized
+from backquant.engines import onednn
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
-from backquant.lower import engine_info, lower
+from backquant.lower import engine_info, find_engine, lower
 from backquant.match import make_plan, plan_fusion
 from backquant.observe import FixedQParamsObserver, MinMaxObserver, PerChannelMinMaxObserver
 from backquant.prepare import Record, insert_observers
 from backquant.qconfig import QConfig, QConfigMapping
 from backquant.runtime import audit
 
-ENGINES = {"x86": onednn, "onednn": onednn, "fbgemm": quantized, "qnnpack": quantized}
+ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 TORCH_BACKENDS = {
     "x86": get_x86_backend_config,
     "onednn": get_onednn_backend_config,
@@ -103,7 +103,7 @@ def _ours(model, engine, batches):
     )
     calibrate(prepared, batches)
     reference = convert_to_reference(prepared)
-    return reference, lower(reference, ENGINES[engine].rules(), engine_info(engine))
+    return reference, lower(reference, find_engine(engine).rules(), engine_info(engine))
 
 
 def _theirs(model, engine, batches):
@@ -180,7 +180,7 @@ def test_the_default_float_path_is_not_taken_silently():
     batch = torch.randn(2, 3, 16, 16)
     calibrate(prepared, [batch])
     reference = convert_to_reference(prepared)
-    lowered = lower(reference, onednn.rules(), engine_info("x86"))
+    lowered = lower(reference, onednn.X86.rules(), engine_info("x86"))
     assert {"two_0", "fc"} <= {reason.node for reason in lowered.left_in_float}
     assert set(audit(lowered.graph_module).float_weighted) == {"two_0", "fc"}
     assert torch.allclose(lowered.graph_module(batch), reference(batch), atol=0.05)

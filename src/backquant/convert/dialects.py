@@ -43,7 +43,8 @@ __all__ = [
 
 _HALF = 1 << 15
 _DYNAMIC_STORAGE = (torch.uint8, torch.int8)
-# Engines whose dynamic kernels need one bit of headroom.
+# torch's engines for which its own conversion asks one bit less of inputs that are quantized at each call;
+# only the dialect of torch's quantized tensors, which torch runs, reads this.
 _REDUCED_ENGINES = ("fbgemm", "x86")
 
 

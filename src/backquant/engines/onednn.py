@@ -11,6 +11,7 @@ from backquant.engines.tables.common import common_rules
 from backquant.engines.tables.conv_add import conv_add_rules
 from backquant.engines.tables.onednn_weighted import onednn_weighted_rules
 from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.errors import EngineError
 from backquant.lower.engine import Engine, EngineInfo
 from backquant.lower.machine import MachineFacts
@@ -25,17 +26,17 @@ _KERNELS = (
 )
 
 
-def rules() -> list[LowerRule]:
+def rules(kernels: TorchKernels) -> list[LowerRule]:
     """All rules, in order of preference among those that fit one occurrence.
 
-    >>> [rule.name for rule in rules()][:3]
+    >>> [rule.name for rule in rules(TorchKernels("x86"))][:3]
     ['conv + add + relu', 'conv + add', 'conv + activation']
     """
     return [
         *conv_add_rules(),
         *onednn_weighted_rules(),
-        *quantized_transposed_rules(),
-        *common_rules(),
+        *quantized_transposed_rules(kernels),
+        *common_rules(kernels),
     ]
 
 
@@ -63,5 +64,6 @@ def _info(name: str, facts: MachineFacts) -> EngineInfo:
     )
 
 
-X86 = Engine("x86", partial(_info, "x86"), rules)
-ONEDNN = Engine("onednn", partial(_info, "onednn"), rules)
+_ONEDNN = TorchKernels("onednn", reduces_functions=False, affine_weights=False)
+X86 = Engine("x86", partial(_info, "x86"), partial(rules, TorchKernels("x86")))
+ONEDNN = Engine("onednn", partial(_info, "onednn"), partial(rules, _ONEDNN))

@@ -12,6 +12,7 @@ from backquant.engines.tables.quantized_weighted import (
     quantized_transposed_rules,
     quantized_weighted_rules,
 )
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.errors import EngineError
 from backquant.lower.engine import Engine, EngineInfo
 from backquant.lower.machine import MachineFacts
@@ -20,13 +21,17 @@ from backquant.lower.rule import LowerRule
 __all__ = ["FBGEMM", "QNNPACK", "rules"]
 
 
-def rules() -> list[LowerRule]:
+def rules(kernels: TorchKernels) -> list[LowerRule]:
     """All rules, in order of preference among those that fit one occurrence.
 
-    >>> [rule.name for rule in rules()][:2]
+    >>> [rule.name for rule in rules(TorchKernels("fbgemm"))][:2]
     ['conv + activation', 'conv']
     """
-    return [*quantized_weighted_rules(), *quantized_transposed_rules(), *common_rules()]
+    return [
+        *quantized_weighted_rules(kernels),
+        *quantized_transposed_rules(kernels),
+        *common_rules(kernels),
+    ]
 
 
 def _info(name: str, facts: MachineFacts) -> EngineInfo:
@@ -55,5 +60,12 @@ def _info(name: str, facts: MachineFacts) -> EngineInfo:
     )
 
 
-FBGEMM = Engine("fbgemm", partial(_info, "fbgemm"), rules)
-QNNPACK = Engine("qnnpack", partial(_info, "qnnpack"), rules)
+_QNNPACK = TorchKernels(
+    "qnnpack",
+    transposed="qnnpack",
+    reduces_modules=False,
+    reduces_functions=False,
+    has_7_bits=False,
+)
+FBGEMM = Engine("fbgemm", partial(_info, "fbgemm"), partial(rules, TorchKernels("fbgemm")))
+QNNPACK = Engine("qnnpack", partial(_info, "qnnpack"), partial(rules, _QNNPACK))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import backquant.qconfig as bq
 from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_config
-from backquant.engines import quantized
+from backquant.engines import onednn
 from backquant.lower import MachineFacts, engine_info, lower
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.operators import conv, linear
@@ -263,7 +263,7 @@ def test_an_engine_without_the_kernel(tools, flow):
     mapping = bq.QConfigMapping().set_global(bq.default_dynamic_qconfig)
     reference, _ = flow(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), mapping, "fbgemm")
     facts = MachineFacts("x86_64", {}, True, (), "2.13.0")
-    lowered = lower(reference, quantized.rules(), engine_info("x86", facts))
+    lowered = lower(reference, onednn.X86.rules(), engine_info("x86", facts))
     assert _only(lowered) == ("no-kernel", "a dynamic linear kernel", "not in this build")
 
 

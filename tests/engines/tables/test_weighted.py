@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backquant.engines import onednn, quantized
-from backquant.lower import engine_info, lower
+from backquant.engines import onednn
+from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.engine import EngineInfo
 from backquant.nn.quantized import reference as nnqr
 
@@ -18,11 +18,11 @@ TRANSPOSED = {
     2: (nn.ConvTranspose2d, nnqr.ConvTranspose2d),
     3: (nn.ConvTranspose3d, nnqr.ConvTranspose3d),
 }
-ENGINES = {"x86": onednn, "onednn": onednn, "fbgemm": quantized, "qnnpack": quantized}
+ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
 
 
 def _run(tools, reference, engine="x86"):
-    return lower(reference, ENGINES[engine].rules(), engine_info(engine))
+    return lower(reference, find_engine(engine).rules(), engine_info(engine))
 
 
 def _out_qparams(tools, value, low=0, high=255):
@@ -251,7 +251,7 @@ def test_a_transposed_convolution_that_the_build_lacks_is_refused(tools):
 
 def _refusal(tools, module, x, engine=None, **kwargs):
     reference, out = _model(tools, module, x, **kwargs)
-    lowered = lower(reference, onednn.rules(), engine or engine_info("x86"))
+    lowered = lower(reference, onednn.X86.rules(), engine or engine_info("x86"))
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
     [reason] = lowered.left_in_float
     return reason
@@ -347,7 +347,7 @@ def test_without_vnni_eight_bits_are_refused_and_seven_are_not(tools):
         return tools.qdq(self.op(tools.qdq(x, seven)), tools.u8)
 
     reference = tools.trace(forward, op=module)
-    lowered = lower(reference, onednn.rules(), NARROW)
+    lowered = lower(reference, onednn.X86.rules(), NARROW)
     assert lowered.left_in_float == ()
     tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
 
@@ -369,7 +369,7 @@ def test_a_small_weight_may_be_multiplied_by_eight_bits_without_vnni(tools):
     module = nnqr.Conv2d.from_float(conv, qparams)
     x = torch.randn(2, 4, 5, 5)
     reference, out = _model(tools, module, x)
-    lowered = lower(reference, onednn.rules(), NARROW)
+    lowered = lower(reference, onednn.X86.rules(), NARROW)
     assert lowered.left_in_float == ()
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
 

@@ -14,20 +14,22 @@ from backquant.engines.tables.pointwise import pointwise_rules
 from backquant.engines.tables.pooling import adaptive_rules, average_rules, max_rules, mean_rules
 from backquant.engines.tables.recurrent import recurrent_rules
 from backquant.engines.tables.resize import resize_rules
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.lower.rule import LowerRule
 
 __all__ = ["common_rules"]
 
 
-def common_rules() -> list[LowerRule]:
-    """In order of preference among those that fit one occurrence.
+def common_rules(kernels: TorchKernels) -> list[LowerRule]:
+    """In order of preference among those that fit one occurrence; ``kernels``: for layers that are quantized
+    at each call.
 
-    >>> len(common_rules()) > 20
+    >>> len(common_rules(TorchKernels("fbgemm"))) > 20
     True
     """
     return [
-        *dynamic_linear_rules(),
-        *recurrent_rules(),
+        *dynamic_linear_rules(kernels),
+        *recurrent_rules(kernels),
         *embedding_rules(),
         *binary_rules(),
         *max_rules(),

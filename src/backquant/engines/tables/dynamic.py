@@ -10,6 +10,7 @@ What the kernels do beyond the reference model, as in every model that torch's o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from backquant.dtypes import dtype_name
 from backquant.engines.tables.arguments import bind
 from backquant.engines.tables.spellings import POST_OPS, RELUS, post_op_of
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.engines.tables.weights import functional_weight, module_weight
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
@@ -36,40 +38,45 @@ _SMALLEST_SCALE = 2**-14
 _RANGES = {(0, 255): False, (0, 127): True}
 
 
-def dynamic_linear_rules() -> list[LowerRule]:
+def dynamic_linear_rules(kernels: TorchKernels) -> list[LowerRule]:
     """Rules for modules and functions, alone and with an activation behind.
 
-    >>> [rule.name for rule in dynamic_linear_rules()][:2]
+    >>> [rule.name for rule in dynamic_linear_rules(TorchKernels("fbgemm"))][:2]
     ['dynamic linear + activation', 'dynamic linear']
     """
+    module, function = partial(_module, kernels), partial(_function, kernels)
     return [
-        LowerRule("dynamic linear + activation", ((Linear,), POST_OPS), _module),
-        LowerRule("dynamic linear", ((Linear,),), _module),
-        LowerRule("dynamic functional linear + activation", ((F.linear,), POST_OPS), _function),
-        LowerRule("dynamic functional linear", ((F.linear,),), _function),
+        LowerRule("dynamic linear + activation", ((Linear,), POST_OPS), module),
+        LowerRule("dynamic linear", ((Linear,),), module),
+        LowerRule("dynamic functional linear + activation", ((F.linear,), POST_OPS), function),
+        LowerRule("dynamic functional linear", ((F.linear,),), function),
     ]
 
 
-def _module(site: Site) -> Emit | Reason | None:
+def _module(kernels: TorchKernels, site: Site) -> Emit | Reason | None:
     module: Any = site.module
     if len(site.node.args) != 1 or site.node.kwargs:
         return None
     weight = module_weight(module)
-    reduced = site.engine.name != "qnnpack"
-    return _linear(site, site.node.args[0], weight, module.weight_axis, reduced)
+    reduced = kernels.reduces_modules
+    return _linear(kernels, site, site.node.args[0], weight, module.weight_axis, reduced)
 
 
-def _function(site: Site) -> Emit | Reason | None:
+def _function(kernels: TorchKernels, site: Site) -> Emit | Reason | None:
     found = bind(site.node, ("input", "weight", "bias"), {"bias": None})
     weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
     if not found or not weight:
         return None
-    reduced = site.engine.name in ("fbgemm", "x86")
-    return _linear(site, found["input"], weight, 0, reduced)
+    return _linear(kernels, site, found["input"], weight, 0, kernels.reduces_functions)
 
 
 def _linear(
-    site: Site, argument: Any, weight: WeightTensors, axis: int, reduced: bool
+    kernels: TorchKernels,
+    site: Site,
+    argument: Any,
+    weight: WeightTensors,
+    axis: int,
+    reduced: bool,
 ) -> Emit | Reason | None:
     x = dynamic_input(argument)
     if x is None and not weight.weight.is_floating_point():
@@ -77,12 +84,12 @@ def _linear(
     post_op = _post_op(site)
     if post_op is None:
         return None
-    refused = check_dynamic(site, x, weight, axis)
+    refused = check_dynamic(kernels, site, x, weight, axis)
     if refused:
         return refused
     source: Node = argument if x is None else x.source
     config = DynamicLinearConfig(
-        site.engine.name,
+        kernels.engine,
         weight.weight.dtype,
         reduces_range(x, reduced),
         post_op.name,
@@ -117,32 +124,36 @@ def reduces_range(x: DynamicInput | None, reduced: bool) -> bool:
 
 
 def check_dynamic(
-    site: Site, x: DynamicInput | None, weight: WeightTensors, axis: int
+    kernels: TorchKernels,
+    site: Site,
+    x: DynamicInput | None,
+    weight: WeightTensors,
+    axis: int,
 ) -> Reason | None:
     """Why the engine's dynamic kernels cannot take this input and weight; ``None`` if they can.
 
     1. An input of 8 bits, affine and unsigned, with an int8 weight; or a float16 weight and an input
        that is float16 or not quantized.
     2. The engine has the kernel.
-    3. The scales of the weight lie along its rows; on onednn its zero points are 0.
+    3. The scales of the weight lie along its rows; its zero points are 0 where they must be.
     """
     dtype = weight.weight.dtype
     if dtype == torch.float16:
-        return _check_half(site, x)
+        return _check_half(kernels, site, x)
     if x is None or x.dtype.is_floating_point or dtype != torch.int8:
         given = torch.float32 if x is None else x.dtype
         asked = f"weight {dtype_name(dtype)}, input {dtype_name(given)}"
         return site.refuse(ReasonCode.DTYPES, asked, "int8 with uint8, float16 with float16")
-    refused = _check_range(site, x)
+    refused = _check_range(kernels, site, x)
     if refused:
         return refused
-    if f"quantized.linear_dynamic({site.engine.name})" not in site.engine.kernels:
+    if f"quantized.linear_dynamic({kernels.engine})" not in site.engine.kernels:
         return site.refuse(ReasonCode.NO_KERNEL, "a dynamic linear kernel", "not in this build")
     if weight.scale.numel() > 1 and axis != 0:
         return site.refuse(
             ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", "scales along axis 0"
         )
-    if site.engine.name == "onednn" and bool((weight.zero_point != 0).any()):
+    if not kernels.affine_weights and bool((weight.zero_point != 0).any()):
         return site.refuse(
             ReasonCode.WEIGHT_ZERO_POINT,
             "an affine weight (zero points other than 0)",
@@ -152,23 +163,23 @@ def check_dynamic(
     return None
 
 
-def _check_half(site: Site, x: DynamicInput | None) -> Reason | None:
+def _check_half(kernels: TorchKernels, site: Site, x: DynamicInput | None) -> Reason | None:
     if x is not None and x.dtype != torch.float16:
         asked = f"weight float16, input {dtype_name(x.dtype)}"
         return site.refuse(ReasonCode.DTYPES, asked, "int8 with uint8, float16 with float16")
-    if f"quantized.linear_dynamic_fp16({site.engine.name})" not in site.engine.kernels:
+    if f"quantized.linear_dynamic_fp16({kernels.engine})" not in site.engine.kernels:
         admitted = f"engine {site.engine.name} has none; fbgemm and x86 have"
         return site.refuse(ReasonCode.NO_KERNEL, "a kernel for float16 weights", admitted)
     return None
 
 
-def _check_range(site: Site, x: DynamicInput) -> Reason | None:
+def _check_range(kernels: TorchKernels, site: Site, x: DynamicInput) -> Reason | None:
     if x.dtype != torch.uint8 or x.symmetric:
         asked = f"input {dtype_name(x.dtype)}, " + ("symmetric" if x.symmetric else "affine")
         return site.refuse(ReasonCode.INPUT_DTYPE, asked, "uint8, affine", fix=_fix())
     bounds = (x.quant_min, x.quant_max)
-    if bounds not in _RANGES or (site.engine.name == "qnnpack" and _RANGES[bounds]):
-        admitted = "[0, 255]" if site.engine.name == "qnnpack" else "[0, 255] or [0, 127]"
+    if bounds not in _RANGES or (_RANGES[bounds] and not kernels.has_7_bits):
+        admitted = "[0, 255] or [0, 127]" if kernels.has_7_bits else "[0, 255]"
         return site.refuse(
             ReasonCode.QUANT_RANGE, f"[{x.quant_min}, {x.quant_max}]", admitted, fix=_fix()
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from backquant.engines.tables.calls import (
     Geometry,
     WeightedCall,
@@ -10,6 +12,7 @@ from backquant.engines.tables.calls import (
     linear_rules,
 )
 from backquant.engines.tables.spellings import RELUS
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.engines.tables.weights import check_weight
 from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
 from backquant.lower.rule import Emit, LowerRule, Site
@@ -19,22 +22,23 @@ from backquant.reason_codes import ReasonCode
 __all__ = ["quantized_transposed_rules", "quantized_weighted_rules"]
 
 
-def quantized_weighted_rules() -> list[LowerRule]:
+def quantized_weighted_rules(kernels: TorchKernels) -> list[LowerRule]:
     """Rules for convolutions and linear layers.
 
-    >>> len(quantized_weighted_rules())
+    >>> len(quantized_weighted_rules(TorchKernels("fbgemm")))
     8
     """
-    return [*conv_rules(_weighted), *linear_rules(_weighted)]
+    build = partial(_weighted, kernels.engine)
+    return [*conv_rules(build), *linear_rules(build)]
 
 
-def quantized_transposed_rules() -> list[LowerRule]:
+def quantized_transposed_rules(kernels: TorchKernels) -> list[LowerRule]:
     """Rules for transposed convolutions.
 
-    >>> len(quantized_transposed_rules())
+    >>> len(quantized_transposed_rules(TorchKernels("fbgemm")))
     2
     """
-    return conv_transpose_rules(_transposed)
+    return conv_transpose_rules(partial(_transposed, kernels.transposed))
 
 
 def _check(site: Site, call: WeightedCall) -> Reason | None:
@@ -47,7 +51,7 @@ def _check(site: Site, call: WeightedCall) -> Reason | None:
     return check_weight(site, call.weight, call.x.qparams, call.axis, groups)
 
 
-def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
+def _weighted(engine: str, site: Site, call: WeightedCall) -> Emit | Reason:
     refused = _check(site, call)
     if refused:
         return refused
@@ -55,15 +59,14 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
     if fused and fused[0].key not in RELUS:
         return site.refuse(ReasonCode.POST_OP, "an activation other than ReLU", "ReLU")
     plain = "linear" if call.geometry is None else f"conv{len(call.geometry.stride)}d"
-    return _emit(site, call, f"{plain}_relu" if fused else plain, site.engine.name)
+    return _emit(site, call, f"{plain}_relu" if fused else plain, engine)
 
 
-def _transposed(site: Site, call: WeightedCall) -> Emit | Reason:
+def _transposed(engine: str, site: Site, call: WeightedCall) -> Emit | Reason:
     # Of torch 2.13's kernels oneDNN's are wrong when the numbers of input and output channels differ,
     # qnnpack's in three dimensions, and fbgemm's for 2d kernels of height 2 without groups: they
     # return other values at each call (so does torch's own converted model).
     geometry = call.geometry
-    engine = "qnnpack" if site.engine.name == "qnnpack" else "fbgemm"
     assert geometry is not None
     if f"quantized.conv_transpose({engine})" not in site.engine.kernels:
         return site.refuse(

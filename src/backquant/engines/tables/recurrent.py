@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from backquant.dtypes import dtype_name
 from backquant.engines.tables.dynamic import check_dynamic, reduces_range
+from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.recurrent import (
@@ -28,48 +30,48 @@ _PARTS = ("", "_scale", "_zero_point")
 _CELLS: dict[Any, str] = {LSTMCell: "lstm", GRUCell: "gru", RNNCell: "rnn"}
 
 
-def recurrent_rules() -> list[LowerRule]:
+def recurrent_rules(kernels: TorchKernels) -> list[LowerRule]:
     """Rules for layers and cells.
 
-    >>> [rule.name for rule in recurrent_rules()]
+    >>> [rule.name for rule in recurrent_rules(TorchKernels("fbgemm"))]
     ['recurrent layer', 'recurrent cell']
     """
     return [
-        LowerRule("recurrent layer", (tuple(_LAYERS),), _layer),
-        LowerRule("recurrent cell", (tuple(_CELLS),), _cell),
+        LowerRule("recurrent layer", (tuple(_LAYERS),), partial(_layer, kernels)),
+        LowerRule("recurrent cell", (tuple(_CELLS),), partial(_cell, kernels)),
     ]
 
 
-def _layer(site: Site) -> Emit | Reason:
+def _layer(kernels: TorchKernels, site: Site) -> Emit | Reason:
     module: Any = site.module
     refused = _check_layer(site, module)
     x = dynamic_input(site.node.args[0]) if site.node.args else None
-    refused = refused or _check_weights(site, x, module)
+    refused = refused or _check_weights(kernels, site, x, module)
     if refused:
         return refused
     config = RecurrentConfig(
         _LAYERS[type(module)],
-        site.engine.name,
+        kernels.engine,
         _weight_dtype(module),
         module.hidden_size,
         module.num_layers,
         module.batch_first,
         module.bidirectional,
-        reduces_range(x, site.engine.name != "qnnpack"),
+        reduces_range(x, kernels.reduces_modules),
     )
     return _emit(site, QuantizedRecurrent(config, _tensors(module)), x)
 
 
-def _cell(site: Site) -> Emit | Reason:
+def _cell(kernels: TorchKernels, site: Site) -> Emit | Reason:
     module: Any = site.module
     x = dynamic_input(site.node.args[0]) if site.node.args else None
-    refused = _check_weights(site, x, module)
+    refused = _check_weights(kernels, site, x, module)
     if refused:
         return refused
     kind = _CELLS[type(module)]
     if kind == "rnn":
         kind = f"rnn_{module.nonlinearity}"
-    config = CellConfig(kind, site.engine.name, _weight_dtype(module), module.hidden_size)
+    config = CellConfig(kind, kernels.engine, _weight_dtype(module), module.hidden_size)
     return _emit(site, QuantizedCell(config, _tensors(module)), x)
 
 
@@ -88,7 +90,9 @@ def _check_layer(site: Site, module: Any) -> Reason | None:
     return None
 
 
-def _check_weights(site: Site, x: DynamicInput | None, module: Any) -> Reason | None:
+def _check_weights(
+    kernels: TorchKernels, site: Site, x: DynamicInput | None, module: Any
+) -> Reason | None:
     dtypes = {getattr(module, name).dtype for name in module.weight_names}
     if len(dtypes) > 1:
         asked = ", ".join(sorted(dtype_name(dtype) for dtype in dtypes))
@@ -96,7 +100,7 @@ def _check_weights(site: Site, x: DynamicInput | None, module: Any) -> Reason | 
     for name in module.weight_names:
         integers, scale, zero_point = (getattr(module, name + part) for part in _PARTS)
         weight = WeightTensors(integers, scale, zero_point, None)
-        refused = check_dynamic(site, x, weight, getattr(module, f"{name}_axis"))
+        refused = check_dynamic(kernels, site, x, weight, getattr(module, f"{name}_axis"))
         if refused:
             return refused
     return None
