@@ -9,7 +9,7 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex, capture
 from backquant.match import CustomMatching, MatchKind
-from backquant.match.custom import kind_asked
+from backquant.match.custom import requested_kind
 from backquant.match.plan import TensorRequest
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, QuantType
 
@@ -55,7 +55,7 @@ def test_from_a_config() -> None:
     ],
 )
 def test_names_outweigh_classes(path: str, module: nn.Module, expected: bool) -> None:
-    assert CustomMatching.of(config()).asks_itself(path, module) is expected
+    assert CustomMatching.of(config()).has_own_request(path, module) is expected
 
 
 def test_special_nodes() -> None:
@@ -110,7 +110,7 @@ def test_kinds_are_torchs(
     from torch.ao.quantization.utils import get_quant_type
 
     ask = TensorRequest(activation, "O", is_dynamic=dynamic)
-    assert kind_asked(ask, TensorRequest(weight, "O")) == expected
+    assert requested_kind(ask, TensorRequest(weight, "O")) == expected
     asked = QConfig(
         PlaceholderObserver.with_args(dtype=activation, is_dynamic=dynamic),
         PlaceholderObserver.with_args(dtype=weight),
@@ -120,4 +120,4 @@ def test_kinds_are_torchs(
             get_quant_type(asked)
     else:
         assert int(get_quant_type(asked)) == int(expected)
-    assert kind_asked(None, ask) is kind_asked(ask, None) is None
+    assert requested_kind(None, ask) is requested_kind(ask, None) is None

@@ -16,14 +16,14 @@ from backquant.match.verdict import Judge, Roles
 WEIGHTED, PLAIN = Roles(True, True, False), Roles(True, False, False)
 
 
-def unasked(backend: BackendConfig) -> Suggestions:
+def suggestions(backend: BackendConfig) -> Suggestions:
     return Suggestions(backend, QConfigReader(), Judge())
 
 
 def test_default_where_it_is_admitted() -> None:
     backend = get_backend_config("fbgemm")
     patterns = [config.pattern for config in backend.configs]
-    asked = unasked(backend)
+    asked = suggestions(backend)
     assert asked.request(patterns.index(nn.Linear), WEIGHTED) == 'get_default_qconfig("fbgemm")'
     assert asked.request(-1, PLAIN) == 'get_default_qconfig("fbgemm")'
     assert "FixedQParamsObserver" in asked.request(patterns.index(nn.Sigmoid), PLAIN)
@@ -37,7 +37,7 @@ def test_backends_of_ones_own() -> None:
         ),
         BackendPatternConfig(nn.ReLU),
     ]
-    asked = unasked(BackendConfig("mine").set_backend_pattern_configs(entries))
+    asked = suggestions(BackendConfig("mine").set_backend_pattern_configs(entries))
     assert asked.request(0, WEIGHTED).startswith(
         "QConfig(\n    activation=MinMaxObserver.with_args"
     )

@@ -15,7 +15,7 @@ from backquant.api import one_call
 from backquant.errors import UsageError
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Timing
-from backquant.speed.slower import asked_slower
+from backquant.speed.slower import slower_choice
 
 X = torch.randn(4, 8)
 
@@ -187,7 +187,7 @@ def test_another_choice_is_refused(choice: Any, snapshot: Any) -> None:
     with pytest.raises(UsageError) as caught:
         quantized(slower=choice)
     snapshot("slower-choice", caught.value, {repr(choice): "<choice>"})
-    assert asked_slower("keep", has_mapping=False) is False
+    assert slower_choice("keep", has_mapping=False) is False
 
 
 @pytest.mark.parametrize("backend", ["x86", "onednn", "fbgemm", "qnnpack"])

@@ -82,8 +82,8 @@ def quantize_dynamic(  # size: PyTorch's signature, and the backend
             where="mapping",
             fix="leave it out; BackendPatternConfig(...).set_reference_quantized_module(...)",
         )
-    asked = _asked_by_path(given_model(model), _spec(qconfig_spec, dtype))
-    kernels, plan, left = kernels_alone(model, asked, given_backend(backend_config))
+    requested = _requested_by_path(given_model(model), _spec(qconfig_spec, dtype))
+    kernels, plan, left = kernels_alone(model, requested, given_backend(backend_config))
     warn_of_skipped(plan, *map(str, left))
     result = model if inplace else copy.deepcopy(model)
     if "" in kernels:
@@ -110,7 +110,7 @@ def _spec(given: Any, dtype: torch.dtype) -> dict[type | str, QConfig | None]:
     return dict.fromkeys(kinds if given is None else given, qconfig)
 
 
-def _asked_by_path(
+def _requested_by_path(
     model: nn.Module, spec: Mapping[type | str, QConfig | None]
 ) -> dict[str, QConfig]:
     """The QConfig of each module that can be replaced: its own, its class's, or that of what it is in."""

@@ -204,11 +204,11 @@ def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect
     >>> convert_to_reference_fx(prepared, dialect="decomposed").get_submodule("0").weight.dtype
     torch.int8
     """
-    asked = given_conversion(
+    request = given_conversion(
         convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
     )
-    asked = spelled_request(graph_module, asked)
-    reference = convert_to_reference(graph_module, dialect=dialect, asked=asked)
+    request = spelled_request(graph_module, request)
+    reference = convert_to_reference(graph_module, dialect=dialect, request=request)
     reference.recompile()
     return reference
 
@@ -254,11 +254,11 @@ def convert_fx(  # size: PyTorch's signature
     >>> [decision.outcome.value for decision in quantized.plan.decisions.values()]
     ['quantized', 'float']
     """
-    asked = given_conversion(
+    request = given_conversion(
         convert_custom_config, qconfig_mapping, backend_config, _remove_qconfig
     )
-    asked = spelled_request(graph_module, asked)
-    reference = convert_to_reference(graph_module, asked=asked)
+    request = spelled_request(graph_module, request)
+    reference = convert_to_reference(graph_module, request=request)
     quantized = quantized_model(reference, graph_module)
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)

@@ -39,7 +39,7 @@ from backquant.report.recorded import report_of, report_source, with_reporting
 from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Ways
-from backquant.speed.slower import TIMING, asked_slower, the_faster
+from backquant.speed.slower import TIMING, slower_choice, the_faster
 
 __all__ = ["default_mapping", "explain", "quantize"]
 
@@ -119,24 +119,25 @@ def quantize(
     config = resolve_backend(backend)
     engine = engine_of(config)
     required = given_requirement(require)
-    leaves_slower = asked_slower(slower, has_mapping=qconfig_mapping is not None)
+    leaves_slower = slower_choice(slower, has_mapping=qconfig_mapping is not None)
     model = opened_model(model)
     frozen = evaluation_copy(model)
-    asked = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
+    requested = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
     example, batches = example_from(frozen, example_inputs, calibration)
     data, batches = _data(frozen, example, batches)
-    capturing = Capturing(capture, example, dynamic_shapes, asked.own, decompose=True)
-    step = _planned(frozen, asked, capturing, data)
+    capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
+    step = _planned(frozen, requested, capturing, data)
     config, plan = step.record.backend_config, step.record.plan
     if engine is not None:
         check_engine_dtypes(plan, config, engine)
-    prepared = with_reporting(prepared_for_inference(step, asked.request), frozen, example)
+    prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
     check_requirement(report_of(prepared), required)
     measure(prepared, batches, progress=progress)
 
     def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
         reference = convert_to_reference(
-            prepared, asked=ConvertRequest(leave_float=_left_by_default(config), in_float=in_float)
+            prepared,
+            request=ConvertRequest(leave_float=_left_by_default(config), in_float=in_float),
         )
         check_requirement(report_of(reference), required)
         lowered = quantized_model(reference, model)
@@ -147,11 +148,11 @@ def quantize(
         if required is not None:
             return None
         try:
-            whole = planned_in_float(frozen, asked.request, capturing, reason)
+            whole = planned_in_float(frozen, requested.request, capturing, reason)
         except CaptureError:
             return None
         reference = convert_to_reference(
-            with_reporting(prepared_for_inference(whole, asked.request), frozen, example)
+            with_reporting(prepared_for_inference(whole, requested.request), frozen, example)
         )
         return quantized_model(reference, model)
 
@@ -192,11 +193,11 @@ def explain(  # size: as quantize
     config = resolve_backend(backend)
     frozen = evaluation_copy(opened_model(model))
     engine = _engine_here(config)
-    asked = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
+    requested = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
     example = checked_example(frozen, example_inputs)
-    capturing = Capturing(capture, example, dynamic_shapes, asked.own, decompose=True)
-    step = _planned(frozen, asked, capturing, example)
-    prepared = with_reporting(prepared_for_inference(step, asked.request), frozen, example)
+    capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
+    step = _planned(frozen, requested, capturing, example)
+    prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
     engine_name = f"engine {config.engine}" if config.engine else ""
     return build_report(replace(report_source(prepared), engine=engine_name))
 
@@ -246,10 +247,12 @@ def _data(
     return example, calibration
 
 
-def _planned(model: nn.Module, asked: DefaultedRequest, capturing: Capturing, data: Any) -> Planned:
+def _planned(
+    model: nn.Module, requested: DefaultedRequest, capturing: Capturing, data: Any
+) -> Planned:
     recurrent = partial(rules_for_recurrent, data=data)
-    step = planned(model, asked.request, capturing, (recurrent,))
-    return step._replace(record=replace(step.record, plan=asked.annotated(step.record.plan)))
+    step = planned(model, requested.request, capturing, (recurrent,))
+    return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))
 
 
 def _left_by_default(config: BackendConfig) -> tuple[LeaveFloat, ...]:

@@ -33,7 +33,7 @@ def engine_here(engine: str | None) -> str:
     if engine is None:
         return REFERENCE
     known = engines_here()
-    return known[engine] if engine in known else _asked(engine)
+    return known[engine] if engine in known else _requested(engine)
 
 
 def engines_here() -> dict[str, str]:
@@ -51,12 +51,12 @@ def engines_here() -> dict[str, str]:
         pass
     from backquant.lower.engine import list_engines
 
-    found = {name: _asked(name) for name in list_engines()}
+    found = {name: _requested(name) for name in list_engines()}
     _remember(path, found)
     return found
 
 
-def _asked(engine: str) -> str:
+def _requested(engine: str) -> str:
     from backquant.errors import EngineError
     from backquant.lower.engine import engine_info
 

@@ -58,7 +58,7 @@ def _buffer_prefix(work: Conversion, site: Site, node: fx.Node) -> str:
     the first reader (the first functional linear, if there is one), marked ``_input``.
     """
     observed = site.value
-    if not _asked_by_reader(work, observed):
+    if not _requested_by_reader(work, observed):
         scope = work.prepared.scopes.get(observed)
         return scope.path if scope is not None else ""
     users = list(node.users)
@@ -68,7 +68,7 @@ def _buffer_prefix(work: Conversion, site: Site, node: fx.Node) -> str:
     return (scope.path if scope is not None else "") + "_input"
 
 
-def _asked_by_reader(work: Conversion, observed: str) -> bool:
+def _requested_by_reader(work: Conversion, observed: str) -> bool:
     node = work.nodes.get(observed)
     if node is not None and node.op == "placeholder":
         return True

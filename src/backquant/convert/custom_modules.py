@@ -31,7 +31,7 @@ from backquant.convert.state import Conversion
 from backquant.dtypes import tensor_token
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import free_path, set_module
-from backquant.match.custom import kind_asked
+from backquant.match.custom import requested_kind
 from backquant.match.names import op_name
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
 from backquant.match.rules import RuleTable
@@ -93,7 +93,7 @@ def custom_swaps(work: Conversion, custom: ConvertCustomConfig) -> list[CustomSw
         if node.op != "call_module" or decision is None:
             continue
         module = work.module.get_submodule(str(node.target))
-        kind = kind_asked(decision.asked_activation, decision.asked_weight)
+        kind = requested_kind(decision.asked_activation, decision.asked_weight)
         if name in observed and not decision.quantized:
             _make_float(work, node, module)
             continue

@@ -60,7 +60,7 @@ __all__ = ["convert_to_reference"]
 
 
 def convert_to_reference(
-    prepared: fx.GraphModule, *, dialect: str = "decomposed", asked: ConvertRequest | None = None
+    prepared: fx.GraphModule, *, dialect: str = "decomposed", request: ConvertRequest | None = None
 ) -> ReferenceModel:
     """The reference model of a calibrated (or trained) ``prepared`` model.
 
@@ -74,7 +74,7 @@ def convert_to_reference(
         prepared: from ``insert_observers``, calibrated.
         dialect: ``"decomposed"``: ``torch.ops.quantized_decomposed`` on plain tensors;
             ``"quantized_tensor"``: ``torch.quantize_per_tensor`` and ``.dequantize()``.
-        asked: custom modules; a changed QConfigMapping or backend.
+        request: custom modules; a changed QConfigMapping or backend.
 
     Raises:
         UsageError: the model is not prepared, or there is no such dialect.
@@ -97,15 +97,15 @@ def convert_to_reference(
             where="convert_to_reference(dialect=...)",
             fix=" or ".join(f'dialect="{name}"' for name in DIALECTS),
         )
-    return _converted(prepared, dialect, ConvertRequest() if asked is None else asked, None)
+    return _converted(prepared, dialect, ConvertRequest() if request is None else request, None)
 
 
 def _converted(
-    prepared: fx.GraphModule, dialect: str, asked: ConvertRequest, passed: Passed | None
+    prepared: fx.GraphModule, dialect: str, request: ConvertRequest, passed: Passed | None
 ) -> ReferenceModel:
     """``passed``: what the parent of a standalone module passes to it quantized."""
     before = prepared_state(prepared)
-    state = replanned(prepared, before, asked.qconfig_mapping, asked.backend_config)
+    state = replanned(prepared, before, request.qconfig_mapping, request.backend_config)
     work = _working_copy(prepared, before, state, dialect)
     work.passed = passed
     run_pass(fold_after_training, work)
@@ -113,35 +113,35 @@ def _converted(
     work.qparams = work.measured
     work.qparams = run_pass(hardware_scales, work)
     scales = run_pass(measured_scales, work)
-    work.plan = recheck(work.plan.refuse(asked.in_float.values()), scales)
-    needed, count = run_pass(needed_sites, work, asked.leave_float)
+    work.plan = recheck(work.plan.refuse(request.in_float.values()), scales)
+    needed, count = run_pass(needed_sites, work, request.leave_float)
     if count:
         note = f"{count} results of convolutions and linear layers are float: only float operators read them"
         work.plan = work.plan.noted(note)
-    swaps = run_pass(custom_swaps, work, asked.custom)
+    swaps = run_pass(custom_swaps, work, request.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
     absorbed = run_pass(fuse_outputs, work, swaps)
     run_pass(convert_activations, work, needed, skipped | absorbed)
     run_pass(convert_weighted_modules, work)
     run_pass(round_biases, work)
     run_pass(convert_custom_modules, work, swaps, prepared)
-    run_pass(convert_standalone_modules, work, partial(_standalone, work, asked))
+    run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
     run_pass(keep_outputs_quantized, work)
-    result = run_pass(_finished, work, needed, asked)
-    preserve(result, prepared, asked.custom.preserved_attributes, "ConvertCustomConfig")
+    result = run_pass(_finished, work, needed, request)
+    preserve(result, prepared, request.custom.preserved_attributes, "ConvertCustomConfig")
     return result
 
 
 def _standalone(
-    work: Conversion, asked: ConvertRequest, module: PreparedModule, node: fx.Node, passed: Passed
+    work: Conversion, request: ConvertRequest, module: PreparedModule, node: fx.Node, passed: Passed
 ) -> ReferenceModel:
     """With its own backend, unless it is that of its parent; in float, if its call is."""
     state = prepared_state(module)
     inherits = state.backend_config == prepared_state(work.module).backend_config
     own = ConvertRequest(
-        custom=_for_inner(asked.custom),
-        backend_config=asked.backend_config if inherits else None,
-        remove_qconfig=asked.remove_qconfig,
+        custom=_for_inner(request.custom),
+        backend_config=request.backend_config if inherits else None,
+        remove_qconfig=request.remove_qconfig,
     )
     if not work.quantized(node.name):
         module = copy.copy(module)
@@ -189,7 +189,7 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Observ
     return found
 
 
-def _finished(work: Conversion, needed: frozenset[str], asked: ConvertRequest) -> ReferenceModel:
+def _finished(work: Conversion, needed: frozenset[str], request: ConvertRequest) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))
@@ -210,7 +210,7 @@ def _finished(work: Conversion, needed: frozenset[str], asked: ConvertRequest) -
         outputs=work.outputs,
     )
     with_state(result, state)
-    if asked.remove_qconfig:
+    if request.remove_qconfig:
         _remove_qconfigs(result)
     return result
 

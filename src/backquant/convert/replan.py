@@ -63,16 +63,16 @@ def replanned(
     )
     if backend is not None:
         plan = replace(plan, unreached_entries=())
-    _check_asks(state, changed, plan)
+    _check_requests(state, changed, plan)
     return replace(changed, plan=_no_more_than(state.plan, plan))
 
 
-def check_rules(prepared: QConfigMapping, asked: QConfigMapping) -> None:
-    """Raise ConfigError unless ``asked`` has every rule of ``prepared``, with its QConfig or None.
+def check_rules(prepared: QConfigMapping, requested: QConfigMapping) -> None:
+    """Raise ConfigError unless ``requested`` has every rule of ``prepared``, with its QConfig or None.
 
     >>> check_rules(QConfigMapping(), QConfigMapping().set_module_name("fc", None))
     """
-    known = {(rule.kind, rule.target): rule for rule in asked.rules()}
+    known = {(rule.kind, rule.target): rule for rule in requested.rules()}
     for rule in prepared.rules():
         name = f"{rule.kind} {rule.key}".strip()
         found = known.get((rule.kind, rule.target))
@@ -91,16 +91,16 @@ def check_rules(prepared: QConfigMapping, asked: QConfigMapping) -> None:
             )
 
 
-def _check_asks(state: Record, changed: Record, plan: Plan) -> None:
+def _check_requests(state: Record, changed: Record, plan: Plan) -> None:
     before = ObserverSource(state.backend_config, state.qconfig_mapping)
     after = ObserverSource(changed.backend_config, changed.qconfig_mapping)
     for name, decision in plan.decisions.items():
-        asked = after.qconfig(decision.rule)
+        requested = after.qconfig(decision.rule)
         was = before.qconfig(state.plan.decisions[name].rule)
-        if asked is not None and not qconfig_equals(was, asked):
+        if requested is not None and not qconfig_equals(was, requested):
             raise ConfigError(
                 f"node {name!r} was prepared with another QConfig",
-                where=f"{_WHERE}: rule {decision.rule} asks for {asked!r}, prepared with {was!r}",
+                where=f"{_WHERE}: rule {decision.rule} asks for {requested!r}, prepared with {was!r}",
                 fix="pass the QConfig of prepare_fx, or None to leave it in float",
             )
 

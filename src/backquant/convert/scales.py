@@ -14,9 +14,9 @@ __all__ = ["measured_scales"]
 
 def measured_scales(work: Conversion) -> list[MeasuredScales]:
     """The scales at every match that the plan has a question about (``Plan.predicates``)."""
-    asked = {predicate.node for predicate in work.plan.predicates}
+    constrained = {predicate.node for predicate in work.plan.predicates}
     of_weight = {p.node for p in work.plan.predicates if p.role == "weight"}
-    matches = [match for match in work.plan.matches if match.anchor in asked]
+    matches = [match for match in work.plan.matches if match.anchor in constrained]
     found: dict[tuple[str, str], list[float]] = {}
     anchors_by_root: dict[str, list[str]] = {}
     for match in matches:
@@ -27,7 +27,7 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     for site in work.prepared.sites.sites:
         scales = _scales(work.qparams[site.group])
         spans = _spans(work, site.group)
-        if site.producer in asked:
+        if site.producer in constrained:
             found.setdefault((site.producer, "output"), []).extend(scales)
             ranges.setdefault((site.producer, "output"), []).extend(spans)
         role = "weight" if site.role is Role.WEIGHT else "input"
@@ -42,8 +42,8 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     ]
 
 
-def _module_weight(work: Conversion, match: Match, asked: set[str]) -> list[float]:
-    return weight_scales(work, match) if match.anchor in asked else []
+def _module_weight(work: Conversion, match: Match, constrained: set[str]) -> list[float]:
+    return weight_scales(work, match) if match.anchor in constrained else []
 
 
 def _spans(work: Conversion, group: str) -> list[tuple[float, float]]:

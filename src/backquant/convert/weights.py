@@ -90,7 +90,7 @@ def weight_scales(work: Conversion, match: Match) -> list[float]:
     spec = _weight_spec(work, match)
     roots = [work.nodes[name] for name in match.carriers]
     called = [root for root in roots if root.op == "call_module"]
-    if not _asks_for_weight(work, spec):
+    if not _requests_weight(work, spec):
         return []
     maker = weight_maker(work, match)
     return [scale for root in called for scale in _module_scales(work, root, spec, maker)]
@@ -125,14 +125,14 @@ def _variant(work: Conversion, match: Match | None) -> Any:
     if match is None:
         return None
     spec = _weight_spec(work, match)
-    return spec if _asks_for_weight(work, spec) else None
+    return spec if _requests_weight(work, spec) else None
 
 
 def _weight_spec(work: Conversion, match: Match) -> ObserverSpec:
     return ObserverSpec(work.plan.decisions[match.root].rule, "weight")
 
 
-def _asks_for_weight(work: Conversion, spec: ObserverSpec) -> bool:
+def _requests_weight(work: Conversion, spec: ObserverSpec) -> bool:
     row = find_dtype(work.source.probe(spec).dtype)
     return row is not None and row.is_stored
 

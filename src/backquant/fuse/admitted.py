@@ -148,7 +148,7 @@ class _Attempts:
         if decision.outcome is not Outcome.FLOAT or decision.asked_activation is None:
             return False
         root = type_before_parametrizations(self._module_of(fusion.root))
-        asks = QConfigRequest(
+        requests = QConfigRequest(
             decision.asked_activation, decision.asked_weight, decision.asked_output
         )
         single = (
@@ -156,7 +156,7 @@ class _Attempts:
             for candidate in self._patterns().candidates(OperatorKey("module", root))
             if candidate.pattern.size == 1
         )
-        return any(judge(config, asks, _ALL).dtype_config is not None for config in single)
+        return any(judge(config, requests, _ALL).dtype_config is not None for config in single)
 
     def _module_of(self, node: str) -> nn.Module:
         if self._nodes is None:

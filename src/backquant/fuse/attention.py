@@ -54,13 +54,13 @@ def decompose_attention(
     """
     if backend.qdq is None or backend.qdq.attention == "whole":
         return
-    table, asks, changed = RuleTable(mapping), QConfigReader(), False
+    table, reader, changed = RuleTable(mapping), QConfigReader(), False
     for node in list(captured.module.graph.nodes):
         if node.op != "call_function" or not _is_attention(node.target):
             continue
         scope = captured.scopes.get(node.name, Scope("", None))
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
-        if _is_plain(given) and _is_asked(table, asks, scope):
+        if _is_plain(given) and _is_requested(table, reader, scope):
             _write_apart(captured, node, given)
             changed = True
     if changed:
@@ -79,7 +79,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
     )
 
 
-def _is_asked(table: RuleTable, asks: QConfigReader, scope: Scope) -> bool:
+def _is_requested(table: RuleTable, reader: QConfigReader, scope: Scope) -> bool:
     whole = table.by_type(F.scaled_dot_product_attention)
     if whole is not None and whole.qconfig is None:
         return False
@@ -87,8 +87,8 @@ def _is_asked(table: RuleTable, asks: QConfigReader, scope: Scope) -> bool:
     if hit is None and scope.module_type is not None:
         hit = table.by_type(scope.module_type)
     hit = hit or table.by_type(torch.matmul) or table.fallback
-    ask = asks.activation(hit.qconfig, str(hit.rule))
-    return ask is not None and not ask.is_dynamic and not ask.dtype.is_floating_point
+    request = reader.activation(hit.qconfig, str(hit.rule))
+    return request is not None and not request.is_dynamic and not request.dtype.is_floating_point
 
 
 def _write_apart(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None:

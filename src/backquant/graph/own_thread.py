@@ -126,8 +126,8 @@ def _for(
 def _own_flag(capture: _Capture, module: Any, name: str) -> Iterator[None]:
     """``module.is_…`` as it is to this thread, false to all others."""
 
-    def answer(asked: Callable[[], bool]) -> bool:
-        return capture.is_here() and asked()
+    def answer(original: Callable[[], bool]) -> bool:
+        return capture.is_here() and original()
 
     with _answering(module, name, answer):
         yield
@@ -145,8 +145,8 @@ def without_attention_fastpath() -> Iterator[None]:
     """
     capture = _Capture()
 
-    def answer(asked: Callable[[], bool]) -> bool:
-        return not capture.is_here() and asked()
+    def answer(original: Callable[[], bool]) -> bool:
+        return not capture.is_here() and original()
 
     with _LOCK, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
         yield

@@ -22,12 +22,12 @@ from backquant.match.plan import TensorRequest
 from backquant.reason_codes import ReasonCode
 
 __all__ = [
-    "Refusal",
     "RULES",
-    "asked_text",
+    "Refusal",
+    "ScaleDemand",
     "check_tensor",
     "demand_text",
-    "ScaleDemand",
+    "request_text",
     "scale_demands",
 ]
 
@@ -45,7 +45,7 @@ class Refusal:
 Rule = Callable[[TensorRequest, DTypeWithConstraints], "Refusal | None"]
 
 
-def dtype_matches(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def dtype_matches(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The dtype is the demanded token.
 
     >>> refusal = dtype_matches(TensorRequest(torch.uint8, "MinMaxObserver"),
@@ -53,39 +53,34 @@ def dtype_matches(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal |
     >>> refusal.rule, refusal.admitted
     ('dtype-token', 'quint8')
     """
-    if demand.dtype is None or ask.dtype == demand.dtype:
+    if demand.dtype is None or request.dtype == demand.dtype:
         return None
     # tokens of one storage are compared literally: the reason says that only they differ
     rule = (
         ReasonCode.DTYPE_TOKEN
-        if plain_dtype(ask.dtype) == plain_dtype(demand.dtype)
+        if plain_dtype(request.dtype) == plain_dtype(demand.dtype)
         else ReasonCode.DTYPE
     )
-    return Refusal(rule, dtype_name(ask.dtype), dtype_name(demand.dtype))
+    return Refusal(rule, dtype_name(request.dtype), dtype_name(demand.dtype))
 
 
-def range_within(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def range_within(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The quantized range lies within the demanded one; each bound counts on its own.
 
-    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
-    >>> range_within(ask, DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127)).admitted
+    >>> request = TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
+    >>> range_within(request, DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127)).admitted
     '[-127, …]'
     """
     low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
-    if low is None and high is None:
-        return None
     admitted = _interval(low, high)
-    unknown = (low is not None and ask.quant_min is None) or (
-        high is not None and ask.quant_max is None
-    )
-    if unknown:
-        return Refusal(
-            ReasonCode.QUANT_RANGE, f"{ask.observer} with no quant_min and quant_max", admitted
-        )
-    below = low is not None and ask.quant_min is not None and ask.quant_min < low
-    above = high is not None and ask.quant_max is not None and ask.quant_max > high
+    lower, upper = request.quant_min, request.quant_max
+    if (low is not None and lower is None) or (high is not None and upper is None):
+        unknown = f"{request.observer} with no quant_min and quant_max"
+        return Refusal(ReasonCode.QUANT_RANGE, unknown, admitted)
+    below = low is not None and lower is not None and lower < low
+    above = high is not None and upper is not None and upper > high
     if below or above:
-        return Refusal(ReasonCode.QUANT_RANGE, _interval(ask.quant_min, ask.quant_max), admitted)
+        return Refusal(ReasonCode.QUANT_RANGE, _interval(lower, upper), admitted)
     return None
 
 
@@ -94,40 +89,40 @@ def _interval(low: float | None, high: float | None) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def scale_at_least(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def scale_at_least(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The smallest scale that the observer gives (its ``eps``) is no less than demanded.
 
-    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", eps=2**-23)
-    >>> scale_at_least(ask, DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)).asked
+    >>> request = TensorRequest(torch.qint8, "MinMaxObserver", eps=2**-23)
+    >>> scale_at_least(request, DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)).asked
     'scale ≥ 2**-23 (eps)'
     """
     bound = demand.scale_min_lower_bound
     if bound is None:
         return None
-    smallest = ask.scale if ask.is_fixed else ask.eps
+    smallest = request.scale if request.is_fixed else request.eps
     if smallest is not None and smallest >= bound:
         return None
     asked = (
-        f"{ask.observer} with no eps"
+        f"{request.observer} with no eps"
         if smallest is None
         else f"scale {short_text(smallest)}"
-        if ask.is_fixed
+        if request.is_fixed
         else f"scale ≥ {short_text(smallest)} (eps)"
     )
     return Refusal(ReasonCode.SCALE_MIN, asked, f"scale ≥ {short_text(float(bound))}")
 
 
-def scale_at_most(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def scale_at_most(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """A fixed scale, or the smallest possible one, is no more than demanded.
 
     Measured scales are checked after calibration.
 
-    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.5, zero_point=0)
-    >>> scale_at_most(ask, DTypeWithConstraints(torch.quint8, scale_max_upper_bound=0.1)).rule
+    >>> request = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.5, zero_point=0)
+    >>> scale_at_most(request, DTypeWithConstraints(torch.quint8, scale_max_upper_bound=0.1)).rule
     'scale-max'
     """
     bound = demand.scale_max_upper_bound
-    smallest = ask.scale if ask.is_fixed else ask.eps
+    smallest = request.scale if request.is_fixed else request.eps
     if bound is None or smallest is None or smallest <= bound:
         return None
     return Refusal(
@@ -137,7 +132,7 @@ def scale_at_most(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal |
     )
 
 
-def fixed_qparams(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def fixed_qparams(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Scale and zero point are fixed to the demanded values. Float dtypes have none.
 
     >>> demand = DTypeWithConstraints(torch.quint8, scale_exact_match=1/256, zero_point_exact_match=0)
@@ -145,20 +140,20 @@ def fixed_qparams(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal |
     'fixed scale 2**-8, zero point 0'
     """
     scale, zero_point = demand.scale_exact_match, demand.zero_point_exact_match
-    if (scale is None and zero_point is None) or _has_no_scale(ask.dtype):
+    if (scale is None and zero_point is None) or _has_no_scale(request.dtype):
         return None
-    if scale is None and not ask.is_fixed:
+    if scale is None and not request.is_fixed:
         return None  # measured scales are moved to this zero point
-    wrong_scale = scale is not None and not _same_float(ask.scale, scale)
-    wrong_zero = zero_point is not None and ask.zero_point != zero_point
-    if ask.is_fixed and not wrong_scale and not wrong_zero:
+    wrong_scale = scale is not None and not _same_float(request.scale, scale)
+    wrong_zero = zero_point is not None and request.zero_point != zero_point
+    if request.is_fixed and not wrong_scale and not wrong_zero:
         return None
     parts = [] if scale is None else [f"scale {short_text(scale)}"]
     parts += [] if zero_point is None else [f"zero point {zero_point}"]
     asked = (
-        f"fixed scale {short_text(ask.scale)}, zero point {ask.zero_point}"
-        if ask.scale is not None
-        else f"measured by {ask.observer}"
+        f"fixed scale {short_text(request.scale)}, zero point {request.zero_point}"
+        if request.scale is not None
+        else f"measured by {request.observer}"
     )
     return Refusal(ReasonCode.FIXED_QPARAMS, asked, "fixed " + ", ".join(parts))
 
@@ -174,60 +169,65 @@ def _same_float(asked: float | None, demanded: float) -> bool:
     )
 
 
-def symmetry(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def symmetry(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """The scheme is symmetric, or affine, as demanded.
 
-    >>> ask = TensorRequest(torch.qint8, "MinMaxObserver", qscheme="per_tensor_affine")
-    >>> symmetry(ask, DTypeWithConstraints(torch.qint8, symmetric=True)).admitted
+    >>> request = TensorRequest(torch.qint8, "MinMaxObserver", qscheme="per_tensor_affine")
+    >>> symmetry(request, DTypeWithConstraints(torch.qint8, symmetric=True)).admitted
     'a symmetric scheme'
     """
-    if demand.symmetric is None or ask.is_symmetric is demand.symmetric:
+    if demand.symmetric is None or request.is_symmetric is demand.symmetric:
         return None
     wanted = "a symmetric scheme" if demand.symmetric else "an affine scheme"
-    return Refusal(ReasonCode.SYMMETRIC, ask.qscheme or f"{ask.observer} with no scheme", wanted)
+    return Refusal(ReasonCode.SYMMETRIC, _scheme(request), wanted)
 
 
-def granularity(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def granularity(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Qparams are per tensor, or per channel, as demanded.
 
-    >>> ask = TensorRequest(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
-    >>> granularity(ask, DTypeWithConstraints(torch.qint8, granularity="per_tensor")).asked
+    >>> request = TensorRequest(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
+    >>> granularity(request, DTypeWithConstraints(torch.qint8, granularity="per_tensor")).asked
     'per_channel_symmetric'
     """
     if demand.granularity is None:
         return None
-    if ask.is_per_channel is (demand.granularity == "per_channel"):
+    if request.is_per_channel is (demand.granularity == "per_channel"):
         return None
     wanted = demand.granularity.replace("_", " ")
-    return Refusal(ReasonCode.GRANULARITY, ask.qscheme or f"{ask.observer} with no scheme", wanted)
+    return Refusal(ReasonCode.GRANULARITY, _scheme(request), wanted)
 
 
-def channel_axis(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def _scheme(request: TensorRequest) -> str:
+    return request.qscheme or f"{request.observer} with no scheme"
+
+
+def channel_axis(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """Per channel, the channels lie on the demanded axis.
 
-    >>> ask = TensorRequest(torch.qint8, "O", qscheme="per_channel_symmetric", ch_axis=0)
-    >>> channel_axis(ask, DTypeWithConstraints(torch.qint8, ch_axis=1)).admitted
+    >>> request = TensorRequest(torch.qint8, "O", qscheme="per_channel_symmetric", ch_axis=0)
+    >>> channel_axis(request, DTypeWithConstraints(torch.qint8, ch_axis=1)).admitted
     'channels on axis 1'
     """
-    if demand.ch_axis is None or not ask.is_per_channel or ask.ch_axis == demand.ch_axis:
+    if demand.ch_axis is None or not request.is_per_channel or request.ch_axis == demand.ch_axis:
         return None
     return Refusal(
-        ReasonCode.CH_AXIS, f"channels on axis {ask.ch_axis}", f"channels on axis {demand.ch_axis}"
+        ReasonCode.CH_AXIS,
+        *(f"channels on axis {axis}" for axis in (request.ch_axis, demand.ch_axis)),
     )
 
 
-def power_of_two(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def power_of_two(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """A fixed scale is a power of two. Measured scales are checked after calibration.
 
-    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
-    >>> power_of_two(ask, DTypeWithConstraints(torch.quint8, power_of_two_scale=True)).asked
+    >>> request = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
+    >>> power_of_two(request, DTypeWithConstraints(torch.quint8, power_of_two_scale=True)).asked
     'scale 0.3'
     """
-    if not demand.power_of_two_scale or ask.scale is None or is_power_of_two(ask.scale):
+    if not demand.power_of_two_scale or request.scale is None or is_power_of_two(request.scale):
         return None
     return Refusal(
         ReasonCode.POWER_OF_TWO_SCALE,
-        f"scale {short_text(ask.scale)}",
+        f"scale {short_text(request.scale)}",
         "scale that is a power of two",
     )
 
@@ -241,20 +241,22 @@ def is_power_of_two(scale: float) -> bool:
     return scale > 0 and math.frexp(scale)[0] == 0.5
 
 
-def scale_of_the_set(ask: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
+def scale_of_the_set(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
     """A fixed scale is one that the hardware has. Measured scales become one.
 
-    >>> ask = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
-    >>> scale_of_the_set(ask, DTypeWithConstraints(torch.quint8, scales=(0.25, 1.0))).admitted
+    >>> request = TensorRequest(torch.quint8, "FixedQParamsObserver", scale=0.3, zero_point=0)
+    >>> scale_of_the_set(request, DTypeWithConstraints(torch.quint8, scales=(0.25, 1.0))).admitted
     'scale one of 0.25, 1'
     """
-    if ask.scale is None:
+    if request.scale is None:
         return None
     low, high = demand.scale_range or (None, None)
-    inside = (low is None or ask.scale >= low) and (high is None or ask.scale <= high)
-    if inside and (demand.scales is None or any(_same_float(ask.scale, s) for s in demand.scales)):
+    inside = (low is None or request.scale >= low) and (high is None or request.scale <= high)
+    if inside and (
+        demand.scales is None or any(_same_float(request.scale, s) for s in demand.scales)
+    ):
         return None
-    return Refusal(ReasonCode.SCALE_SET, f"scale {short_text(ask.scale)}", domain_text(demand))
+    return Refusal(ReasonCode.SCALE_SET, f"scale {short_text(request.scale)}", domain_text(demand))
 
 
 def domain_text(demand: DTypeWithConstraints) -> str:
@@ -283,7 +285,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_tensor(ask: TensorRequest, demand: DTypeWithConstraints) -> list[Refusal]:
+def check_tensor(request: TensorRequest, demand: DTypeWithConstraints) -> list[Refusal]:
     """Every rule that a request breaks; a demand without a dtype demands nothing.
 
     >>> check_tensor(TensorRequest(torch.qint8, "MinMaxObserver"), DTypeWithConstraints(torch.qint8))
@@ -291,10 +293,10 @@ def check_tensor(ask: TensorRequest, demand: DTypeWithConstraints) -> list[Refus
     """
     if demand.dtype is None:
         return []
-    wrong = dtype_matches(ask, demand)
+    wrong = dtype_matches(request, demand)
     if wrong is not None:
         return [wrong]
-    found = (rule(ask, demand) for rule in RULES)
+    found = (rule(request, demand) for rule in RULES)
     return [refusal for refusal in found if refusal is not None]
 
 
@@ -309,7 +311,7 @@ class ScaleDemand:
 
 
 def scale_demands(
-    role: str, ask: TensorRequest, demand: DTypeWithConstraints
+    role: str, request: TensorRequest, demand: DTypeWithConstraints
 ) -> Iterator[ScaleDemand]:
     """What only measured scales can answer of a demand on the tensor of a role.
 
@@ -318,7 +320,12 @@ def scale_demands(
     >>> [(one.bound, one.admitted) for one in found]
     [(0.5, 'scale ≤ 0.5')]
     """
-    if ask.is_fixed or ask.is_dynamic or _has_no_scale(ask.dtype) or demand.dtype is None:
+    if (
+        request.is_fixed
+        or request.is_dynamic
+        or _has_no_scale(request.dtype)
+        or demand.dtype is None
+    ):
         return
     bound = demand.scale_max_upper_bound
     if bound is not None:
@@ -329,20 +336,20 @@ def scale_demands(
     if demand.scales:
         largest = max(demand.scales)
         yield ScaleDemand(role, ReasonCode.SCALE_SET, largest, domain_text(demand))
-    one_sided = _one_sided(ask, demand)
+    one_sided = _one_sided(request, demand)
     if one_sided is not None:
         admitted = f"zero point {demand.zero_point_exact_match}, {one_sided[1]}"
         yield ScaleDemand(role, ReasonCode.ZERO_POINT, one_sided[0], admitted)
 
 
-def _one_sided(ask: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:
+def _one_sided(request: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:
     """The sign of the only values that a fixed zero point leaves room for, and that in words."""
     zero_point = demand.zero_point_exact_match
     if zero_point is None or demand.scale_exact_match is not None:
         return None
-    row = qdtype(ask.dtype)
-    low = row.low if ask.quant_min is None else ask.quant_min
-    high = row.high if ask.quant_max is None else ask.quant_max
+    row = qdtype(request.dtype)
+    low = row.low if request.quant_min is None else request.quant_min
+    high = row.high if request.quant_max is None else request.quant_max
     if zero_point <= low:
         return 1.0, "no value below 0"
     return (-1.0, "no value above 0") if zero_point >= high else None
@@ -380,13 +387,13 @@ def demand_text(demand: DTypeWithConstraints) -> str:
     return ", ".join([text, *parts])
 
 
-def asked_text(ask: TensorRequest) -> str:
+def request_text(request: TensorRequest) -> str:
     """A request in words.
 
-    >>> asked_text(TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127))
+    >>> request_text(TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127))
     'qint8 [-128, 127]'
     """
-    text = dtype_name(ask.dtype)
-    if ask.quant_min is not None or ask.quant_max is not None:
-        text += f" {_interval(ask.quant_min, ask.quant_max)}"
+    text = dtype_name(request.dtype)
+    if request.quant_min is not None or request.quant_max is not None:
+        text += f" {_interval(request.quant_min, request.quant_max)}"
     return text

@@ -14,14 +14,14 @@ from backquant.match.plan import MatchKind, TensorRequest
 from backquant.qconfig import PrepareCustomConfig, QuantType
 from backquant.qconfig.quant_type import quant_type_of
 
-__all__ = ["CustomMatching", "kind_asked"]
+__all__ = ["CustomMatching", "requested_kind"]
 
 
 @dataclass(frozen=True)
 class CustomMatching:
     """Modules that are no patterns: quantized on their own, by their own classes, or not traced.
 
-    ``self_asking`` holds the names and classes of standalone modules that have a QConfigMapping of
+    ``with_own_request`` holds the names and classes of standalone modules that have a QConfigMapping of
     their own; ``custom_modules`` the float classes with the kind of quantization that their
     observed class is for; ``declined`` anchors and entries of patterns that are not to match.
 
@@ -31,7 +31,7 @@ class CustomMatching:
 
     standalone_names: frozenset[str] = frozenset()
     standalone_classes: frozenset[type] = frozenset()
-    self_asking: frozenset[str | type] = frozenset()
+    with_own_request: frozenset[str | type] = frozenset()
     custom_modules: frozenset[tuple[QuantType, type]] = frozenset()
     non_traceable_names: frozenset[str] = frozenset()
     non_traceable_classes: frozenset[type] = frozenset()
@@ -89,11 +89,11 @@ class CustomMatching:
                 )
 
     def special(
-        self, graph: GraphIndex, asked: Mapping[str, QuantType | None]
+        self, graph: GraphIndex, requested: Mapping[str, QuantType | None]
     ) -> dict[fx.Node, MatchKind]:
         """The nodes that call standalone or custom modules.
 
-        ``asked``: the kind of quantization that a QConfig asks for, by name of the node. A class
+        ``requested``: the kind of quantization that a QConfig asks for, by name of the node. A class
         that is mapped for other kinds only is no custom module there.
         """
         found: dict[fx.Node, MatchKind] = {}
@@ -104,7 +104,8 @@ class CustomMatching:
             if self.is_standalone(str(node.target), module):
                 found[node] = MatchKind.STANDALONE
             elif type(module) in self.custom_classes and (
-                node.name not in asked or (asked[node.name], type(module)) in self.custom_modules
+                node.name not in requested
+                or (requested[node.name], type(module)) in self.custom_modules
             ):
                 found[node] = MatchKind.CUSTOM_MODULE
         return found
@@ -113,10 +114,10 @@ class CustomMatching:
         """Whether a called module is quantized on its own."""
         return path in self.standalone_names or type(module) in self.standalone_classes
 
-    def asks_itself(self, path: str, module: Any) -> bool:
+    def has_own_request(self, path: str, module: Any) -> bool:
         """Whether a standalone module has a QConfigMapping of its own. Names outweigh classes."""
         key = path if path in self.standalone_names else type(module)
-        return key in self.self_asking
+        return key in self.with_own_request
 
     def kinds(self, module: Any) -> tuple[QuantType, ...]:
         """The kinds of quantization that the class of ``module`` is mapped for."""
@@ -142,12 +143,14 @@ class CustomMatching:
         return sorted(self.standalone_names - set(paths))
 
 
-def kind_asked(activation: TensorRequest | None, weight: TensorRequest | None) -> QuantType | None:
+def requested_kind(
+    activation: TensorRequest | None, weight: TensorRequest | None
+) -> QuantType | None:
     """The kind of quantization that two requests amount to.
 
     >>> import torch
     >>> static = TensorRequest(torch.quint8, "MinMaxObserver")
-    >>> kind_asked(static, TensorRequest(torch.qint8, "MinMaxObserver"))
+    >>> requested_kind(static, TensorRequest(torch.qint8, "MinMaxObserver"))
     <QuantType.STATIC: 1>
     """
     if activation is None or weight is None:

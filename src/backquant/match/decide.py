@@ -13,7 +13,7 @@ from backquant.graph import GraphIndex, Scope
 from backquant.graph.values import GraphValues
 from backquant.match.conditions import unmet
 from backquant.match.constraints import Refusal
-from backquant.match.custom import CustomMatching, kind_asked
+from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
 from backquant.match.index import PatternIndex
@@ -87,16 +87,16 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
     graph = GraphIndex(module)
     patterns = PatternIndex(backend_config)
     table = RuleTable(qconfig_mapping)
-    asks, judge = QConfigReader(), Judge()
+    reader, judge = QConfigReader(), Judge()
     facts = _Facts(
         graph=graph,
         scopes=scopes,
         hits=resolve(graph, scopes, table, backend_config, fusions),
         patterns=patterns,
         writer=ReasonWriter(backend_config, graph, patterns, scopes),
-        asks=asks,
+        reader=reader,
         judge=judge,
-        unasked=Suggestions(backend_config, asks, judge),
+        suggestions=Suggestions(backend_config, reader, judge),
         custom=custom or CustomMatching(),
         values=values or GraphValues(None),
     )
@@ -131,40 +131,42 @@ class _Facts:
     hits: Mapping[str, Hit]
     patterns: PatternIndex
     writer: ReasonWriter
-    asks: QConfigReader
+    reader: QConfigReader
     judge: Judge
-    unasked: Suggestions
+    suggestions: Suggestions
     custom: CustomMatching
     values: GraphValues
     valueless: frozenset[str] = frozenset()
 
     def special(self) -> dict[fx.Node, MatchKind]:
         """The nodes that call standalone or custom modules."""
-        asked = {}
+        requested = {}
         for node in self.graph.calls() if self.custom.custom_modules else ():
             hit = self.hits[node.name]
             if hit.qconfig is not None and self.custom.kinds(self.graph.module_of(node)):
-                asks = self.read(hit, node)
-                asked[node.name] = kind_asked(asks.activation, asks.weight)
-        return self.custom.special(self.graph, asked)
+                requests = self.read(hit, node)
+                requested[node.name] = requested_kind(requests.activation, requests.weight)
+        return self.custom.special(self.graph, requested)
 
-    def asks_itself(self, occurrence: Occurrence) -> bool:
+    def has_own_request(self, occurrence: Occurrence) -> bool:
         """Whether this is a standalone module with a QConfigMapping of its own."""
         node = occurrence.anchor
-        return occurrence.match.kind is MatchKind.STANDALONE and self.custom.asks_itself(
+        return occurrence.match.kind is MatchKind.STANDALONE and self.custom.has_own_request(
             str(node.target), self.graph.module_of(node)
         )
 
     def read(self, hit: Hit, node: fx.Node) -> QConfigRequest:
         where = f"QConfigMapping: {hit.rule}, node {node.name!r}"
-        activation = self.asks.activation(hit.qconfig, where)
-        weight, output = (read(hit.qconfig, where) for read in (self.asks.weight, self.asks.output))
+        activation = self.reader.activation(hit.qconfig, where)
+        weight, output = (
+            read(hit.qconfig, where) for read in (self.reader.weight, self.reader.output)
+        )
         return QConfigRequest(activation, weight, output)
 
     def request(self, occurrence: Occurrence) -> str:
         """What could be asked for an occurrence that no rule asks for."""
         roles = roles_of(occurrence, self.graph, self.patterns, self.valueless)
-        return self.unasked.request(occurrence.match.entry, roles)
+        return self.suggestions.request(occurrence.match.entry, roles)
 
     def unmet(
         self, occurrence: Occurrence, config: BackendPatternConfig, hit: Hit
@@ -182,16 +184,16 @@ class _Facts:
         """A decision for float without reasons: what is known of a node by itself."""
         key = self.graph.key(node)
         scope = self.scopes.get(node.name)
-        asks = self.read(hit, node)
+        requests = self.read(hit, node)
         return Decision(
             node=node.name,
             operator=op_name(key.op) if key is not None else node.op,
             module_path=scope.path if scope is not None else "",
             outcome=Outcome.FLOAT,
             rule=hit.rule,
-            asked_activation=asks.activation,
-            asked_weight=asks.weight,
-            asked_output=asks.output,
+            asked_activation=requests.activation,
+            asked_weight=requests.weight,
+            asked_output=requests.output,
         )
 
 
@@ -220,7 +222,7 @@ def _decide(occurrence: Occurrence, facts: _Facts) -> tuple[Decision, list[Predi
     base = facts.base(anchor, hit)
     if observation is not None:
         base = replace(base, observation=observation.name)
-    if hit.qconfig is None and not facts.asks_itself(occurrence):
+    if hit.qconfig is None and not facts.has_own_request(occurrence):
         if anchor.name in facts.valueless:
             return replace(base, outcome=Outcome.NOT_TENSOR), []
         request = "" if hit.rule is not None else facts.request(occurrence)
@@ -242,10 +244,10 @@ def _judged(
     entry = occurrence.match.entry
     roles = roles_of(occurrence, facts.graph, facts.patterns, facts.valueless)
     roles = replace(roles, unmet=facts.unmet(occurrence, config, hit))
-    asks = facts.read(hit, occurrence.anchor)
+    requests = facts.read(hit, occurrence.anchor)
     if base.observation == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT.name:
-        asks = replace(asks, output=None)
-    ruling = facts.judge.rule(entry, config, asks, roles)
+        requests = replace(requests, output=None)
+    ruling = facts.judge.rule(entry, config, requests, roles)
     if ruling.dtype_config is not None:
         place = facts.writer.place(entry, ruling.dtype_config)
         admitted = replace(base, outcome=Outcome.QUANTIZED, dtype_config=ruling.dtype_config)
@@ -255,7 +257,7 @@ def _judged(
         ]
     if not roles.output_known or not roles.input_known:
         return replace(base, outcome=Outcome.NOT_TENSOR), []
-    reasons = facts.writer.refused(Refused(occurrence, hit, asks, roles, ruling))
+    reasons = facts.writer.refused(Refused(occurrence, hit, requests, roles, ruling))
     return replace(base, reasons=reasons), []
 
 

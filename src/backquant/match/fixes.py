@@ -116,22 +116,26 @@ class QConfigFix(NamedTuple):
         return QConfig(self.activation.make(), self.weight.make(), output)
 
 
-def qconfig_fix(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> QConfigFix:
+def qconfig_fix(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> QConfigFix:
     """A QConfig that a dtype config admits; what is admitted of the request stays as it is.
 
     >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8)
-    >>> ask = TensorRequest(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
-    >>> print(qconfig_fix(config, QConfigRequest(ask, None), Roles(True, True, False)))
+    >>> request = TensorRequest(torch.quint8, "MinMaxObserver", spelled="MinMaxObserver")
+    >>> print(qconfig_fix(config, QConfigRequest(request, None), Roles(True, True, False)))
     QConfig(
         activation=MinMaxObserver,
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
     """
-    weight = _weight_fix(config, asks.weight) if roles.weight else _spelled(asks.weight)
+    weight = _weight_fix(config, requests.weight) if roles.weight else _spelled(requests.weight)
     if roles.activation and roles.output and _are_apart(config):
-        inputs = _activation_fix(DTypeConfig(config.input_dtype_with_constraints), asks.activation)
-        results = _activation_fix(DTypeConfig(config.output_dtype_with_constraints), asks.of_output)
+        inputs = _activation_fix(
+            DTypeConfig(config.input_dtype_with_constraints), requests.activation
+        )
+        results = _activation_fix(
+            DTypeConfig(config.output_dtype_with_constraints), requests.of_output
+        )
         return QConfigFix(inputs, weight, results)
-    return QConfigFix(_activation_fix(config, asks.activation), weight)
+    return QConfigFix(_activation_fix(config, requests.activation), weight)
 
 
 def _are_apart(config: DTypeConfig) -> bool:
@@ -146,32 +150,32 @@ def _are_apart(config: DTypeConfig) -> bool:
     return clash or any((name in one) is not (name in two) for name in _FIXED)
 
 
-def _spelled(ask: TensorRequest | None) -> ObserverFix:
-    return ObserverFix("NoopObserver" if ask is None else ask.spelled)
+def _spelled(request: TensorRequest | None) -> ObserverFix:
+    return ObserverFix("NoopObserver" if request is None else request.spelled)
 
 
-def _activation_fix(config: DTypeConfig, ask: TensorRequest | None) -> ObserverFix:
+def _activation_fix(config: DTypeConfig, request: TensorRequest | None) -> ObserverFix:
     demand = config.input_dtype_with_constraints
     if demand.dtype is None:
         demand = config.output_dtype_with_constraints
     dynamic = bool(config.is_dynamic)
-    if ask is not None and ask.is_dynamic == dynamic and not check_tensor(ask, demand):
+    if request is not None and request.is_dynamic == dynamic and not check_tensor(request, demand):
         output = DTypeWithConstraints() if dynamic else config.output_dtype_with_constraints
-        if not check_tensor(ask, output):
-            return _spelled(ask)
+        if not check_tensor(request, output):
+            return _spelled(request)
     if demand.dtype is None:
-        return _spelled(ask)
+        return _spelled(request)
     if dynamic:
-        values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, ask)}
+        values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, request)}
         return ObserverFix("PlaceholderObserver", values)
-    return _observer(_merged(demand, config.output_dtype_with_constraints), ask)
+    return _observer(_merged(demand, config.output_dtype_with_constraints), request)
 
 
-def _weight_fix(config: DTypeConfig, ask: TensorRequest | None) -> ObserverFix:
+def _weight_fix(config: DTypeConfig, request: TensorRequest | None) -> ObserverFix:
     demand = config.weight_dtype_with_constraints
-    if demand.dtype is None or (ask is not None and not check_tensor(ask, demand)):
-        return _spelled(ask)
-    return _observer(demand, ask, weight=True)
+    if demand.dtype is None or (request is not None and not check_tensor(request, demand)):
+        return _spelled(request)
+    return _observer(demand, request, weight=True)
 
 
 def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeWithConstraints:
@@ -191,7 +195,7 @@ def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeW
 
 
 def _observer(
-    demand: DTypeWithConstraints, ask: TensorRequest | None, *, weight: bool = False
+    demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool = False
 ) -> ObserverFix:
     assert demand.dtype is not None
     if is_scaled_float(demand.dtype):
@@ -201,24 +205,24 @@ def _observer(
     if demand.dtype.is_floating_point:
         return ObserverFix("PlaceholderObserver", {"dtype": demand.dtype})
     if demand.scale_exact_match is not None:
-        return _fixed(demand, ask)
+        return _fixed(demand, request)
     values: dict[str, Any] = {"dtype": demand.dtype}
-    per_channel = _wants_channels(demand, ask, weight=weight)
+    per_channel = _wants_channels(demand, request, weight=weight)
     values["qscheme"] = _scheme(demand, per_channel=per_channel, weight=weight)
     if demand.ch_axis is not None and per_channel:
         values["ch_axis"] = demand.ch_axis
-    values.update(_range(demand, ask))
+    values.update(_range(demand, request))
     if values["qscheme"] == torch.per_tensor_affine:
         del values["qscheme"]
     names = _PER_CHANNEL if per_channel else _PER_TENSOR
-    asked = ask.observer if ask is not None else ""
-    if ask is not None and ask.is_fake_quantize:
+    asked = request.observer if request is not None else ""
+    if request is not None and request.is_fake_quantize:
         inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
         return ObserverFix("FakeQuantize", {"observer": ObserverFix(inner), **values})
     return ObserverFix(asked if asked in names else names[0], values)
 
 
-def _fixed(demand: DTypeWithConstraints, ask: TensorRequest | None) -> ObserverFix:
+def _fixed(demand: DTypeWithConstraints, request: TensorRequest | None) -> ObserverFix:
     assert demand.dtype is not None
     row = qdtype(demand.dtype)
     values: dict[str, Any] = {
@@ -230,19 +234,19 @@ def _fixed(demand: DTypeWithConstraints, ask: TensorRequest | None) -> ObserverF
         **_range(demand, None),
     }
     fix = ObserverFix("FixedQParamsObserver", values)
-    if ask is not None and ask.is_fake_quantize:
+    if request is not None and request.is_fake_quantize:
         return ObserverFix("FixedQParamsFakeQuantize", {"observer": fix})
     return fix
 
 
 def _wants_channels(
-    demand: DTypeWithConstraints, ask: TensorRequest | None, *, weight: bool
+    demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool
 ) -> bool:
     if demand.granularity is not None:
         return demand.granularity == "per_channel"
     if weight and demand.dtype in _ROW_WISE:
         return True
-    return ask is not None and ask.is_per_channel
+    return request is not None and request.is_per_channel
 
 
 def _scheme(demand: DTypeWithConstraints, *, per_channel: bool, weight: bool) -> torch.qscheme:
@@ -254,7 +258,7 @@ def _scheme(demand: DTypeWithConstraints, *, per_channel: bool, weight: bool) ->
     return torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
 
 
-def _range(demand: DTypeWithConstraints, ask: TensorRequest | None) -> dict[str, Any]:
+def _range(demand: DTypeWithConstraints, request: TensorRequest | None) -> dict[str, Any]:
     """The demanded bounds, or narrower ones if those were asked for in the same dtype."""
     values: dict[str, Any] = {}
     low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
@@ -263,9 +267,9 @@ def _range(demand: DTypeWithConstraints, ask: TensorRequest | None) -> dict[str,
         row = qdtype(demand.dtype)
         low = row.low if low is None else int(low)
         high = row.high if high is None else int(high)
-        if ask is not None and ask.dtype == demand.dtype:
-            low = low if ask.quant_min is None else max(low, ask.quant_min)
-            high = high if ask.quant_max is None else min(high, ask.quant_max)
+        if request is not None and request.dtype == demand.dtype:
+            low = low if request.quant_min is None else max(low, request.quant_min)
+            high = high if request.quant_max is None else min(high, request.quant_max)
         values.update(quant_min=low, quant_max=high)
     if demand.scale_min_lower_bound is not None:
         values["eps"] = float(demand.scale_min_lower_bound)

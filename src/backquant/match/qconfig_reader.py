@@ -52,11 +52,11 @@ class QConfigReader:
             return None
         if id(factory) not in self._known:
             # The factory is kept so that its id stays its own.
-            self._known[id(factory)] = (factory, _ask(factory, where))
+            self._known[id(factory)] = (factory, _request(factory, where))
         return self._known[id(factory)][1]
 
 
-def _ask(factory: Callable[[], Any], where: str) -> TensorRequest:
+def _request(factory: Callable[[], Any], where: str) -> TensorRequest:
     try:
         made = factory()
     except Exception as error:

@@ -11,7 +11,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.graph import GraphIndex, Scope
 from backquant.match.constraints import Refusal, demand_text
-from backquant.match.custom import kind_asked
+from backquant.match.custom import requested_kind
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import PatternIndex
 from backquant.match.names import entry_text, op_name
@@ -34,7 +34,7 @@ class Refused:
 
     occurrence: Occurrence
     hit: Hit
-    asks: QConfigRequest
+    requests: QConfigRequest
     roles: Roles
     ruling: Ruling
 
@@ -116,7 +116,7 @@ class ReasonWriter:
 
     def other_kind(self, node: fx.Node, kinds: Iterable[QuantType], asked: Decision) -> Reason:
         """The module's class is mapped to an observed class, for another kind of quantization."""
-        kind = kind_asked(asked.asked_activation, asked.asked_weight)
+        kind = requested_kind(asked.asked_activation, asked.asked_weight)
         module = self._graph.module_of(node)
         name = op_name(type(module))
         return Reason(
@@ -158,7 +158,7 @@ class ReasonWriter:
                 Reason(node.name, ReasonCode.NO_DTYPE_CONFIG, "", "no dtype config", place=place),
             )
         config = self._entries[match.entry].dtype_configs[nearest]
-        code = str(qconfig_fix(config, request.asks, request.roles))
+        code = str(qconfig_fix(config, request.requests, request.roles))
         fix = mapping_call(node, self._path(node), request.hit, code)
         unmet = [refusal for role, refusal in refused[nearest] if role == "operator"]
         if unmet:  # no QConfig changes what the operator is
@@ -171,7 +171,7 @@ class ReasonWriter:
                     Reason(
                         node=node.name,
                         rule=broken[0].rule,
-                        asked=_asked(role, broken, request.asks),
+                        asked=_requested(role, broken, request.requests),
                         admitted=_admitted(role, broken, dtype_config),
                         fix="" if reasons else fix,
                         place=self.place(match.entry, position),
@@ -195,15 +195,17 @@ def _by_tensor(refused: tuple[tuple[str, Refusal], ...]) -> dict[str, list[Refus
     return found
 
 
-def _asked(role: str, broken: list[Refusal], asks: QConfigRequest) -> str:
+def _requested(role: str, broken: list[Refusal], requests: QConfigRequest) -> str:
     """The request, with what of it was refused beyond dtype and range."""
     if role == "operator":
         return ", ".join(dict.fromkeys(refusal.asked for refusal in broken))
-    ask = {"weight": asks.weight, "output": asks.of_output}.get(role, asks.activation)
-    if role == "bias" or ask is None or any(refusal.rule in _WHOLE for refusal in broken):
+    request = {"weight": requests.weight, "output": requests.of_output}.get(
+        role, requests.activation
+    )
+    if role == "bias" or request is None or any(refusal.rule in _WHOLE for refusal in broken):
         return f"{role} {broken[0].asked}"
     parts = [refusal.asked for refusal in broken if refusal.rule not in _IN_TEXT]
-    return ", ".join([tensor_text(role, ask), *parts])
+    return ", ".join([tensor_text(role, request), *parts])
 
 
 def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:

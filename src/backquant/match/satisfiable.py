@@ -54,11 +54,11 @@ def _refused(config: DTypeConfig) -> Iterator[str]:
     roles = Roles(activation=True, weight=weighted, bias=weighted)
     entry = BackendPatternConfig(torch.add).set_dtype_configs([_unconditional(config)])
     try:
-        asks = _request(config, roles)
+        requests = _request(config, roles)
     except (BackquantError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         yield str(error).splitlines()[0]
         return
-    ruling = judge(entry, asks, roles)
+    ruling = judge(entry, requests, roles)
     for role, refusal in ruling.refused[0] if ruling.refused else ():
         yield f"{role} {refusal.asked} is not {refusal.admitted}"
 

@@ -96,7 +96,7 @@ def _rule(values: dict[str, Any] | None) -> Any:
     return RuleRef(**{**values, "kind": RuleKind(values["kind"])})
 
 
-def _ask(values: dict[str, Any] | None) -> TensorRequest | None:
+def _request(values: dict[str, Any] | None) -> TensorRequest | None:
     if values is None:
         return None
     return TensorRequest(**{**values, "dtype": getattr(torch, values["dtype"])})
@@ -108,9 +108,9 @@ def _decision(values: dict[str, Any]) -> Decision:
             **values,
             "outcome": Outcome(values["outcome"]),
             "rule": _rule(values["rule"]),
-            "asked_activation": _ask(values["asked_activation"]),
-            "asked_weight": _ask(values["asked_weight"]),
-            "asked_output": _ask(values.get("asked_output")),
+            "asked_activation": _request(values["asked_activation"]),
+            "asked_weight": _request(values["asked_weight"]),
+            "asked_output": _request(values.get("asked_output")),
             "reasons": tuple(Reason(**item) for item in values["reasons"]),
         }
     )

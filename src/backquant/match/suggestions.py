@@ -22,18 +22,18 @@ class Suggestions:
     >>> import torch
     >>> from backquant.backend_config import get_backend_config
     >>> backend = get_backend_config("x86")
-    >>> unasked, roles = Suggestions(backend, QConfigReader(), Judge()), Roles(True, False, False)
+    >>> suggestions, roles = Suggestions(backend, QConfigReader(), Judge()), Roles(True, False, False)
     >>> known = [config.pattern for config in backend.configs]
-    >>> unasked.request(known.index(torch.add), roles)
+    >>> suggestions.request(known.index(torch.add), roles)
     'get_default_qconfig("x86")'
-    >>> unasked.request(known.index(torch.sigmoid), roles)[:46]
+    >>> suggestions.request(known.index(torch.sigmoid), roles)[:46]
     'QConfig(\\n    activation=FixedQParamsObserver.w'
     """
 
-    def __init__(self, backend: BackendConfig, asks: QConfigReader, judge: Judge) -> None:
+    def __init__(self, backend: BackendConfig, reader: QConfigReader, judge: Judge) -> None:
         self._backend = backend
         self._entries = backend.configs
-        self._asks = asks
+        self._reader = reader
         self._judge = judge
 
     def request(self, entry: int, roles: Roles) -> str:
@@ -63,10 +63,10 @@ class Suggestions:
         self, entry: int, config: BackendPatternConfig, qconfig: QConfig, roles: Roles
     ) -> bool:
         where = self._default_code
-        reader = self._asks
-        asks = QConfigRequest(
+        reader = self._reader
+        requests = QConfigRequest(
             reader.activation(qconfig, where),
             reader.weight(qconfig, where),
             reader.output(qconfig, where),
         )
-        return self._judge.rule(entry, config, asks, roles).dtype_config is not None
+        return self._judge.rule(entry, config, requests, roles).dtype_config is not None

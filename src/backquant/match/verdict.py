@@ -20,9 +20,9 @@ from backquant.dtypes import dtype_name, is_narrow_float
 from backquant.match.constraints import (
     Refusal,
     ScaleDemand,
-    asked_text,
     check_tensor,
     demand_text,
+    request_text,
     scale_demands,
 )
 from backquant.match.plan import TensorRequest
@@ -94,13 +94,14 @@ class Ruling:
         return min(range(len(self.refused)), key=lambda i: (_distance(self.refused[i]), i))
 
 
-def judge(config: BackendPatternConfig, asks: QConfigRequest, roles: Roles) -> Ruling:
+def judge(config: BackendPatternConfig, requests: QConfigRequest, roles: Roles) -> Ruling:
     """The ruling of an entry on a request.
 
     >>> entry = BackendPatternConfig(torch.nn.Linear).add_dtype_config(
     ...     DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float))
-    >>> asks = QConfigRequest(TensorRequest(torch.quint8, "MinMaxObserver"), TensorRequest(torch.int8, "O"))
-    >>> ruling = judge(entry, asks, Roles(activation=True, weight=True, bias=False))
+    >>> weight = TensorRequest(torch.int8, "O")
+    >>> requests = QConfigRequest(TensorRequest(torch.quint8, "MinMaxObserver"), weight)
+    >>> ruling = judge(entry, requests, Roles(activation=True, weight=True, bias=False))
     >>> [(role, refusal.rule) for role, refusal in ruling.refused[0]]
     [('weight', 'dtype-token')]
     """
@@ -109,10 +110,10 @@ def judge(config: BackendPatternConfig, asks: QConfigRequest, roles: Roles) -> R
         conditions = roles.unmet[position] if roles.unmet else ()
         found = (
             *(("operator", refusal) for refusal in conditions),
-            *_refusals(dtype_config, asks, roles),
+            *_refusals(dtype_config, requests, roles),
         )
         if not found:
-            return Ruling(position, (), tuple(_scales(dtype_config, asks, roles)))
+            return Ruling(position, (), tuple(_scales(dtype_config, requests, roles)))
         refused.append(found)
     return Ruling(None, tuple(refused))
 
@@ -120,8 +121,8 @@ def judge(config: BackendPatternConfig, asks: QConfigRequest, roles: Roles) -> R
 class Judge:
     """``judge``, once for each distinct question, however many nodes ask it.
 
-    >>> entry, asks = BackendPatternConfig(torch.add), QConfigRequest(None, None)
-    >>> Judge().rule(0, entry, asks, Roles(True, False, False))
+    >>> entry, requests = BackendPatternConfig(torch.add), QConfigRequest(None, None)
+    >>> Judge().rule(0, entry, requests, Roles(True, False, False))
     Ruling(dtype_config=None, refused=(), scales=())
     """
 
@@ -129,83 +130,83 @@ class Judge:
         self._known: dict[tuple[int, QConfigRequest, Roles], Ruling] = {}
 
     def rule(
-        self, entry: int, config: BackendPatternConfig, asks: QConfigRequest, roles: Roles
+        self, entry: int, config: BackendPatternConfig, requests: QConfigRequest, roles: Roles
     ) -> Ruling:
         """The ruling of the entry at a position in its backend."""
-        key = (entry, asks, roles)
+        key = (entry, requests, roles)
         if key not in self._known:
-            self._known[key] = judge(config, asks, roles)
+            self._known[key] = judge(config, requests, roles)
         return self._known[key]
 
 
 def _refusals(
-    config: DTypeConfig, asks: QConfigRequest, roles: Roles
+    config: DTypeConfig, requests: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
     if roles.activation and config.input_dtype is not None:
-        yield from _input_refusals(config, asks, roles)
+        yield from _input_refusals(config, requests, roles)
     if roles.weight and config.weight_dtype is not None:
-        if asks.weight is None:
+        if requests.weight is None:
             demand = demand_text(config.weight_dtype_with_constraints)
             yield "weight", Refusal(ReasonCode.NO_OBSERVER, "no weight observer", demand)
         else:
-            for refusal in check_tensor(asks.weight, config.weight_dtype_with_constraints):
+            for refusal in check_tensor(requests.weight, config.weight_dtype_with_constraints):
                 yield "weight", refusal
     derived = config.bias_scale is not None and roles.in_module  # from its input's and its weight's
-    if roles.bias and not derived and config.bias_dtype not in (None, asks.bias_dtype):
-        asked = dtype_name(asks.bias_dtype)
+    if roles.bias and not derived and config.bias_dtype not in (None, requests.bias_dtype):
+        asked = dtype_name(requests.bias_dtype)
         yield "bias", Refusal(ReasonCode.DTYPE, asked, dtype_name(config.bias_dtype))
     if roles.output and config.output_dtype is not None:
-        yield from _output_refusals(config, asks, roles)
+        yield from _output_refusals(config, requests, roles)
 
 
 def _input_refusals(
-    config: DTypeConfig, asks: QConfigRequest, roles: Roles
+    config: DTypeConfig, requests: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
-    ask = asks.activation
+    request = requests.activation
     demand = demand_text(config.input_dtype_with_constraints)
     if not roles.input_known:
         yield "input", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand)
-    elif ask is None:
+    elif request is None:
         yield "input", Refusal(ReasonCode.NO_OBSERVER, "no activation observer", demand)
     else:
-        if ask.is_dynamic != bool(config.is_dynamic):
+        if request.is_dynamic != bool(config.is_dynamic):
             names = {True: "dynamic quantization", False: "static quantization"}
             wanted = names[bool(config.is_dynamic)]
-            yield "input", Refusal(ReasonCode.DYNAMIC, names[ask.is_dynamic], wanted)
-        for refusal in check_tensor(ask, config.input_dtype_with_constraints):
+            yield "input", Refusal(ReasonCode.DYNAMIC, names[request.is_dynamic], wanted)
+        for refusal in check_tensor(request, config.input_dtype_with_constraints):
             yield "input", refusal
 
 
 def _output_refusals(
-    config: DTypeConfig, asks: QConfigRequest, roles: Roles
+    config: DTypeConfig, requests: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
-    ask = asks.of_output
+    request = requests.of_output
     demand = config.output_dtype_with_constraints
     if not roles.output_known:
         yield "output", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand_text(demand))
-    elif ask is None:
+    elif request is None:
         yield (
             "output",
             Refusal(ReasonCode.NO_OBSERVER, "no activation observer", demand_text(demand)),
         )
-    elif ask.is_dynamic:
+    elif request.is_dynamic:
         # A dynamically quantized operator computes its output in float32.
         if config.output_dtype != torch.float32:
             yield "output", Refusal(ReasonCode.DTYPE, "float32 (dynamic)", demand_text(demand))
     else:
-        for refusal in check_tensor(ask, demand):
+        for refusal in check_tensor(request, demand):
             yield "output", refusal
 
 
-def _scales(config: DTypeConfig, asks: QConfigRequest, roles: Roles) -> Iterator[ScaleDemand]:
+def _scales(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> Iterator[ScaleDemand]:
     tensors = (
-        ("input", roles.activation, asks.activation, config.input_dtype_with_constraints),
-        ("weight", roles.weight, asks.weight, config.weight_dtype_with_constraints),
-        ("output", roles.output, asks.of_output, config.output_dtype_with_constraints),
+        ("input", roles.activation, requests.activation, config.input_dtype_with_constraints),
+        ("weight", roles.weight, requests.weight, config.weight_dtype_with_constraints),
+        ("output", roles.output, requests.of_output, config.output_dtype_with_constraints),
     )
-    for role, present, ask, demand in tensors:
-        if present and ask is not None:
-            yield from scale_demands(role, ask, demand)
+    for role, present, request, demand in tensors:
+        if present and request is not None:
+            yield from scale_demands(role, request, demand)
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.
@@ -222,10 +223,10 @@ def _distance(refusals: tuple[tuple[str, Refusal], ...]) -> int:
     return sum(_WEIGHTS.get(refusal.rule, 1) for _, refusal in refusals)
 
 
-def tensor_text(role: str, ask: TensorRequest | None) -> str:
+def tensor_text(role: str, request: TensorRequest | None) -> str:
     """A request for one tensor in words.
 
     >>> tensor_text("weight", TensorRequest(torch.qint8, "O", quant_min=-128, quant_max=127))
     'weight qint8 [-128, 127]'
     """
-    return f"{role} {asked_text(ask)}" if ask is not None else f"{role} not observed"
+    return f"{role} {request_text(request)}" if request is not None else f"{role} not observed"

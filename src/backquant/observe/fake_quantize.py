@@ -98,9 +98,9 @@ class FakeQuantize(FakeQuantizeBase):
         **observer_kwargs: Any,
     ) -> None:
         super().__init__()
-        _check_integers(_asked_dtype(observer, observer_kwargs))
+        _check_integers(_requested_dtype(observer, observer_kwargs))
         if quant_min is not None and quant_max is not None:
-            _check_bounds(quant_min, quant_max, _asked_dtype(observer, observer_kwargs))
+            _check_bounds(quant_min, quant_max, _requested_dtype(observer, observer_kwargs))
             observer_kwargs.update(quant_min=quant_min, quant_max=quant_max)
         observer_kwargs["is_dynamic"] = is_dynamic
         measured = observer(**observer_kwargs)
@@ -300,7 +300,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         )
 
 
-def _asked_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
+def _requested_dtype(observer: Any, observer_kwargs: dict[str, Any]) -> torch.dtype:
     filled_in = getattr(getattr(observer, "p", None), "keywords", {})
     dtype = filled_in.get("dtype", observer_kwargs.get("dtype", torch.quint8))
     assert isinstance(dtype, torch.dtype)

@@ -146,17 +146,17 @@ def spelled_for(captured: Captured, request: Request) -> tuple[BackendConfig, QC
     return with_export_spellings(backend), mapping_for_export(mapping)
 
 
-def spelled_request(prepared: nn.Module, asked: ConvertRequest) -> ConvertRequest:
+def spelled_request(prepared: nn.Module, request: ConvertRequest) -> ConvertRequest:
     """A conversion's request in the spelling of the prepared graph.
 
     >>> spelled_request(nn.ReLU(), ConvertRequest()) == ConvertRequest()
     True
     """
     if interface_of(prepared) is None:
-        return asked
-    mapping, backend = asked.qconfig_mapping, asked.backend_config
+        return request
+    mapping, backend = request.qconfig_mapping, request.backend_config
     return replace(
-        asked,
+        request,
         qconfig_mapping=None if mapping is None else mapping_for_export(mapping),
         backend_config=None if backend is None else with_export_spellings(backend),
     )

@@ -50,8 +50,8 @@ class DefaultedRequest:
         """The request for ``mapping``, or for what is asked for by default on this engine.
 
         >>> from backquant.backend_config import get_backend_config
-        >>> asked = DefaultedRequest.of(get_backend_config("tensorrt"), None)
-        >>> asked.request.qconfig_mapping is asked.own[1], asked.notes
+        >>> requested = DefaultedRequest.of(get_backend_config("tensorrt"), None)
+        >>> requested.request.qconfig_mapping is requested.own[1], requested.notes
         (True, ())
         """
         default, notes = mapping_on_engine(config, engine)
@@ -69,10 +69,10 @@ class DefaultedRequest:
         mapping = self.request.qconfig_mapping
         if rule.kind is not RuleKind.OBJECT_TYPE:
             return any(mapping is own for own in self.own)
-        key, asked = list(mapping.object_type_qconfigs.items())[rule.index]
+        key, requested = list(mapping.object_type_qconfigs.items())[rule.index]
         known = (mapping.object_type_qconfigs for mapping in self.own)
         own = [found[key] for found in known if key in found]
-        return any(_same(qconfig, asked) for qconfig in own)
+        return any(_same(qconfig, requested) for qconfig in own)
 
 
 def _same(one: QConfig | None, other: QConfig | None) -> bool:
@@ -101,8 +101,8 @@ def mapping_on_engine(
     reduced = bool(reason)
     if not reduced and not _admits(config, quantize_bounds(torch.quint8)):
         return get_default_qconfig_mapping(config), ()
-    asked = replace(config.defaults.activation, reduce_range=reduced)
-    changed = copy.copy(config).set_defaults(replace(config.defaults, activation=asked))
+    requested = replace(config.defaults.activation, reduce_range=reduced)
+    changed = copy.copy(config).set_defaults(replace(config.defaults, activation=requested))
     wide = f"{engine.name} on {engine.isa} sums products of 8 bits without saturation"
     note = f"activations take {7 if reduced else 8} bits: {reason or wide}"
     return get_default_qconfig_mapping(changed), (note,)
@@ -132,10 +132,10 @@ def _admits(config: BackendConfig, bounds: tuple[int, int]) -> bool:
     """Whether no entry limits unsigned activations to less than ``bounds``."""
     for entry in config.configs:
         for dtypes in entry.dtype_configs:
-            asked = dtypes.input_dtype_with_constraints
-            if asked.dtype is not torch.quint8:
+            requested = dtypes.input_dtype_with_constraints
+            if requested.dtype is not torch.quint8:
                 continue
-            low, high = asked.quant_min_lower_bound, asked.quant_max_upper_bound
+            low, high = requested.quant_min_lower_bound, requested.quant_max_upper_bound
             if (low is not None and low > bounds[0]) or (high is not None and high < bounds[1]):
                 return False
     return True

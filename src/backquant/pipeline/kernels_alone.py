@@ -31,7 +31,7 @@ class KernelsAlone(NamedTuple):
 
 
 def kernels_alone(
-    model: nn.Module, asked: Mapping[str, QConfig], backend: BackendConfig
+    model: nn.Module, requested: Mapping[str, QConfig], backend: BackendConfig
 ) -> KernelsAlone:
     """The kernels of the modules of ``model`` at these paths, which need no data, with their QConfigs.
 
@@ -40,19 +40,19 @@ def kernels_alone(
     >>> from backquant.backend_config import get_backend_config
     >>> from backquant.qconfig import default_dynamic_qconfig
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Softplus()).eval()
-    >>> asked = {"0": default_dynamic_qconfig, "1": default_dynamic_qconfig}
-    >>> list(kernels_alone(model, asked, get_backend_config("fbgemm")).kernels)
+    >>> requested = {"0": default_dynamic_qconfig, "1": default_dynamic_qconfig}
+    >>> list(kernels_alone(model, requested, get_backend_config("fbgemm")).kernels)
     ['0']
     """
-    if not asked:
+    if not requested:
         return KernelsAlone({}, Plan(backend.name))
     mapping = QConfigMapping()
     calls, root = fx.Graph(), nn.Module()
-    names = {path: f"at_{number}" for number, path in enumerate(asked)}
+    names = {path: f"at_{number}" for number, path in enumerate(requested)}
     results = []
     for path, name in names.items():
         set_module(root, name, get_module(model, path))
-        mapping.set_module_name(name, asked[path])
+        mapping.set_module_name(name, requested[path])
         results.append(calls.call_module(name, (calls.placeholder(f"x_{name}"),)))
     calls.output(tuple(results))
     one_graph = fx.GraphModule(root, calls).eval()

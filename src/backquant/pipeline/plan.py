@@ -106,11 +106,11 @@ def planned(
             capturing,
             whole_classes=_named_by(request.backend_config, "module"),
             whole_functions=_named_by(request.backend_config, "function"),
-            named=_asked_by_type(request.qconfig_mapping, capturing),
+            named=_requested_by_type(request.qconfig_mapping, capturing),
         )
-    asked = _Planning(request, CustomMatching.of(request.custom), capturing, more_rules)
+    planning = _Planning(request, CustomMatching.of(request.custom), capturing, more_rules)
     captured = captured_with(request.custom, model, capturing)
-    made = asked.plan(captured)
+    made = planning.plan(captured)
     if capturing is None or capturing.example_inputs is None:
         return made
     is_open = capturing.how == "auto" and not is_exported(captured)
@@ -125,10 +125,10 @@ def planned(
         if not is_open or not left_out(made.module, capturing.example_inputs):
             raise
         return _counted(
-            asked.plan(exported_instead(request.custom, model, capturing, error)),
+            planning.plan(exported_instead(request.custom, model, capturing, error)),
             capturing.example_inputs,
         )
-    return _better(made, model, asked, capturing) if is_open and capturing.decompose else made
+    return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
 
 
 def _counted(made: Planned, example_inputs: Any) -> Planned:
@@ -142,7 +142,7 @@ def _named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
     return frozenset(node.op for node in nodes if node.kind == kind)
 
 
-def _asked_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozenset[Any]:
+def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozenset[Any]:
     """The operators that a request names which somebody passed."""
     if any(mapping is own for own in capturing.own or ()):
         return frozenset()
@@ -208,16 +208,16 @@ class _Planning:
             yield from (rules_between_floats, *self.more_rules)
 
 
-def _better(made: Planned, model: nn.Module, asked: _Planning, capturing: Capturing) -> Planned:
+def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Capturing) -> Planned:
     """``made`` of a trace, or the plan of an export where that puts more on integers."""
     plan, counted = made.record.plan, made.record.costs
-    kept = kept_whole(made.module, plan, asked.custom)
+    kept = kept_whole(made.module, plan, planning.custom)
     costs = {} if counted is None else counted.multiply_adds
     if not kept or not worth_an_export(costs, kept):
         return made
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     try:
-        other = asked.plan(exported(asked.request.custom, model, capturing))
+        other = planning.plan(exported(planning.request.custom, model, capturing))
         other = _counted(other, capturing.example_inputs)
     except CaptureError as error:
         why = first_sentence(error)

@@ -58,14 +58,14 @@ class _Check:
             text = f"{dtype_name(given.dtype)}, and {dtype_name(asked.dtype)} is asked"
             node = member.producer or member.readers[0]
             raise self._conflict(head, member, text, self._roots.get(node, node))
-        ask = self._ask(head)
-        if ask is None or head.spec.part not in ("activation", "output"):
+        request = self._request(head)
+        if request is None or head.spec.part not in ("activation", "output"):
             return
-        for anchor, refusal in self._refusals(ask, member):
+        for anchor, refusal in self._refusals(request, member):
             text = f"{refusal.asked}, and {refusal.admitted} is admitted"
             raise self._conflict(head, member, text, anchor)
 
-    def _ask(self, head: Site) -> TensorRequest | None:
+    def _request(self, head: Site) -> TensorRequest | None:
         """What the head's observer was asked to be, from the decision that it was made for."""
         decision = self._decision(head)
         if decision is None:
@@ -76,19 +76,19 @@ class _Check:
         node = site.producer or (site.readers[0] if site.readers else "")
         return self._plan.decisions.get(self._roots.get(node, node))
 
-    def _refusals(self, ask: TensorRequest, member: Site) -> Iterator[tuple[str, Refusal]]:
+    def _refusals(self, request: TensorRequest, member: Site) -> Iterator[tuple[str, Refusal]]:
         """What the entries of the member's producer and readers do not admit, with their anchors.
 
         The fixed qparams of an entry are those of its output: what it reads is measured.
         """
         if member.role is Role.OUTPUT:
             admitted = [c.output_dtype_with_constraints for c in self._configs(member.producer)]
-            for refusal in _refused_by_all(ask, admitted):
+            for refusal in _refused_by_all(request, admitted):
                 yield member.producer, refusal
         for reader in member.readers if member.role in (Role.INPUT, Role.OUTPUT) else ():
             anchor = self._roots.get(reader, reader)
             admitted = [c.input_dtype_with_constraints for c in self._configs(anchor)]
-            for refusal in _refused_by_all(ask, admitted):
+            for refusal in _refused_by_all(request, admitted):
                 if refusal.rule != ReasonCode.FIXED_QPARAMS:
                     yield anchor, refusal
 
@@ -101,8 +101,8 @@ class _Check:
         if match.kind is not MatchKind.PATTERN or not decision.quantized:
             return []
         configs = self._entries[match.entry].dtype_configs
-        ask = decision.asked_activation
-        if ask is not None and ask.observer == ReuseInputObserver.__name__:
+        request = decision.asked_activation
+        if request is not None and request.observer == ReuseInputObserver.__name__:
             return configs
         return [configs[decision.dtype_config]]
 
@@ -120,7 +120,7 @@ class _Check:
         )
 
 
-def _refused_by_all(ask: TensorRequest, admitted: list[DTypeWithConstraints]) -> list[Refusal]:
+def _refused_by_all(request: TensorRequest, admitted: list[DTypeWithConstraints]) -> list[Refusal]:
     """The refusals of the first, if none of ``admitted`` takes what is asked."""
-    refusals = [list(check_tensor(ask, constraints)) for constraints in admitted]
+    refusals = [list(check_tensor(request, constraints)) for constraints in admitted]
     return refusals[0] if refusals and all(refusals) else []

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.errors import BackquantError, ConfigError
 from backquant.graph import free_path, set_module, shallow_copy
-from backquant.match.custom import kind_asked
+from backquant.match.custom import requested_kind
 from backquant.match.plan import Decision, Match, MatchKind, Plan
 from backquant.match.rules import RuleTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
@@ -70,7 +70,7 @@ def give_qconfigs(module: nn.Module, path: str, qconfig: Any, table: RuleTable) 
 def _observed(
     module: nn.Module, match: Match, decision: Decision, custom: PrepareCustomConfig
 ) -> nn.Module:
-    kind = kind_asked(decision.asked_activation, decision.asked_weight)
+    kind = requested_kind(decision.asked_activation, decision.asked_weight)
     assert kind is not None, "a custom module that is quantized was matched for a kind"
     observed_class = custom.float_to_observed_mapping[kind][type(module)]
     names = f"{type(module).__name__}, {observed_class.__name__}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from backquant.match.custom import kind_asked
+from backquant.match.custom import requested_kind
 from backquant.match.plan import MatchKind, Plan
 from backquant.prepare.record import PreparedModule
 from backquant.prepare.roles import argument_nodes
@@ -62,7 +62,7 @@ def interfaces(
         if match.kind is MatchKind.STANDALONE and isinstance(called, PreparedModule):
             found[match.anchor] = _of_standalone(called, node)
         elif match.kind is MatchKind.CUSTOM_MODULE and custom is not None:
-            kind = kind_asked(decision.asked_activation, decision.asked_weight)
+            kind = requested_kind(decision.asked_activation, decision.asked_weight)
             found[match.anchor] = _of_custom(called, node, kind)
     return found
 

@@ -27,7 +27,7 @@ __all__ = ["prepare_standalone_modules", "quantized_inputs", "quantized_output"]
 def prepare_standalone_modules(
     module: fx.GraphModule,
     plan: Plan,
-    asked: Request,
+    request: Request,
     prepare: Callable[[nn.Module, Request], PreparedModule],
 ) -> fx.GraphModule:
     """A copy of ``module`` with its standalone modules prepared; ``module`` itself if it has none.
@@ -39,7 +39,7 @@ def prepare_standalone_modules(
     Args:
         module: a fused graph, not observed yet.
         plan: of that graph.
-        asked: what the parent is prepared with.
+        request: what the parent is prepared with.
         prepare: the steps from a module to a prepared one.
 
     Raises:
@@ -49,8 +49,8 @@ def prepare_standalone_modules(
 
     >>> from backquant.backend_config import BackendConfig
     >>> module = fx.symbolic_trace(nn.Sequential(nn.ReLU()))
-    >>> asked = Request(BackendConfig("b"), QConfigMapping(), None)
-    >>> prepare_standalone_modules(module, Plan("b"), asked, lambda model, asked: None) is module
+    >>> request = Request(BackendConfig("b"), QConfigMapping(), None)
+    >>> prepare_standalone_modules(module, Plan("b"), request, lambda model, request: None) is module
     True
     """
     found = [
@@ -61,16 +61,16 @@ def prepare_standalone_modules(
     if not found:
         return module
     result = rebuilt(DeferredGraphModule, module, shallow_copy(module))
-    source = ObserverSource(asked.backend_config, asked.qconfig_mapping)
+    source = ObserverSource(request.backend_config, request.qconfig_mapping)
     nodes = {node.name: node for node in result.graph.nodes}
     made: dict[tuple[str, Any], str] = {}
     for match in found:
         node = nodes[match.anchor]
         path, rule = str(node.target), plan.decisions[match.anchor].rule
-        entry = _entry(asked, path, module.get_submodule(path))
+        entry = _entry(request, path, module.get_submodule(path))
         key = (path, rule if entry.qconfig_mapping is None else None)
         if key not in made:
-            inner = _inner(entry, source.qconfig(rule), asked)
+            inner = _inner(entry, source.qconfig(rule), request)
             prepared = _prepared(module.get_submodule(path), path, entry, inner, prepare)
             _check_interface(prepared, path, source.qconfig(rule))
             made[key] = free_path(result, path) if path in made.values() else path
@@ -79,10 +79,13 @@ def prepare_standalone_modules(
     return result
 
 
-def _entry(asked: Request, path: str, module: nn.Module) -> StandaloneModuleConfigEntry:
+def _entry(request: Request, path: str, module: nn.Module) -> StandaloneModuleConfigEntry:
     """The entry for a module; names outweigh classes."""
-    assert asked.custom is not None, "a standalone match comes from a PrepareCustomConfig"
-    by_name, by_class = asked.custom.standalone_module_names, asked.custom.standalone_module_classes
+    assert request.custom is not None, "a standalone match comes from a PrepareCustomConfig"
+    by_name, by_class = (
+        request.custom.standalone_module_names,
+        request.custom.standalone_module_classes,
+    )
     return by_name[path] if path in by_name else by_class[type(module)]
 
 
@@ -99,13 +102,13 @@ def _prepared(
     module: nn.Module,
     path: str,
     entry: StandaloneModuleConfigEntry,
-    asked: Request,
+    request: Request,
     prepare: Callable[[nn.Module, Request], PreparedModule],
 ) -> PreparedModule:
     try:
         if entry.example_inputs is not None and len(entry.example_inputs):
             check_inputs(module, entry.example_inputs)
-        return prepare(module, asked)
+        return prepare(module, request)
     except BackquantError as error:
         where = f"standalone module {path!r}" + (f": {error.where}" if error.where else "")
         raise type(error)(error.what, where=where, fix=error.fix) from error

@@ -178,7 +178,7 @@ class _Builder:
             entry="" if match is None else match.pattern,
             dtype_config=self._dtype_config(decision),
             rule="" if decision.rule is None else str(decision.rule),
-            asked=_asked(decision),
+            asked=_requested(decision),
             observers=self._observers.of(decision.node, graph.weights.get(decision.node, ())),
             kernel=self._kernel_of.get(decision.node, ""),
             fused=self._fused(decision.node),
@@ -274,20 +274,20 @@ def _is_call_of(path: str, name: str) -> bool:
     return bool(path) and re.fullmatch(re.escape(squeezed[0]) + r"\d*", squeezed[1]) is not None
 
 
-def _ask(role: str, ask: TensorRequest | None) -> str:
-    if ask is None:
+def _request(role: str, request: TensorRequest | None) -> str:
+    if request is None:
         return ""
-    text = f"{role} {dtype_name(ask.dtype)}"
-    if ask.quant_min is not None and ask.quant_max is not None:
-        text += f" [{ask.quant_min}, {ask.quant_max}]"
-    return f"{text} by {ask.observer}" + (", dynamic" if ask.is_dynamic else "")
+    text = f"{role} {dtype_name(request.dtype)}"
+    if request.quant_min is not None and request.quant_max is not None:
+        text += f" [{request.quant_min}, {request.quant_max}]"
+    return f"{text} by {request.observer}" + (", dynamic" if request.is_dynamic else "")
 
 
-def _asked(decision: Decision) -> str:
+def _requested(decision: Decision) -> str:
     parts = (
-        _ask("activation", decision.asked_activation),
-        _ask("weight", decision.asked_weight),
-        _ask("output", decision.asked_output),
+        _request("activation", decision.asked_activation),
+        _request("weight", decision.asked_weight),
+        _request("output", decision.asked_output),
     )
     return "; ".join(part for part in parts if part)
 

@@ -29,7 +29,7 @@ from backquant.runtime.replay.timed import NodeTimes
 from backquant.speed.against_float import Chosen, Timing, Ways, not_slower, noted
 from backquant.speed.cost_table import Times, cost_table
 
-__all__ = ["TIMING", "asked_slower", "the_faster"]
+__all__ = ["TIMING", "slower_choice", "the_faster"]
 
 _CHOICES = ("float", "keep")
 _PROMISED = 0.015  # of the model's time: what promises less is not converted again
@@ -40,10 +40,10 @@ _TOO_MUCH = (
 )
 
 
-def asked_slower(slower: Any, has_mapping: bool) -> bool:
+def slower_choice(slower: Any, has_mapping: bool) -> bool:
     """Whether what is slower than float is to be left in float. Raises ``UsageError``.
 
-    >>> asked_slower(None, has_mapping=False), asked_slower(None, has_mapping=True)
+    >>> slower_choice(None, has_mapping=False), slower_choice(None, has_mapping=True)
     (True, False)
     """
     if slower is None:

@@ -62,5 +62,5 @@ def compilable(lowered: fx.GraphModule, float_dtype: torch.dtype = torch.float32
 def _is_input(node: fx.Node) -> bool:
     """Whether a node quantizes an input of the model, to all 256 integers."""
     source = node.args[0]
-    asks = node.target is quantize and tuple(node.args[3:]) == (0, 255, torch.uint8)
-    return asks and isinstance(source, fx.Node) and source.op == "placeholder"
+    full_range = node.target is quantize and tuple(node.args[3:]) == (0, 255, torch.uint8)
+    return full_range and isinstance(source, fx.Node) and source.op == "placeholder"
