@@ -69,9 +69,9 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
     model = prepared.module if isinstance(prepared, DistributedDataParallel) else prepared
     prepared_state(model)
     widening = dict(_widening(model))
-    apart = set(buffers_of_histograms(model))
+    histograms = set(buffers_of_histograms(model))
     _check_same(list(dict(model.named_buffers())), group)
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in apart}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in histograms}
     _agree_on_shapes(buffers, widening, group)
     first = dist.get_global_rank(group, 0) if group is not None else 0
     for name, buffer in buffers.items():

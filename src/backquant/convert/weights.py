@@ -48,9 +48,9 @@ def convert_weighted_modules(work: Conversion) -> None:
     references = get_root_module_to_quantized_reference_module(work.prepared.backend_config)
     quantized = _quantized_calls(work)
     calls: dict[str, list[fx.Node]] = {}
-    apart = {m.anchor for m in work.plan.matches if m.kind is not MatchKind.PATTERN}
+    of_modules = {m.anchor for m in work.plan.matches if m.kind is not MatchKind.PATTERN}
     for node in work.module.graph.nodes:
-        planned = node.name in work.plan.decisions and node.name not in apart
+        planned = node.name in work.plan.decisions and node.name not in of_modules
         if node.op == "call_module" and planned:
             calls.setdefault(str(node.target), []).append(node)
     variants: dict[str, dict[Any, list[fx.Node]]] = {}

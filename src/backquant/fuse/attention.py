@@ -61,7 +61,7 @@ def decompose_attention(
         scope = captured.scopes.get(node.name, Scope("", None))
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
         if _is_plain(given) and _is_requested(table, reader, scope):
-            _write_apart(captured, node, given)
+            _decompose(captured, node, given)
             changed = True
     if changed:
         captured.module.recompile()
@@ -91,7 +91,7 @@ def _is_requested(table: RuleTable, reader: QConfigReader, scope: Scope) -> bool
     return request is not None and not request.is_dynamic and not request.dtype.is_floating_point
 
 
-def _write_apart(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None:
+def _decompose(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None:
     """Scores are scaled, not queries: products read what linear layers give."""
     graph, query, key = captured.module.graph, given["query"], given["key"]
     made: list[fx.Node] = []

@@ -189,11 +189,11 @@ class _Runner(Interpreter):
             self.counts[n.name] = count
         if unknown:
             self.uncounted[n.name] = unknown
-        if _is_bookkeeping(result) or self._takes_apart(n):
+        if _is_bookkeeping(result) or self._is_part_of_tuple(n):
             self.bookkeeping.add(n.name)
         return result
 
-    def _takes_apart(self, n: Node) -> bool:
+    def _is_part_of_tuple(self, n: Node) -> bool:
         if n.target is not operator.getitem or not isinstance(n.args[0], Node):
             return False
         return not isinstance(self.env[n.args[0]], torch.Tensor)

@@ -124,7 +124,7 @@ class GraphIndex:
             return bool(node.args[1] == 1) and isinstance(self.module_of(node.args[0]), nn.LSTM)
         return isinstance(self.module_of(node), (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention))
 
-    def takes_tuple_apart(self, node: fx.Node) -> bool:
+    def is_part_of_tuple(self, node: fx.Node) -> bool:
         """Whether a node only picks an item of the tuple that a recurrent layer or cell returns.
 
         >>> gm = fx.symbolic_trace(nn.Sequential(nn.LSTM(2, 2)))
@@ -132,7 +132,7 @@ class GraphIndex:
         >>> item = gm.graph.call_function(operator.getitem, (lstm, 0))
         >>> step = gm.graph.call_function(operator.getitem, (item, -1))
         >>> index = GraphIndex(gm)
-        >>> index.takes_tuple_apart(item), index.takes_tuple_apart(step)
+        >>> index.is_part_of_tuple(item), index.is_part_of_tuple(step)
         (True, False)
         """
         path: list[Any] = []

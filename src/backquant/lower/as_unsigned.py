@@ -21,8 +21,8 @@ __all__ = ["as_unsigned"]
 _SHIFT = 128
 
 
-def as_unsigned(graph: fx.Graph, engine: EngineInfo, apart: Collection[str]) -> None:
-    """Rewrite ``graph`` where it stands. What ``apart`` names, and what else reads integers, keep int8.
+def as_unsigned(graph: fx.Graph, engine: EngineInfo, separate: Collection[str]) -> None:
+    """Rewrite ``graph`` where it stands. What ``separate`` names, and what else reads integers, keep int8.
 
     >>> from backquant.graph import register_quantized_decomposed
     >>> from backquant.lower.engine import engine_info
@@ -42,7 +42,7 @@ def as_unsigned(graph: fx.Graph, engine: EngineInfo, apart: Collection[str]) -> 
         if not is_quantize(node) or qparams_of(node).dtype != torch.int8:
             continue
         both = (node, *node.users)
-        if not any(one.name in apart for one in both) and all(map(is_dequantize, node.users)):
+        if not any(one.name in separate for one in both) and all(map(is_dequantize, node.users)):
             for one in both:
                 one.args = (one.args[0], *_shifted(qparams_of(one)).literals)
 

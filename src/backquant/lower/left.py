@@ -67,7 +67,7 @@ class Left:
                 continue
             if is_channel_dequantize(node) or is_dynamic_boundary(node):
                 continue
-            if _takes_apart(graph_module, node):
+            if _is_part_of_tuple(graph_module, node):
                 continue
             sources = node.all_input_nodes
             if _reads_size(node) or (sources and all(source in sizes for source in sources)):
@@ -87,7 +87,7 @@ class Left:
         )
 
 
-def _takes_apart(graph_module: GraphModule, node: Node) -> bool:
+def _is_part_of_tuple(graph_module: GraphModule, node: Node) -> bool:
     source: Any = node
     while isinstance(source, Node) and source.target is operator.getitem:
         source = source.args[0]

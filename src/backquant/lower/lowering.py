@@ -65,12 +65,12 @@ def lower(
     reference: GraphModule,
     rules: Sequence[LowerRule],
     engine: EngineInfo,
-    apart: Collection[str] = (),
+    separate: Collection[str] = (),
     in_float: Collection[str] = (),
 ) -> Lowered:
     """Lower ``reference`` (decomposed dialect, per-tensor literal qparams) with the table ``rules``.
 
-    ``apart`` names nodes that are no business of the table: calls of standalone and custom modules.
+    ``separate`` names nodes that are no business of the table: calls of standalone and custom modules.
     ``in_float``: operators that compute in float even between integers.
 
     Raises ``PassError`` when a rule breaks its contract: a defect of the table.
@@ -86,8 +86,8 @@ def lower(
     """
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     run_pass(read_results, result.graph, result)
-    run_pass(as_unsigned, result.graph, engine, apart)
-    return _Pass(result, index_rules(rules), engine).run(frozenset(apart), frozenset(in_float))
+    run_pass(as_unsigned, result.graph, engine, separate)
+    return _Pass(result, index_rules(rules), engine).run(frozenset(separate), frozenset(in_float))
 
 
 class _Pass:
@@ -103,9 +103,9 @@ class _Pass:
         self.erased: set[Node] = set()
         self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
 
-    def run(self, apart: frozenset[str], in_float: frozenset[str]) -> Lowered:
+    def run(self, separate: frozenset[str], in_float: frozenset[str]) -> Lowered:
         for node in list(self.gm.graph.nodes):
-            if node.name in apart:
+            if node.name in separate:
                 self.left.made(node)
             elif node.name in in_float:
                 self.left.note(node, [self.left.float_in_reference(node)])
@@ -214,7 +214,7 @@ class _Pass:
         site.last.replace_all_uses_with(dequantized)
 
     def _note_items(self, new: Node) -> None:
-        """Taking a tuple apart is no operator."""
+        """Reading a part of a tuple is no operator."""
         for item in new.users:
             if item.target is operator.getitem:
                 self.left.made(item)

@@ -292,7 +292,7 @@ def _member(verdict: Decision, node: fx.Node, facts: _Facts) -> Decision:
 
 def _unmatched(node: fx.Node, facts: _Facts) -> Decision:
     base = facts.base(node, facts.hits[node.name])
-    if node.name in facts.valueless or facts.graph.takes_tuple_apart(node):
+    if node.name in facts.valueless or facts.graph.is_part_of_tuple(node):
         return replace(base, outcome=Outcome.NOT_TENSOR)
     kinds = facts.custom.kinds(facts.graph.module_of(node))
     if kinds:

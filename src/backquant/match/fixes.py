@@ -127,7 +127,7 @@ def qconfig_fix(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> 
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
     """
     weight = _weight_fix(config, requests.weight) if roles.weight else _spelled(requests.weight)
-    if roles.activation and roles.output and _are_apart(config):
+    if roles.activation and roles.output and _differ(config):
         inputs = _activation_fix(
             DTypeConfig(config.input_dtype_with_constraints), requests.activation
         )
@@ -138,7 +138,7 @@ def qconfig_fix(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> 
     return QConfigFix(_activation_fix(config, requests.activation), weight)
 
 
-def _are_apart(config: DTypeConfig) -> bool:
+def _differ(config: DTypeConfig) -> bool:
     """Whether no one observer suits input and output."""
     first, second = config.input_dtype_with_constraints, config.output_dtype_with_constraints
     if config.is_dynamic or None in (first.dtype, second.dtype):

@@ -68,15 +68,15 @@ def find_occurrences(
     >>> [occurrence.match.pattern for occurrence in found]
     ['torch.relu']
     """
-    apart = [_special(node, kind, graph) for node, kind in (special or {}).items()]
-    taken = [node for occurrence in apart for node in occurrence.members]
+    whole_modules = [_special(node, kind, graph) for node, kind in (special or {}).items()]
+    taken = [node for occurrence in whole_modules for node in occurrence.members]
 
     def accepts(match: Found) -> bool:
         return (match.anchor.name, match.candidate.entry) not in declined
 
     found = Matcher(graph, patterns, accepts).run(skip=taken)
     matched = [_occurrence(match, graph, backend) for match in found]
-    return sorted([*apart, *matched], key=lambda item: graph.position[item.anchor])
+    return sorted([*whole_modules, *matched], key=lambda item: graph.position[item.anchor])
 
 
 def _special(node: fx.Node, kind: MatchKind, graph: GraphIndex) -> Occurrence:

@@ -163,16 +163,16 @@ def spelled_request(prepared: nn.Module, request: ConvertRequest) -> ConvertRequ
 
 
 def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing) -> Captured:
-    apart = CustomMatching.of(custom)
-    apart.check(model)
+    custom_matching = CustomMatching.of(custom)
+    custom_matching.check(model)
     if capturing.decompose and isinstance(model, nn.RNNBase | nn.RNNCellBase):
         model = called_whole(model)
     captured = capture(
         model,
-        non_traceable_names=apart.untraced_names,
-        non_traceable_classes=apart.untraced_classes,
+        non_traceable_names=custom_matching.untraced_names,
+        non_traceable_classes=custom_matching.untraced_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
-        decomposition=_decomposition(apart, model, capturing),
+        decomposition=_decomposition(custom_matching, model, capturing),
     )
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
@@ -182,15 +182,15 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
 
 
 def _decomposition(
-    apart: CustomMatching, model: nn.Module, capturing: Capturing
+    custom_matching: CustomMatching, model: nn.Module, capturing: Capturing
 ) -> Decomposition | None:
     if not capturing.decompose or capturing.example_inputs is None or model.training:
         return None
     return decomposition_of(
         model,
         capturing.example_inputs,
-        whole_names=apart.untraced_names,
-        whole_classes=apart.untraced_classes | capturing.whole_classes,
+        whole_names=custom_matching.untraced_names,
+        whole_classes=custom_matching.untraced_classes | capturing.whole_classes,
     )
 
 
@@ -239,20 +239,23 @@ def with_reasons(plan: Plan, captured: Captured) -> Plan:
 def exported(
     custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing
 ) -> Captured:
-    apart = CustomMatching.of(custom)
-    apart.check(model)
+    custom_matching = CustomMatching.of(custom)
+    custom_matching.check(model)
     options = ExportOptions(
         dynamic_shapes=capturing.dynamic_shapes,
-        whole=dict.fromkeys(_whole(model, apart), "PrepareCustomConfig names it"),
+        whole=dict.fromkeys(_whole(model, custom_matching), "PrepareCustomConfig names it"),
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
     captured = capture_export(model, capturing.example_inputs, AtenSpeller(), options)
     return replace(captured, notes=("captured by torch.export", *captured.notes))
 
 
-def _whole(model: nn.Module, apart: CustomMatching) -> Iterator[str]:
+def _whole(model: nn.Module, custom_matching: CustomMatching) -> Iterator[str]:
     """The paths of the modules that are to stay whole."""
     for path, module in model.named_modules(remove_duplicate=False):
-        named = path in apart.untraced_names or type(module) in apart.untraced_classes
+        named = (
+            path in custom_matching.untraced_names
+            or type(module) in custom_matching.untraced_classes
+        )
         if path and named:
             yield path

@@ -64,11 +64,11 @@ def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     return prepared
 
 
-def _without_refused(plan: Plan, table: SiteTable, apart: Mapping[str, Interface]) -> Plan:
+def _without_refused(plan: Plan, table: SiteTable, separate: Mapping[str, Interface]) -> Plan:
     reasons = {reason.node: reason for reason in table.refused}
     for match in plan.matches:
         asked = match.kind is not MatchKind.PATTERN and plan.decisions[match.anchor].quantized
-        if asked and match.anchor not in apart:
+        if asked and match.anchor not in separate:
             reasons[match.anchor] = _not_prepared(match)
     return plan.refuse(reasons.values())
 

@@ -61,7 +61,7 @@ class Placement:
         self._entries = backend_config.configs
         self._source = ObserverSource(backend_config, qconfig_mapping)
         self._positions = input_positions(backend_config)
-        self._apart = interfaces(module, plan, custom)
+        self._separate = interfaces(module, plan, custom)
         self._matches = [m for m in plan.matches if self._places(m)]
         self._dtype: dict[str, torch.dtype | None] = self._known_dtypes(custom)
         self._current: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Placement:
 
     def _places(self, match: Match) -> bool:
         if match.kind is not MatchKind.PATTERN:
-            return match.anchor in self._apart
+            return match.anchor in self._separate
         return self._plan.decisions[match.anchor].quantized
 
     def _known_dtypes(self, custom: PrepareCustomConfig | None) -> dict[str, torch.dtype | None]:
@@ -131,8 +131,8 @@ class Placement:
     # -- inputs (rules 2 to 4) ---------------------------------------------------------------------
 
     def _place_inputs(self, reader: fx.Node, match: Match) -> None:
-        if match.anchor in self._apart:
-            for argument in self._apart[match.anchor].inputs:
+        if match.anchor in self._separate:
+            for argument in self._separate[match.anchor].inputs:
                 self._place_input(reader, argument, Role.INPUT, match)
             return
         observation = self._plan.decisions[match.anchor].observation
@@ -190,9 +190,9 @@ class Placement:
     # -- outputs (rules 5 to 8) --------------------------------------------------------------------
 
     def _place_output(self, anchor: fx.Node, match: Match) -> None:
-        apart = self._apart.get(anchor.name)
-        if apart is not None and not apart.observed_output:
-            self._dtype[anchor.name] = apart.gives
+        separate = self._separate.get(anchor.name)
+        if separate is not None and not separate.observed_output:
+            self._dtype[anchor.name] = separate.gives
             return
         decision = self._plan.decisions[anchor.name]
         if self._is_no_float_tensor(anchor) or decision.observation == _NOT_OBSERVED:
@@ -246,7 +246,7 @@ class Placement:
             next(self._names)  # PyTorch numbers the observer that it drops
             self._refuse(match)
             return
-        partners = self._apart_from_fixed(anchor.name, match, partners)
+        partners = self._separate_from_fixed(anchor.name, match, partners)
         output = self._observe_output(anchor, spec)
         if self._probe_of(partners[0]).fixed and self._is_arithmetic(match):
             return
@@ -293,7 +293,7 @@ class Placement:
             if not (mine and others):
                 self._refuse(match, f"{port.name!r} and {port.shares_with!r} quantized alike")
                 return False
-            head, *rest = self._apart_from_fixed(match.anchor, match, [*others, *mine])
+            head, *rest = self._separate_from_fixed(match.anchor, match, [*others, *mine])
             for other in rest:
                 self._groups.unite(head, other)
         return True
@@ -304,20 +304,20 @@ class Placement:
         pairs = ((reader, value) for reader in port.readers for value in port.values)
         return list(dict.fromkeys(self._read[pair] for pair in pairs if pair in self._read))
 
-    def _apart_from_fixed(self, anchor: str, match: Match, partners: list[str]) -> list[str]:
+    def _separate_from_fixed(self, anchor: str, match: Match, partners: list[str]) -> list[str]:
         heads = {self._groups.find(name) for name in partners}
         fixed = {head for head in heads if self._source.probe(self._drafts[head].spec).fixed}
         if not fixed or len(heads) == 1:
             return partners
         again = ObserverSpec(self._rule(match), "activation")
-        apart: dict[str, str] = {}
+        separate: dict[str, str] = {}
         for name in partners:
-            if self._groups.find(name) in fixed and name not in apart:
+            if self._groups.find(name) in fixed and name not in separate:
                 draft = self._existing(name, self._source.probe(again))
                 draft = draft or self._draft(name, Role.INPUT, again)
                 draft.readers += self._move_reads(match, name, draft.name) or [anchor]
-                apart[name] = draft.name
-        return [apart.get(name, name) for name in partners]
+                separate[name] = draft.name
+        return [separate.get(name, name) for name in partners]
 
     def _move_reads(self, match: Match, old: str, new: str) -> list[str]:
         """The operators of a graph pattern that read site ``old``; from now on they read ``new``."""

@@ -150,8 +150,8 @@ class AttentionRewriter:
                 mask = before(node, _aten.reshape.default, (mask, shape[-2:]))
             return before(node, _aten.add.Tensor, (scores, mask))
         full = [sizes.batch, sizes.heads, sizes.length, sizes.positions]
-        apart = before(node, _aten.reshape.default, (scores, full))
-        added = before(node, _aten.add.Tensor, (apart, mask))
+        unmasked = before(node, _aten.reshape.default, (scores, full))
+        added = before(node, _aten.add.Tensor, (unmasked, mask))
         flat = [sizes.count, sizes.rows, sizes.positions]
         return before(node, _aten.reshape.default, (added, flat))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from backquant.deploy.exported import Written
-from backquant.deploy.inductor.apart import apart_from_weights
 from backquant.deploy.inductor.readback import kernels_of
+from backquant.deploy.inductor.split_dequantize import split_dequantize
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
@@ -45,7 +45,7 @@ class InductorTarget:
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Compile, package, and read the kernels back."""
-        module = apart_from_weights(job.module)
+        module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
         try:

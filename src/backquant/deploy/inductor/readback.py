@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import fx
 
 from backquant.deploy.exported import TargetKernel
-from backquant.deploy.inductor.apart import reads_weight
+from backquant.deploy.inductor.split_dequantize import reads_weight
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_dequantize, is_quantize
 

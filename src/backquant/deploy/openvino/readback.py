@@ -64,7 +64,7 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
         named = tuple(dict.fromkeys(filter(None, nodes)))
         found.append(TargetKernel(kind, named, precision or "?", precision in _INTEGER))
     found = _with_unnamed(found, origins.after)
-    return tuple(part for use in found for part in _apart(use, products))
+    return tuple(part for use in found for part in _split(use, products))
 
 
 def _products_on_integers(node: Any, weights: Mapping[str, str]) -> set[str]:
@@ -78,7 +78,7 @@ def _products_on_integers(node: Any, weights: Mapping[str, str]) -> set[str]:
     return {weights[name] for name in integers if name in weights}
 
 
-def _apart(use: TargetKernel, products: set[str]) -> list[TargetKernel]:
+def _split(use: TargetKernel, products: set[str]) -> list[TargetKernel]:
     """What a Subgraph computes on integers beside what it computes in floats."""
     on_integers = tuple(node for node in use.nodes if node in products)
     if use.kernel != "Subgraph" or use.integer or not on_integers:

@@ -146,8 +146,8 @@ def _longer(value: Any, bias: Any, batch_first: bool) -> Any:
 def _heads(value: Any, module: nn.MultiheadAttention, batch_first: bool) -> Any:
     """``[batch, heads, length, features of a head]``."""
     shape = (value.size(0), value.size(1), module.num_heads, module.head_dim)
-    apart = value.view(*shape)
-    return apart.transpose(1, 2) if batch_first else apart.permute(1, 2, 0, 3)
+    heads = value.view(*shape)
+    return heads.transpose(1, 2) if batch_first else heads.permute(1, 2, 0, 3)
 
 
 # -- masks ---------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def gathered(x: torch.Tensor, geometry: Geometry, zero_point: int) -> torch.Tens
         shape += [n, k]
     dims = len(out)
     pixels, taps_first = range(2, 2 + 2 * dims, 2), range(3, 3 + 2 * dims, 2)
-    apart = x.reshape(*x.shape[:2], *shape).permute(0, 1, *taps_first, *pixels)
-    return apart.reshape(x.shape[0], -1, *out)
+    gathered = x.reshape(*x.shape[:2], *shape).permute(0, 1, *taps_first, *pixels)
+    return gathered.reshape(x.shape[0], -1, *out)
 
 
 def as_point(config: Any, tensors: WeightTensors) -> tuple[Any, WeightTensors]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from backquant.lower.kernels.pooling_apart import is_pooled_apart, max_pool_apart
+from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
 __all__ = [
@@ -64,8 +64,8 @@ def max_pool2d(
     >>> max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False).item()
     5
     """
-    if list(dilation) == [1, 1] and not ceil_mode and is_pooled_apart(x, kernel_size, padding):
-        return max_pool_apart(x, kernel_size, stride, padding)
+    if list(dilation) == [1, 1] and not ceil_mode and is_separable(x, kernel_size, padding):
+        return separable_max_pool(x, kernel_size, stride, padding)
     q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 

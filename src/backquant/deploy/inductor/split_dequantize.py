@@ -15,14 +15,14 @@ from backquant.graph import copied_graph
 from backquant.lower.qdq import is_dequantize
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-__all__ = ["apart_from_weights", "reads_weight"]
+__all__ = ["split_dequantize", "reads_weight"]
 
 
-def apart_from_weights(module: fx.GraphModule) -> fx.GraphModule:
+def split_dequantize(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``module`` in which readers without a weight have dequantize nodes that equal no other.
 
     >>> from torch import nn
-    >>> apart_from_weights(fx.symbolic_trace(nn.Identity())).graph.find_nodes(op="output")
+    >>> split_dequantize(fx.symbolic_trace(nn.Identity())).graph.find_nodes(op="output")
     [output]
     """
     made = fx.GraphModule(module, copied_graph(module.graph))

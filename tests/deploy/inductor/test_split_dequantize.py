@@ -7,7 +7,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import QDQRules
-from backquant.deploy.inductor.apart import apart_from_weights
+from backquant.deploy.inductor.split_dequantize import split_dequantize
 from backquant.deploy.portable import portable
 from backquant.lower.qdq import is_dequantize
 
@@ -28,7 +28,7 @@ def test_the_addition_reads_another_node_of_the_same_value() -> None:
     config = backquant.get_backend_config("inductor_x86").set_qdq(None)
     model = backquant.quantize(Residual().eval(), backend=config, calibration=[x])
     module = portable(model.graph_module, QDQRules())
-    apart = apart_from_weights(module)
+    apart = split_dequantize(module)
     shared = [n for n in module.graph.nodes if is_dequantize(n) and len(n.users) == 3]
     assert len(shared) == 1
     linear, addition = [

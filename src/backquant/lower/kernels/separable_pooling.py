@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-__all__ = ["is_pooled_apart", "max_pool_apart"]
+__all__ = ["is_separable", "separable_max_pool"]
 
 _AT_A_TIME = 32  # channels
-_REST = 7  # times as slow a channel of the rest is as one in ``max_pool_apart``
+_REST = 7  # times as slow a channel of the rest is as one in ``separable_max_pool``
 _TAPS = 3  # a larger window costs more
 
 
-def is_pooled_apart(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[int]) -> bool:
+def is_separable(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether the channels of ``x`` ``[batch, channels, height, width]`` are few, or few too many, and the
     window is small. Depends on the shape only.
 
     >>> window = ([3, 3], [1, 1])
-    >>> [is_pooled_apart(torch.empty(1, n, 8, 8), *window) for n in (24, 32, 64, 72, 100)]
+    >>> [is_separable(torch.empty(1, n, 8, 8), *window) for n in (24, 32, 64, 72, 100)]
     [True, False, False, False, False]
     """
     if x.dim() != 4 or not x.numel() or max(kernel_size) > _TAPS:
@@ -32,14 +32,14 @@ def is_pooled_apart(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequen
     return fits and (x.shape[1] % _AT_A_TIME) * _REST > x.shape[1]
 
 
-def max_pool_apart(
+def separable_max_pool(
     x: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> torch.Tensor:
     """``x`` uint8 or int8 ``[batch, channels, height, width]``; each list has two entries. The result is
     channels last.
 
     >>> x = torch.tensor([[[[1, 5, 0], [2, 3, 9]]]], dtype=torch.uint8)
-    >>> max_pool_apart(x, [2, 2], [1, 1], [0, 0])
+    >>> separable_max_pool(x, [2, 2], [1, 1], [0, 0])
     tensor([[[[5, 9]]]], dtype=torch.uint8)
     """
     rows, columns = padding

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels.pooling import max_pool2d
-from backquant.lower.kernels.pooling_apart import is_pooled_apart, max_pool_apart
+from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 9, 7), (1, 3, 8, 8), (1, 40, 3, 3), (1, 1, 1, 1)])
@@ -19,10 +19,10 @@ def test_it_selects_what_pooling_selects(shape, kernel, stride, padding, layout,
     x = torch.randint(0, 256, shape, dtype=torch.uint8).view(dtype)
     x = x.contiguous(memory_format=layout)
     if any(n + 2 * p < k for n, p, k in zip(shape[2:], padding, kernel, strict=True)):
-        assert not is_pooled_apart(x, kernel, padding)
+        assert not is_separable(x, kernel, padding)
         return
     wanted = F.max_pool2d(x.float(), kernel, stride, padding).to(dtype)
-    assert torch.equal(max_pool_apart(x, kernel, stride, padding), wanted)
+    assert torch.equal(separable_max_pool(x, kernel, stride, padding), wanted)
     assert torch.equal(max_pool2d(x, kernel, stride, padding, [1, 1], False), wanted)
 
 
