@@ -278,7 +278,7 @@ def test_what_the_message_says_about_untraced_modules_works() -> None:
     assert quantized.report.rows[0].quantized and quantized.report.rows[1].outcome == "float"
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_models_of_the_wrong_kind(unchanged: Any, snapshot: Callable[..., None]) -> None:
     linear = nn.Linear(4, 4)
     x = torch.ones(1, 4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -84,12 +85,9 @@ def test_own_buffers_shield_batch_norm() -> None:
     assert int(model.num_batches_tracked) == 0
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_script_modules_are_shared() -> None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = torch.jit.script(nn.Linear(2, 2))
+    scripted = torch.jit.script(nn.Linear(2, 2))
     copied = shallow_copy(nn.Sequential(scripted, nn.ReLU()))
     assert copied[0] is scripted
     assert copied(torch.zeros(1, 2)).shape == (1, 2)
