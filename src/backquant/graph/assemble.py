@@ -177,7 +177,7 @@ def call_before(
     making the node.
 
     >>> gm = fx.symbolic_trace(lambda x: x)
-    >>> last = next(reversed(gm.graph.nodes))
+    >>> last = gm.graph.output_node()
     >>> call_before(last, "call_function", torch.relu, (last.args[0],)).name
     'relu'
     """

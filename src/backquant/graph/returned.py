@@ -49,7 +49,7 @@ def dataclasses_as_dicts(graph: fx.Graph) -> None:
         %x : [num_users=1] = placeholder[target=x]
         return {'cls': x, 'names': (), 'rest': {}}
     """
-    output = next(reversed(graph.nodes))
+    output = graph.output_node()
     made = [node for node in output.all_input_nodes if _makes_dataclass(node)]
     if not made:
         return

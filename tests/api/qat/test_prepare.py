@@ -230,7 +230,7 @@ def test_standalone_modules_train_fused_too(qat, unchanged):
         with torch.no_grad():
             expected, lowered = reference(x), backquant.convert_fx(prepared)(x)
     assert type(reference.get_submodule("1.conv")[0]).__name__ == "Conv2d"
-    scale = next(reversed(reference.graph.nodes)).args[0].args[1]
+    scale = reference.graph.output_node().args[0].args[1]
     assert (lowered - expected).abs().max() <= 1.001 * scale
 
 
@@ -373,7 +373,7 @@ class TestBatchNormsWithoutModuleForTraining:
         assert f"ConvTranspose{dims}d" in kinds and f"BatchNorm{dims}d" not in kinds
         assert reference.get_submodule("0").weight.dtype == torch.int8
         x = torch.randn(shape)
-        scale = next(reversed(reference.graph.nodes)).args[0].args[1]
+        scale = reference.graph.output_node().args[0].args[1]
         with torch.no_grad():
             difference = (prepared(x) - reference(x)).abs().max()
             lowered = backquant.convert_fx(prepared)
@@ -404,7 +404,7 @@ class TestBatchNormsWithoutModuleForTraining:
         prepared.apply(backquant.disable_observer).eval()
         x = torch.randn(shape)
         reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
-        scale = next(reversed(reference.graph.nodes)).args[0].args[1]
+        scale = reference.graph.output_node().args[0].args[1]
         with torch.no_grad():
             lowered = backquant.convert_fx(prepared)
             assert (lowered(x) - reference(x)).abs().max() <= 1.001 * scale
