@@ -71,7 +71,7 @@ def test_file_is_clean_and_declares_what_it_is(residual, tmp_path) -> None:
         n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in constants
     ]
     integers = [constants[node.input[0]].data_type for node in weights]
-    assert sorted(integers) == 3 * [onnx.TensorProto.INT8] + [onnx.TensorProto.INT32]  # a bias
+    assert sorted(integers) == 3 * [onnx.TensorProto.INT8] + 3 * [onnx.TensorProto.INT32]  # biases
     for node in weights:
         assert constants[node.input[2]].data_type == constants[node.input[0]].data_type
         assert "axis" in {a.name for a in node.attribute}

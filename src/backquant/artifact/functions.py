@@ -37,12 +37,16 @@ from torch.overrides import get_overridable_functions
 from backquant.artifact import kernels
 from backquant.artifact.operators import is_admitted
 from backquant.errors import ArtifactError
-from backquant.graph import register_float8, register_quantized_decomposed
+from backquant.graph import (
+    register_float8,
+    register_quantized_decomposed,
+    register_requantize,
+)
 
 __all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
 
 # of our own namespace
-_OWN_OPS = ("quantize_float8", "dequantize_float8")
+_OWN_OPS = ("quantize_float8", "dequantize_float8", "quantize_rounded", "requantize")
 OP_NAMESPACES = ("aten", "quantized_decomposed")
 
 _DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
@@ -233,6 +237,7 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
         register_quantized_decomposed()
     if own:
         register_float8()
+        register_requantize()
     target = _registered(parts)
     if target is None and allow:
         _import_allowed(allow)

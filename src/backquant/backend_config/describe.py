@@ -137,7 +137,11 @@ def describe_dtype_config(config: DTypeConfig) -> str:
     if config.bias_dtype is not None:
         words.append(f"bias {str(config.bias_dtype).removeprefix('torch.')}")
     if config.bias_scale is not None:
-        words.append("bias scale = input × weight")
+        words.append(f"bias scale = {config.bias_scale.replace('_times_', ' × ')}")
+    if config.rounding is not None:
+        words.append(f"rounded {config.rounding.replace('_', ' ')}")
+    if config.requantization is not None:
+        words.append(f"requantized by {config.requantization.replace('_', ' ')}")
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
     if config.where is not None:

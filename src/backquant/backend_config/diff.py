@@ -384,7 +384,7 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
             left, right = getattr(old, field.name), getattr(new, field.name)
             if left != right:
                 yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
-    for name in ("bias_scale", "where"):
+    for name in ("bias_scale", "rounding", "requantization", "where"):
         one, two = (str(getattr(config, name) or "") for config in (before, after))
         if one != two:
             yield FieldChange(f"{head}.{name}", one, two)

@@ -37,8 +37,15 @@ _DTYPE_CONFIG_KEYS = (
     "bias_dtype",
     "is_dynamic",
     "bias_scale",
+    "rounding",
+    "requantization",
     "where",
 )
+#: How the results of weighted operators may be rounded, and by which arithmetic they are made of sums.
+ROUNDINGS = ("half_even", "half_up", "half_away")
+REQUANTIZATIONS = ("float", "fixed_point", "fixed_point_twice", "shift")
+BIAS_SCALES = ("input_times_weight", "output")
+_OWN = ("bias_dtype", "is_dynamic", "bias_scale", "rounding", "requantization")
 
 
 @dataclass(repr=False)
@@ -150,7 +157,10 @@ class DTypeConfig:
     operator sees: under dynamic quantization the input dtype is still ``torch.quint8``.
     ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
     ``DTypeWithConstraints``, or None (not constrained).
-    ``bias_scale="input_times_weight"``: the bias is quantized with scale input × weight.
+    ``bias_scale``: the bias is quantized with the scale ``"input_times_weight"``, or that of the
+    ``"output"``. ``rounding`` (``"half_even"``, ``"half_up"``, ``"half_away"``): how results are rounded.
+    ``requantization``: by which arithmetic sums become results, see ``backquant.dtypes.requantization``.
+    The reference model computes so.
     ``where``: the uses of the operator that are admitted so, as a condition or its mapping
     (``{"groups": 1}``); see ``BackendPatternConfig.set_where``.
 
@@ -169,10 +179,12 @@ bias_dtype=torch.float32)
     weight_dtype_with_constraints: DTypeWithConstraints
     bias_dtype: torch.dtype | None
     is_dynamic: bool | None
-    bias_scale: Literal["input_times_weight"] | None
+    bias_scale: Literal["input_times_weight", "output"] | None
+    rounding: Literal["half_even", "half_up", "half_away"] | None
+    requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None
     where: Condition | None
 
-    def __init__(  # size: PyTorch's arguments, and two demands by keyword
+    def __init__(  # size: PyTorch's arguments, and demands by keyword
         self,
         input_dtype: torch.dtype | DTypeWithConstraints | None = None,
         output_dtype: torch.dtype | DTypeWithConstraints | None = None,
@@ -180,7 +192,9 @@ bias_dtype=torch.float32)
         bias_dtype: torch.dtype | None = None,
         is_dynamic: bool | None = None,
         *,
-        bias_scale: Literal["input_times_weight"] | None = None,
+        bias_scale: Literal["input_times_weight", "output"] | None = None,
+        rounding: Literal["half_even", "half_up", "half_away"] | None = None,
+        requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None = None,
         where: Condition | Mapping[str, Any] | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
@@ -188,7 +202,10 @@ bias_dtype=torch.float32)
         self.weight_dtype_with_constraints = _constrained(weight_dtype, "weight_dtype")
         _check_dtype(bias_dtype, "bias_dtype")
         check_bool(is_dynamic, "is_dynamic")
-        check_choice(bias_scale, "bias_scale", ("input_times_weight",))
+        check_choice(bias_scale, "bias_scale", BIAS_SCALES)
+        check_choice(rounding, "rounding", ROUNDINGS)
+        check_choice(requantization, "requantization", REQUANTIZATIONS)
+        self.rounding, self.requantization = rounding, requantization
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
         self.bias_scale = bias_scale
@@ -216,7 +233,8 @@ bias_dtype=torch.float32)
 
         ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
         ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
-        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``where``.
+        ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``rounding``;
+        ``requantization``; ``where``.
         Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
 
         >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})
@@ -242,7 +260,7 @@ bias_dtype=torch.float32)
             constrained = getattr(self, f"{key}_with_constraints")
             if constrained != DTypeWithConstraints():
                 values[key] = constrained
-        for key in ("bias_dtype", "is_dynamic", "bias_scale"):
+        for key in _OWN:
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         if self.where is not None:

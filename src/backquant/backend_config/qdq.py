@@ -17,7 +17,7 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
 
-#: How the bias of a product with a float result is stored.
+#: How the bias of a product is stored.
 BIASES = ("float", "int32")
 #: How a float addition of two activations is written.
 ADDITIONS = ("add", "sum")
@@ -42,8 +42,8 @@ class QDQRules:
        embedding) is quantized where a quantized operator reads it. Default: True.
     3. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
        quantize and a dequantize node, for targets that fold the weights themselves.
-    4. ``bias``: of a product that gives floats: ``"float"``, or ``"int32"``: integers whose scale is
-       that of the input times that of the weight.
+    4. ``bias``: of products in ONNX: ``"float"``, or ``"int32"``: integers whose scale is that of the input
+       times that of the weight.
     5. ``leave_float``: operators, and results of operators, that stay float at some places, whatever is
        asked for.
     6. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or

@@ -43,6 +43,7 @@ def _write(work: Conversion, site: Site, node: fx.Node, value: fx.Node) -> None:
     )
     before = node.prev
     dequantized = DIALECTS[work.dialect](writer, value, work.qparams[site.group])
+    work.dequantized[site.name] = dequantized
     made = before.next
     while made is not node:
         if made.op != "get_attr":

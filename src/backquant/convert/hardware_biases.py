@@ -1,65 +1,149 @@
 """Biases as the hardware adds them: integers of the scale that the description says, dequantized.
 
-A bias with ``bias_scale: input_times_weight`` is rounded to integers of that scale, and is what the
-reference model adds. A module that is called with several input scales keeps its bias.
+1. ``bias_scale: input_times_weight``: one scale for each that the weight has; ``output``: that of the output.
+2. The rounded bias is what the reference model adds. A module that is called with several such scales keeps
+   its bias; so does an operator without a scale to take.
+3. 64-bit biases have the 40 bits that accelerators accumulate in (Arm's Ethos-U, TensorFlow Lite's 16x8).
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+import torch
+from torch import fx, nn
+
+from backquant.convert.constants import Constants
+from backquant.convert.hardware_scales import chosen_config
 from backquant.convert.state import Conversion
 from backquant.dtypes import integer_range
 from backquant.graph import get_module
+from backquant.match.plan import Match
 from backquant.prepare import Role
 
-__all__ = ["round_biases"]
+__all__ = ["Scales", "accumulator_steps", "round_biases", "scales_by_node"]
+
+_BITS_40 = (-(1 << 39), (1 << 39) - 1)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of what an operator reads and gives, as far as there is one for all of a tensor; ``weight``:
+    that of a function's."""
+
+    inputs: tuple[float, ...] = ()
+    weight: torch.Tensor | None = None
+    output: float | None = None
+
+
+def scales_by_node(work: Conversion) -> dict[str, Scales]:
+    """By the name of the operator that reads (its root) or gives (its anchor)."""
+    inputs: dict[str, list[float]] = {}
+    weights: dict[str, torch.Tensor] = {}
+    outputs: dict[str, float] = {}
+    for site in work.prepared.sites.sites:
+        scale = work.qparams[site.group].scale
+        if scale is None or site.role is Role.BIAS:
+            continue
+        if site.role is Role.WEIGHT:
+            weights.update(dict.fromkeys(site.readers, scale))
+        elif scale.numel() == 1:
+            outputs[site.producer] = float(scale)
+            for reader in site.readers:
+                inputs.setdefault(reader, []).append(float(scale))
+    names = {*inputs, *weights, *outputs}
+    return {
+        name: Scales(tuple(inputs.get(name, ())), weights.get(name), outputs.get(name))
+        for name in names
+    }
+
+
+def accumulator_steps(
+    work: Conversion, match: Match, scales: dict[str, Scales]
+) -> torch.Tensor | None:
+    """What one step of the sums of a weighted operator stands for: input × weight, float64."""
+    found = scales.get(match.root, Scales())
+    root = work.nodes[match.root]
+    weight = found.weight
+    if root.op == "call_module":
+        weight = getattr(_part(work, root), "weight_scale", None)
+    if weight is None or len(set(found.inputs)) != 1:
+        return None
+    return found.inputs[0] * weight.detach().double()
 
 
 def round_biases(work: Conversion) -> None:
-    """Give the reference modules the biases that the hardware adds; rule 2."""
-    scales: dict[str, set[float]] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    inputs = _input_scales(work)
+    """Give modules and functions the biases that the hardware adds."""
+    scales = scales_by_node(work)
+    of_modules: dict[str, list[tuple[torch.Tensor | None, torch.dtype]]] = {}
     for match in work.plan.matches:
-        decision = work.plan.decisions[match.anchor]
-        node = work.nodes[match.root]
-        if not decision.quantized or decision.dtype_config is None or node.op != "call_module":
+        config = chosen_config(work, match)
+        if config is None or config.bias_scale is None or config.bias_dtype is None:
             continue
-        config = work.prepared.backend_config.configs[match.entry]
-        dtype_config = config.dtype_configs[decision.dtype_config]
-        if dtype_config.bias_scale is not None and dtype_config.bias_dtype is not None:
-            path = str(node.target)
-            scales.setdefault(path, set()).update(inputs.get(match.root, ()))
-            dtypes[path] = dtype_config.bias_dtype
-    for path, found in scales.items():
-        if len(found) == 1:
-            _round(work, path, found.pop(), dtypes[path])
+        if config.bias_scale == "output":
+            own = scales.get(match.anchor, Scales()).output
+            steps = None if own is None else torch.tensor(own, dtype=torch.float64)
+        else:
+            steps = accumulator_steps(work, match, scales)
+        root = work.nodes[match.root]
+        if root.op == "call_module":
+            of_modules.setdefault(str(root.target), []).append((steps, config.bias_dtype))
+        elif steps is not None:
+            _round_argument(work, root, steps, config.bias_dtype)
+    for path, found in of_modules.items():
+        steps, dtype = found[0]
+        if steps is not None and all(_same(steps, other) for other, _ in found):
+            _round_parameter(_part(work, path), steps, dtype)
 
 
-def _input_scales(work: Conversion) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for site in work.prepared.sites.sites:
-        scale = work.qparams[site.group].scale
-        if site.role in (Role.WEIGHT, Role.BIAS) or scale is None or scale.numel() != 1:
-            continue
-        for reader in site.readers:
-            found.setdefault(reader, []).append(float(scale))
-    return found
+def _same(one: torch.Tensor, two: torch.Tensor | None) -> bool:
+    return two is not None and torch.equal(one, two)
 
 
-def _round(work: Conversion, path: str, input_scale: float, dtype: torch.dtype) -> None:
-    module = get_module(work.module, path)
-    part = module[0] if isinstance(module, nn.Sequential) and len(module) else module
-    bias, weight_scale = getattr(part, "bias", None), getattr(part, "weight_scale", None)
-    limits = integer_range(dtype)
-    if bias is None or weight_scale is None or limits is None:
+def _part(work: Conversion, where: fx.Node | str) -> nn.Module:
+    module = get_module(work.module, where if isinstance(where, str) else str(where.target))
+    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
+
+
+def _round_parameter(module: nn.Module, steps: torch.Tensor, dtype: torch.dtype) -> None:
+    bias = getattr(module, "bias", None)
+    if bias is None:
         return
-    scale = input_scale * weight_scale.detach().double()
-    steps = torch.round(bias.detach().double() / scale).clamp(*map(float, limits))
-    own = part._parameters
-    part._parameters = {
-        **own,
-        "bias": nn.Parameter((steps * scale).to(bias.dtype), requires_grad=bias.requires_grad),
-    }
+    made = nn.Parameter(_rounded(bias, steps, dtype), requires_grad=bias.requires_grad)
+    module._parameters = {**module._parameters, "bias": made}
+
+
+def _round_argument(
+    work: Conversion, root: fx.Node, steps: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """A constant bias of a function is replaced by a rounded one, which is a buffer."""
+    for node in _biases(work, root):
+        bias = Constants(work.module).tensor(node)
+        if bias is None:
+            continue
+        prefix = f"{str(node.target).replace('.', '_')}_rounded_"
+        tensor = _rounded(bias, steps, dtype)
+        root.replace_input_with(
+            node, work.editor.read_buffer(root, work.editor.names.take(prefix), tensor)
+        )
+
+
+def _biases(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
+    entries = work.prepared.backend_config.configs
+    named = (
+        entry._input_type_to_index.get("bias")
+        for entry in entries
+        if entry.normal_pattern.size == 1 and entry.normal_pattern.anchor.op == root.target
+    )
+    place = next((index for index in named if index is not None), len(root.args))
+    bias = root.args[place] if place < len(root.args) else root.kwargs.get("bias")
+    if isinstance(bias, fx.Node) and bias.op == "get_attr":
+        yield bias
+
+
+def _rounded(bias: torch.Tensor, steps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limits = _BITS_40 if dtype == torch.int64 else integer_range(dtype)
+    assert limits is not None
+    integers = torch.round(bias.detach().double() / steps).clamp(*map(float, limits))
+    return (integers * steps).to(bias.dtype)

@@ -23,6 +23,7 @@ from backquant.convert.functional_weights import (
     measure_functional_weights,
 )
 from backquant.convert.hardware_biases import round_biases
+from backquant.convert.hardware_rounding import round_results
 from backquant.convert.hardware_scales import hardware_scales
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
 from backquant.convert.replan import all_in_float, replanned
@@ -124,6 +125,7 @@ def _converted(
     run_pass(convert_activations, work, needed, skipped | absorbed)
     run_pass(convert_weighted_modules, work)
     run_pass(round_biases, work)
+    run_pass(round_results, work)
     run_pass(convert_custom_modules, work, swaps, prepared)
     run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
     run_pass(keep_outputs_quantized, work)

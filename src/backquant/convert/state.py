@@ -69,6 +69,7 @@ class Conversion:
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
+    dequantized: dict[str, fx.Node] = field(default_factory=dict)  # activations, by site
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

@@ -5,6 +5,7 @@ from backquant.dtypes.arithmetic import (
     dequantize_tensor,
     quantize_tensor,
     requantize_tensor,
+    round_to,
 )
 from backquant.dtypes.measured_range import (
     QuantRange,
@@ -14,6 +15,7 @@ from backquant.dtypes.measured_range import (
 )
 from backquant.dtypes.qdtype import Format, QDType
 from backquant.dtypes.qparams import ObservedQParams, QParams, TensorQParams
+from backquant.dtypes.requantization import Requantization, requantize_sums
 from backquant.dtypes.scheme import (
     decode_schemes,
     encode_schemes,
@@ -43,6 +45,7 @@ __all__ = [
     "QParams",
     "QDType",
     "QuantRange",
+    "Requantization",
     "Rounding",
     "TensorQParams",
     "affine_qparams",
@@ -65,8 +68,10 @@ __all__ = [
     "quantize_tensor",
     "quantize_bounds",
     "register_dtype",
+    "requantize_sums",
     "requantize_tensor",
     "resolve_range",
+    "round_to",
     "storage_dtype",
     "tensor_token",
 ]

@@ -25,7 +25,7 @@ from torch import Tensor
 from backquant.dtypes.qparams import QParams, TensorQParams
 from backquant.dtypes.table import is_scaled_float, qdtype
 
-__all__ = ["Rounding", "dequantize_tensor", "quantize_tensor", "requantize_tensor"]
+__all__ = ["Rounding", "dequantize_tensor", "quantize_tensor", "requantize_tensor", "round_to"]
 
 
 class Rounding(Enum):
@@ -43,6 +43,17 @@ _ROUND: dict[Rounding, Callable[[Tensor], Tensor]] = {
     Rounding.HALF_UP: lambda x: torch.floor(x + 0.5),
     Rounding.DOWN: torch.floor,
 }
+
+
+def round_to(x: Tensor, rounding: Rounding) -> Tensor:
+    """The whole numbers that ``x`` is rounded to, in its dtype.
+
+    >>> [round_to(torch.tensor([0.5, -1.5]), rounding).tolist() for rounding in Rounding]
+    [[0.0, -2.0], [1.0, -2.0], [1.0, -1.0], [0.0, -2.0]]
+    """
+    return _ROUND[rounding](x)
+
+
 # Larger tensors are rounded in parts, so that no float copy of them is needed.
 _PART = 1 << 18
 

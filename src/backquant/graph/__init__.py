@@ -41,6 +41,7 @@ from backquant.graph.queries import (
     node_arguments,
     operator_key,
 )
+from backquant.graph.requantize import register_requantize
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import is_leaf
 from backquant.graph.verify import complaints, verify
@@ -85,6 +86,7 @@ __all__ = [
     "rebuilt",
     "register_float8",
     "register_quantized_decomposed",
+    "register_requantize",
     "released",
     "remove_unused_modules",
     "set_module",

@@ -19,7 +19,7 @@ __all__ = ["Library", "Translation"]
 _OWN_FIELDS = {
     "BackendConfig": ("engine", "defaults", "qdq"),
     "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
-    "DTypeConfig": ("bias_scale", "where"),
+    "DTypeConfig": ("bias_scale", "rounding", "requantization", "where"),
     "DTypeWithConstraints": (
         "symmetric",
         "granularity",

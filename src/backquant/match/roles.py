@@ -57,10 +57,16 @@ def roles_of(
         weight="weight" in found,
         bias="bias" in found,
         output=output != "float",
-        in_module=root.op == "call_module",
+        bias_known=root.op == "call_module" or _has_constant_bias(root, graph, patterns),
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
     )
+
+
+def _has_constant_bias(root: fx.Node, graph: GraphIndex, patterns: PatternIndex) -> bool:
+    place = argument_positions(root, graph, patterns).get("bias", len(root.args))
+    bias = root.args[place] if place < len(root.args) else root.kwargs.get("bias")
+    return isinstance(bias, fx.Node) and bias.op == "get_attr"
 
 
 def _is_fused(node: fx.Node, graph: GraphIndex, patterns: PatternIndex) -> bool:

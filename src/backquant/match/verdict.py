@@ -70,7 +70,7 @@ class Roles:
     input_known: bool = True
     output_known: bool = True
     output: bool = True  # False: the entry leaves it in float
-    in_module: bool = True  # weight and bias are those of a module
+    bias_known: bool = True  # the bias belongs to the model: it can be rounded ahead
     unmet: tuple[tuple[Refusal, ...], ...] = ()  # conditions that do not hold, by dtype config
 
 
@@ -151,8 +151,11 @@ def _refusals(
         else:
             for refusal in check_tensor(requests.weight, config.weight_dtype_with_constraints):
                 yield "weight", refusal
-    derived = config.bias_scale is not None and roles.in_module  # from its input's and its weight's
-    if roles.bias and not derived and config.bias_dtype not in (None, requests.bias_dtype):
+    derived = config.bias_scale is not None and roles.bias_known
+    if roles.bias and config.bias_scale is not None and not derived:
+        computed = Refusal(ReasonCode.DTYPE, "that is computed", "that belongs to the model")
+        yield "bias", computed
+    elif roles.bias and not derived and config.bias_dtype not in (None, requests.bias_dtype):
         asked = dtype_name(requests.bias_dtype)
         yield "bias", Refusal(ReasonCode.DTYPE, asked, dtype_name(config.bias_dtype))
     if roles.output and config.output_dtype is not None:

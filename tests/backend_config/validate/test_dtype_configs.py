@@ -39,6 +39,41 @@ def test_bias_scale():
     assert found(weight_only) == [("error", "bias-scale", "dtype_configs[0]")]
 
 
+def test_a_bias_with_the_scale_of_the_output():
+    dtypes = (torch.qint8, torch.qint8, torch.qint8, torch.int32)
+    assert found(DTypeConfig(*dtypes, bias_scale="output")) == []
+    float_output = DTypeConfig(
+        torch.qint8, torch.float, torch.qint8, torch.int32, bias_scale="output"
+    )
+    assert found(float_output) == [("error", "bias-scale", "dtype_configs[0]")]
+
+
+POWER = DTypeWithConstraints(torch.qint8, power_of_two_scale=True)
+INT8 = (torch.qint8, torch.qint8, torch.qint8)
+WRONG = ("error", "requantization", "dtype_configs[0]")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (DTypeConfig(*INT8, rounding="half_up", requantization="fixed_point"), []),
+        (DTypeConfig(torch.qint8, torch.qint8, rounding="half_up"), []),
+        (DTypeConfig(torch.qint8, torch.qint8, requantization="fixed_point"), [WRONG]),
+        (DTypeConfig(torch.qint8, torch.float, torch.qint8, rounding="half_up"), [WRONG]),
+        (DTypeConfig(*INT8, requantization="fixed_point_twice", rounding="half_even"), [WRONG]),
+        (DTypeConfig(*INT8, requantization="shift"), [WRONG]),
+        (DTypeConfig(POWER, POWER, POWER, requantization="shift"), []),
+    ],
+)
+def test_requantization(config: DTypeConfig, expected: list[tuple[str, str, str]]):
+    assert found(config) == expected
+
+
+def test_demands_on_scales_that_are_chosen_at_each_call():
+    wrong = DTypeConfig(POWER, torch.float, torch.qint8, is_dynamic=True)
+    assert found(wrong) == [("error", "dynamic-scale", "dtype_configs[0].input_dtype")]
+
+
 def test_each_constraint_is_checked_at_its_place():
     wrong = DTypeWithConstraints(torch.quint8, quant_min_lower_bound=2, quant_max_upper_bound=1)
     places = [place for _, _, place in found(DTypeConfig(), DTypeConfig(wrong, wrong, wrong))]

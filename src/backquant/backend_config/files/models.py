@@ -80,7 +80,13 @@ class DTypeConfig(Model):
     weight_dtype: TensorDType | None = None
     bias_dtype: DTypeName | None = None
     is_dynamic: bool | None = None
-    bias_scale: Literal["input_times_weight"] | None = None
+    bias_scale: Literal["input_times_weight", "output"] | None = None
+    rounding: Literal["half_even", "half_up", "half_away"] | None = Field(
+        None, description="How results are rounded."
+    )
+    requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None = Field(
+        None, description="By which arithmetic sums become results."
+    )
     where: Where | None = Field(None, description="The uses of the operator that are admitted so.")
 
 
@@ -266,7 +272,7 @@ class QDQ(Model):
         None, description="How the weights of an exported model are stored."
     )
     bias: Literal["float", "int32"] | None = Field(
-        None, description="How the bias of a product with a float result is stored."
+        None, description="How the bias of a product is stored in ONNX."
     )
     leave_float: list[LeaveFloat] = Field(
         default_factory=list, description="What stays float whatever is asked for."

@@ -122,7 +122,7 @@ def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
             data[role] = _constraints(constrained)
     if config.bias_dtype is not None:
         data["bias_dtype"] = dtype_name(config.bias_dtype)
-    for name in ("is_dynamic", "bias_scale"):
+    for name in ("is_dynamic", "bias_scale", "rounding", "requantization"):
         if getattr(config, name) is not None:
             data[name] = getattr(config, name)
     if config.where is not None:

@@ -2,7 +2,9 @@
 
 1. ``dynamic-output``: under dynamic quantization the output is computed in float.
    ``dynamic-scale``: its input's scale is chosen at each call, and nothing can be demanded of it.
-2. ``bias-scale``: a bias scaled by input × weight is an integer, and needs both quantized.
+2. ``bias-scale``: a bias with a scale is an integer, and what it takes its scale from is quantized.
+   ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input and weight,
+   too; a shift only needs scales that are powers of two.
 3. ``contradiction``: a condition that nothing satisfies, alone or with that of the entry.
 4. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
 """
@@ -22,6 +24,7 @@ __all__ = ["dtype_config_findings", "subsumes"]
 ROLES = ("input_dtype", "output_dtype", "weight_dtype")
 _LOWER = ("quant_min_lower_bound", "scale_min_lower_bound")
 _UPPER = ("quant_max_upper_bound", "scale_max_upper_bound")
+_OF_RESULTS = ("bias_scale", "rounding", "requantization")
 _EQUAL = (
     "scale_exact_match",
     "zero_point_exact_match",
@@ -51,6 +54,7 @@ def dtype_config_findings(
             yield from constraint_findings(constraints, here.at(role))
         yield from _dynamic(config, here)
         yield from _bias_scale(config, here)
+        yield from _requantization(config, here)
         yield from _condition(config, entry_where, here)
         earlier = next((i for i in range(index) if subsumes(configs[i], config)), None)
         if earlier is not None:
@@ -85,7 +89,7 @@ def subsumes(wide: DTypeConfig, narrow: DTypeConfig) -> bool:
         return False
     if wide.bias_dtype not in (None, narrow.bias_dtype):
         return False
-    if wide.bias_scale not in (None, narrow.bias_scale):
+    if any(getattr(wide, n) not in (None, getattr(narrow, n)) for n in _OF_RESULTS):
         return False
     if not set(conjuncts(wide.where)) <= set(conjuncts(narrow.where)):
         return False
@@ -135,7 +139,31 @@ def _bias_scale(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     if integer_range(config.bias_dtype) is None:
         message = f"bias_scale {config.bias_scale} with the bias dtype {config.bias_dtype}"
         yield place.find("error", "bias-scale", message, "bias_dtype: int32")
-    for role in ("input_dtype", "weight_dtype"):
+    sources = (
+        ("output_dtype",) if config.bias_scale == "output" else ("input_dtype", "weight_dtype")
+    )
+    for role in sources:
         if integer_range(getattr(config, role)) is None:
             message = f"bias_scale {config.bias_scale} without a quantized {role}"
             yield place.find("error", "bias-scale", message, "remove bias_scale")
+
+
+def _requantization(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    rule, arithmetic = "requantization", config.requantization
+    fields = [name for name in ("rounding", "requantization") if getattr(config, name) is not None]
+    needed = ["output_dtype"] if fields else []
+    needed += ["input_dtype", "weight_dtype"] if arithmetic not in (None, "float") else []
+    for role in needed:
+        if integer_range(getattr(config, role)) is None or config.is_dynamic:
+            kind = "static integer" if config.is_dynamic else "integer"
+            message = f"{' and '.join(fields)} without a {kind} {role}"
+            yield place.find("error", rule, message, f"remove {' and '.join(fields)}")
+    if arithmetic == "fixed_point_twice" and config.rounding not in (None, "half_away"):
+        message = f"fixed_point_twice rounds halves up, then away, not {config.rounding}"
+        yield place.find("error", rule, message, "remove rounding, or requantization: fixed_point")
+    if arithmetic == "shift":
+        tensors = [getattr(config, f"{role}_with_constraints") for role in ROLES]
+        if not all(t.power_of_two_scale for t in tensors):
+            message = "a shift only, with scales that are not all powers of two"
+            fix = "power_of_two_scale: true for input, weight and output"
+            yield place.find("error", rule, message, fix)

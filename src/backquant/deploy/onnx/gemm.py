@@ -1,9 +1,10 @@
-"""The bias of a quantized product with a float result as 32-bit integers.
+"""The bias of a quantized product as 32-bit integers, of the scale input × weight, dequantized.
 
 ONNX Runtime runs a Gemm between dequantized operands on integers when its result is quantized (then it
 quantizes a float bias itself), or when its bias is integers of the scale input × weight. A MatMul with a
 following addition of a bias becomes such a Gemm where it knows the shapes. A Gemm without a bias is
-written as a MatMul, which it runs on integers with a float result.
+written as a MatMul, which it runs on integers with a float result. The bias that is an operand (of a Gemm, of
+a convolution) is stored so whatever becomes of the result.
 """
 
 from __future__ import annotations
@@ -14,26 +15,38 @@ import numpy as np
 
 from backquant.deploy.onnx.fold import add_initializer
 
-__all__ = ["store_integer_biases"]
+__all__ = ["store_described_biases", "store_integer_biases"]
 
 _LIMIT = 2**31 - 1
+_PRODUCTS = ("Gemm", "MatMul", "Conv")
 
 
 def store_integer_biases(model: Any) -> None:
-    """Rewrite, in place, every Gemm and MatMul on dequantized operands whose result nothing quantizes."""
+    """Rewrite, in place, products on dequantized operands: biases that are operands, and those that are added
+    behind a MatMul whose result nothing quantizes (before a quantized one, ONNX Runtime does that itself)."""
     for node in list(model.graph):
-        if node.op_type not in ("Gemm", "MatMul") or not _is_quantized(node):
+        if node.op_type not in _PRODUCTS or not _is_quantized(node):
             continue
         adds_bias = _bias_reader(node)
-        if adds_bias is not None and _takes_bias(node) and not _is_requantized(adds_bias[0]):
-            _store_bias(model, node, *adds_bias)
-        elif _is_flat(node) and not _is_requantized(node) and not _takes_bias(node):
+        if adds_bias is not None and _takes_bias(node):
+            if adds_bias[0] is node or not _is_requantized(adds_bias[0]):
+                _store_bias(model, node, *adds_bias)
+        elif node.op_type != "Conv" and _is_flat(node) and not _is_requantized(node):
             _without_bias(model, node)
+
+
+def store_described_biases(model: Any) -> None:
+    """Rewrite, in place, every constant bias of a product on dequantized operands."""
+    for node in list(model.graph):
+        if node.op_type in _PRODUCTS and _is_quantized(node):
+            adds_bias = _bias_reader(node)
+            if adds_bias is not None and _takes_bias(node):
+                _store_bias(model, node, *adds_bias)
 
 
 def _bias_reader(node: Any) -> tuple[Any, int] | None:
     """The node that adds a bias, and the position of the bias among its inputs."""
-    if node.op_type == "Gemm":
+    if node.op_type in ("Gemm", "Conv"):
         return (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else None
     users = [use.node for use in node.outputs[0].uses()]
     if len(users) != 1 or users[0].op_type != "Add":

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from backquant.backend_config import BackendConfig
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.additions import write_sums
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
-from backquant.deploy.onnx.gemm import store_integer_biases
+from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
 from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.translate import translations
 from backquant.deploy.program import quiet
@@ -62,8 +63,16 @@ def onnx_model(job: ExportJob) -> Any:
         write_sums(made.model)
     if job.qdq.bias == "int32":
         store_integer_biases(made.model)
+    if _describes_biases(job.config):
+        store_described_biases(made.model)
     drop_unused(made.model)
     return made.model
+
+
+def _describes_biases(config: BackendConfig) -> bool:
+    """Whether biases are integers of the scale input × weight: then the model's are such already."""
+    configs = (config for entry in config.configs for config in entry.dtype_configs)
+    return any(config.bias_scale == "input_times_weight" for config in configs)
 
 
 def _least_opset(job: ExportJob) -> int:

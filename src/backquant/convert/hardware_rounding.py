@@ -1,0 +1,94 @@
+"""Results as the hardware makes them of sums: ``rounding`` and ``requantization`` of a dtype config.
+
+Behind weighted operators whose description says so, the quantize node becomes one that takes the sums back to
+integers and requantizes them by the arithmetic that is named; behind others, and where one scale of the input
+is not known, one that only rounds as named. The dequantize node stays.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from backquant.backend_config import DTypeConfig
+from backquant.convert.hardware_biases import accumulator_steps, scales_by_node
+from backquant.convert.hardware_scales import chosen_config
+from backquant.convert.state import Conversion
+from backquant.errors import ConfigError
+from backquant.graph import get_module, register_requantize
+from backquant.match.plan import Match
+
+__all__ = ["round_results"]
+
+_DEFAULT = "half_even"
+
+
+def round_results(work: Conversion) -> None:
+    """Replace the quantize nodes of the results whose rounding is described.
+
+    Raises ConfigError in the dialect of quantized tensors, whose operators round halves to even.
+    """
+    found = [(match, chosen_config(work, match)) for match in work.plan.matches]
+    described = [(m, c) for m, c in found if c is not None and (c.rounding or c.requantization)]
+    if not described:
+        return
+    if work.dialect != "decomposed":
+        raise ConfigError(
+            "rounding and requantization have no operators on quantized tensors",
+            where=f"{work.prepared.backend_config.name}, convert_to_reference_fx(dialect={work.dialect!r})",
+            fix='dialect="decomposed", which backquant.quantize uses',
+        )
+    register_requantize()
+    sites = {site.producer: site.name for site in work.prepared.sites.sites if site.producer}
+    scales = scales_by_node(work)
+    for match, config in described:
+        dequantize = work.dequantized.get(sites.get(match.anchor, ""))
+        if dequantize is None:
+            continue
+        quantize = dequantize.args[0]
+        arithmetic = config.requantization or "float"
+        steps = None if arithmetic == "float" else accumulator_steps(work, match, scales)
+        if isinstance(quantize, fx.Node):
+            _replace(work, quantize, match, config, steps)
+
+
+def _replace(
+    work: Conversion,
+    quantize: fx.Node,
+    match: Match,
+    config: DTypeConfig,
+    steps: torch.Tensor | None,
+) -> None:
+    ops, rounding = torch.ops.backquant, config.rounding or _DEFAULT
+    value, *qparams = quantize.args
+    if steps is None:
+        quantize.target = ops.quantize_rounded.default
+        quantize.args = (value, *qparams, rounding)
+        return
+    root = work.nodes[match.root]
+    name = work.editor.names.take(f"{match.root}_accumulator_step_")
+    unit = work.editor.read_buffer(quantize, name, _by_output(work, root, steps))
+    quantize.target = ops.requantize.default
+    axis = _channel_axis(work, root)
+    quantize.args = (value, unit, axis, *qparams, config.requantization, rounding)
+
+
+def _by_output(work: Conversion, root: fx.Node, steps: torch.Tensor) -> torch.Tensor:
+    """Channels of each group of a transposed convolution share the scales of the first."""
+    if root.op != "call_module" or steps.numel() == 1:
+        return steps
+    module = get_module(work.module, str(root.target))
+    part = module[0] if isinstance(module, torch.nn.Sequential) else module
+    transposed = bool(getattr(part, "transposed", False))
+    return steps.repeat(int(part.groups)) if transposed else steps  # type: ignore[arg-type]
+
+
+def _channel_axis(work: Conversion, root: fx.Node) -> int:
+    """The axis of output channels, from the end: the last behind a matrix, else before those of space."""
+    if root.op == "call_module":
+        module = get_module(work.module, str(root.target))
+        part = module[0] if isinstance(module, torch.nn.Sequential) else module
+        dims = part.weight.dim()  # type: ignore[union-attr,operator]
+    else:
+        dims = {"conv1d": 3, "conv2d": 4, "conv3d": 5}.get(getattr(root.target, "__name__", ""), 2)
+    return -1 if dims == 2 else 1 - int(dims)
