@@ -88,7 +88,7 @@ def _channel_axis(work: Conversion, root: fx.Node) -> int:
     if root.op == "call_module":
         module = get_module(work.module, str(root.target))
         part = module[0] if isinstance(module, torch.nn.Sequential) else module
-        dims = part.weight.dim()  # type: ignore[union-attr,operator]
+        dims = part.weight.dim()  # type: ignore[operator]
     else:
         dims = {"conv1d": 3, "conv2d": 4, "conv3d": 5}.get(getattr(root.target, "__name__", ""), 2)
     return -1 if dims == 2 else 1 - int(dims)
