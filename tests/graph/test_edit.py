@@ -35,7 +35,8 @@ def test_replace_uses_keeps_some() -> None:
     editor = GraphEditor(fx.symbolic_trace(Net()))
     value = editor.graph.find_nodes(op="call_module")[0]
     relu = editor.graph.find_nodes(op="call_function", target=torch.relu)[0]
-    node = editor.insert_function_after(value, torch.neg, (value,))
+    with editor.graph.inserting_after(value):
+        node = editor.graph.call_function(torch.neg, (value,))
     changed = editor.replace_uses(value, node, keep=[relu])
     assert [user.name for user in changed] == ["add"]
     module = editor.finish()
@@ -52,7 +53,9 @@ def test_buffers_are_read_where_they_are_needed() -> None:
     module = editor.finish()
     assert torch.equal(module(torch.zeros(1)), torch.tensor([5.0]))
     assert "kept.offset" in module.state_dict()
-    editor.erase(editor.insert_function_after(add, torch.neg, (add,)))
+    with editor.graph.inserting_after(add):
+        unused = editor.graph.call_function(torch.neg, (add,))
+    editor.erase(unused)
     verify(editor.finish(), after="test")
 
 

@@ -34,15 +34,9 @@ def site_observers(prepared: nn.Module) -> dict[str, nn.Module]:
     Raises UsageError when the model is not prepared.
 
     >>> from torch import nn
-    >>> from backquant.backend_config import get_x86_backend_config
-    >>> from backquant.graph import capture
-    >>> from backquant.match import make_plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
-    >>> mapping = get_default_qconfig_mapping("x86")
-    >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
+    >>> from backquant import get_default_qconfig_mapping, prepare_fx
+    >>> model = nn.Sequential(nn.Linear(2, 2)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 2))
     >>> list(site_observers(prepared))
     ['activation_post_process_0', 'activation_post_process_1']
     """

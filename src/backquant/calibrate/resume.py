@@ -20,15 +20,9 @@ def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
     An observer that several sites share appears once. Raises UsageError when not prepared.
 
     >>> from torch import nn
-    >>> from backquant.backend_config import get_x86_backend_config
-    >>> from backquant.graph import capture
-    >>> from backquant.match import make_plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
-    >>> mapping = get_default_qconfig_mapping("x86")
-    >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
+    >>> from backquant import get_default_qconfig_mapping, prepare_fx
+    >>> model = nn.Sequential(nn.Linear(2, 2)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 2))
     >>> calibration_state(prepared)["activation_post_process_0.min_val"]
     tensor(inf)
     """
@@ -47,15 +41,9 @@ def load_calibration_state(prepared: fx.GraphModule, state: Mapping[str, torch.T
     nothing changes.
 
     >>> from torch import nn
-    >>> from backquant.backend_config import get_x86_backend_config
-    >>> from backquant.graph import capture
-    >>> from backquant.match import make_plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
-    >>> mapping = get_default_qconfig_mapping("x86")
-    >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
+    >>> from backquant import get_default_qconfig_mapping, prepare_fx
+    >>> model = nn.Sequential(nn.Linear(2, 2)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 2))
     >>> state = calibration_state(prepared)
     >>> _ = prepared(torch.ones(1, 2)); load_calibration_state(prepared, state)
     >>> prepared.activation_post_process_0.min_val
@@ -80,15 +68,9 @@ def merge_state(
     CalibrationError when the copies differ; then nothing changes.
 
     >>> from torch import nn
-    >>> from backquant.backend_config import get_x86_backend_config
-    >>> from backquant.graph import capture
-    >>> from backquant.match import make_plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import get_default_qconfig_mapping
-    >>> captured, x86 = capture(nn.Sequential(nn.Linear(2, 2))), get_x86_backend_config()
-    >>> mapping = get_default_qconfig_mapping("x86")
-    >>> planned = make_plan(captured.module, captured.scopes, x86, mapping)
-    >>> prepared = insert_observers(captured.module, Record(planned, x86, mapping))
+    >>> from backquant import get_default_qconfig_mapping, prepare_fx
+    >>> model = nn.Sequential(nn.Linear(2, 2)).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 2))
     >>> other = copy.deepcopy(prepared)
     >>> _ = prepared(torch.ones(1, 2)), other(-torch.ones(1, 2))
     >>> merge_state(prepared, other)

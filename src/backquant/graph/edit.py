@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -123,15 +123,6 @@ class GraphEditor:
         for user in users:
             user.replace_input_with(value, node)
         self.provenance.record(node.name, (value.name,))
-        return node
-
-    def insert_function_after(
-        self, position: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> fx.Node:
-        """A call of ``function`` right after ``position``; nobody uses it yet."""
-        with self.graph.inserting_after(position):
-            node = self.graph.call_function(function, args)
-        self.provenance.record(node.name, (position.name,))
         return node
 
     def read_buffer(self, before: fx.Node, path: str, tensor: torch.Tensor) -> fx.Node:
