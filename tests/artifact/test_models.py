@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 import backquant
 from backquant import PrepareCustomConfig, QConfig, QConfigMapping
-from backquant.errors import ArtifactError, CoverageError
+from backquant.errors import CoverageError
 from backquant.runtime import QuantizedModel
 
 Again = Callable[..., QuantizedModel]
@@ -174,13 +173,11 @@ def test_leaves_that_stay_float(round_trip: Again) -> None:
     check(model, (STEPS,), round_trip)
 
 
-def test_a_parametrized_module_in_float_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_parametrized_module_in_float_is_stored_as_what_it_computes(round_trip: Again) -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
     net = nn.Sequential(nn.Conv2d(3, 3, 1), normed)
     mapping = backquant.get_default_qconfig_mapping("x86").set_module_name("1", None)
     model = backquant.quantize(net, calibration=[IMAGES], qconfig_mapping=mapping)
-    with pytest.raises(ArtifactError, match="ParametrizedConv2d"):
-        backquant.save(model, tmp_path / "model.bq")
-    torch.nn.utils.parametrize.remove_parametrizations(normed, "weight")
-    again = backquant.quantize(net, calibration=[IMAGES], qconfig_mapping=mapping)
-    backquant.save(again, tmp_path / "model.bq")
+    assert type(model.get_submodule("1")) is nn.Conv2d
+    assert nn.utils.parametrize.is_parametrized(normed)
+    check(model, (IMAGES,), round_trip)

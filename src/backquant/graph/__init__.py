@@ -10,7 +10,13 @@ from backquant.graph.assemble import (
     rebuilt,
 )
 from backquant.graph.capture import Captured, called_whole, capture, preserve
-from backquant.graph.clone import own_buffers, own_shared_tensors, own_tensors, shallow_copy
+from backquant.graph.clone import (
+    own_buffers,
+    own_shared_tensors,
+    own_tensors,
+    shallow_copy,
+    without_parametrizations,
+)
 from backquant.graph.collector import released
 from backquant.graph.constant_products import linear_products
 from backquant.graph.decomposed import register_quantized_decomposed
@@ -94,4 +100,5 @@ __all__ = [
     "settle_mode_values",
     "shallow_copy",
     "verify",
+    "without_parametrizations",
 ]

@@ -13,8 +13,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-__all__ = ["own_buffers", "own_shared_tensors", "own_tensors", "shallow_copy"]
+__all__ = [
+    "own_buffers",
+    "own_shared_tensors",
+    "own_tensors",
+    "shallow_copy",
+    "without_parametrizations",
+]
 
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
@@ -50,6 +57,27 @@ def shallow_copy(model: nn.Module) -> nn.Module:
         if copied is not module:
             copied.__dict__.update(_state(vars(module), copies))
     return copies[id(model)]
+
+
+def without_parametrizations(copied: nn.Module) -> nn.Module:
+    """``copied``, a shallow copy, whose modules hold what their parametrizations compute, in place.
+
+    >>> model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    >>> copied = without_parametrizations(shallow_copy(model))
+    >>> type(copied[0]).__name__, torch.equal(copied[0].weight, model[0].weight)
+    ('Linear', True)
+    """
+    for module in list(copied.modules()):
+        if not is_parametrized(module):
+            continue
+        with torch.no_grad():
+            names = list(module.parametrizations)  # type: ignore[arg-type]
+            values = {name: nn.Parameter(getattr(module, name).detach()) for name in names}
+        kind = type_before_parametrizations(module)
+        del module._modules["parametrizations"]
+        module.__class__ = kind
+        module._parameters.update(values)
+    return copied
 
 
 def own_buffers(model: nn.Module) -> nn.Module:

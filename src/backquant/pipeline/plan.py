@@ -12,7 +12,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
 from backquant.fuse import Fused, apply_fusion, decompose_attention, plan_fused, without_sync
-from backquant.graph import Captured, Scope, released, shallow_copy
+from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
 from backquant.graph.values import GraphValues
 from backquant.match import (
     CustomMatching,
@@ -249,10 +249,13 @@ def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> 
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode that shares the tensors; the model keeps its training flags.
+    """A copy in evaluation mode that shares the tensors; the model keeps its training flags. Parameters that
+    are computed (``torch.nn.utils.parametrize``) are what they are computed to be.
 
     >>> model = nn.Dropout()
     >>> evaluation_copy(model).training, model.training
     (False, True)
+    >>> evaluation_copy(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    Linear(in_features=2, out_features=2, bias=True)
     """
-    return shallow_copy(model).eval()
+    return without_parametrizations(shallow_copy(model).eval())

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from backquant.graph.export.not_exported import NotExportedError
+
 __all__ = ["TENSOR", "OpaqueCall", "opaque_calls", "opaque_operator"]
 
 
@@ -33,7 +35,9 @@ class OpaqueCall:
     spec: Any = None
     out_leaves: list[Any] = field(default_factory=list)
     out_spec: Any = None
-    sizes: list[tuple[int, ...]] = field(default_factory=list)  # of the input tensors, as run
+    sizes: list[tuple[int, ...]] = field(
+        default_factory=list
+    )  # of the input tensors, as run; () unknown
 
 
 # The calls of the export that is in progress, by the key that stands in the graph.
@@ -61,7 +65,7 @@ def _fake(key: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     tensors = [leaf for leaf in call.out_leaves if isinstance(leaf, torch.Tensor)]
     known: dict[int, Any] = {}
     for sizes, tensor in zip(call.sizes, inputs, strict=True):
-        known |= dict(zip(sizes, tensor.shape, strict=True))
+        known |= dict(zip(sizes, tensor.shape, strict=bool(sizes)))
     like = inputs[0] if inputs else torch.empty(0)
     return [
         like.new_empty([known.get(size, size) for size in tensor.shape], dtype=tensor.dtype)
@@ -78,17 +82,42 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.calls: dict[str, list[OpaqueCall]] = {}
+        self._begun: dict[str, tuple[Any, Any]] = {}
 
-    def hook(self, path: str) -> Any:
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            out_leaves, out_spec = pytree.tree_flatten(output)
-            sizes = [tuple(leaf.shape) for leaf in leaves if _is_tensor(leaf)]
-            kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
-            call = OpaqueCall(path, kept, spec, out_leaves, out_spec, sizes)
-            self.calls.setdefault(path, []).append(call)
+    def begins(self, path: str) -> Any:
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._begun[path] = _known(args, kwargs)
 
         return note
+
+    def ends(self, path: str) -> Any:
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            begun, spec = self._begun.pop(path)
+            if (begun, spec) != _known(args, kwargs):
+                parent = path.rpartition(".")[0]
+                reason = f"{path!r} cannot be exported, and changes an argument in place, such as a cache"
+                raise NotExportedError(reason, parent)
+            out_leaves, out_spec = pytree.tree_flatten(output)
+            self.calls.setdefault(path, []).append(
+                OpaqueCall(path, [], spec, out_leaves, out_spec, begun)
+            )
+
+        return note
+
+
+def _known(args: Any, kwargs: Any) -> tuple[list[tuple[int, ...]], Any]:
+    """The shapes of the tensors among arguments (``()`` for the rest), and how the arguments are built."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return [tuple(leaf.shape) if _is_tensor(leaf) else () for leaf in leaves], spec
+
+
+def _outermost(paths: Collection[str]) -> list[str]:
+    """Those of ``paths`` that lie in none of the others.
+
+    >>> _outermost(["a.b", "a", "ab"])
+    ['a', 'ab']
+    """
+    return [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
 
 
 @contextmanager
@@ -97,22 +126,29 @@ def opaque_calls(
 ) -> Iterator[dict[str, OpaqueCall]]:
     """Make the submodules at ``paths`` opaque while the context lasts; gives their calls by key.
 
-    ``model`` is run once on the arguments. It must be a copy that nobody else uses.
+    ``model`` is run once on the arguments. It must be a copy that nobody else uses. Raises
+    ``NotExportedError``, with the path of the module around it, for a module that changes its arguments.
     """
     calls: dict[str, OpaqueCall] = {}
     if not paths:
         yield calls
         return
     recorder = _Recorder()
-    modules = {path: model.get_submodule(path) for path in paths}
+    modules = {path: model.get_submodule(path) for path in _outermost(paths)}
     hooks = [
-        module.register_forward_hook(recorder.hook(path), with_kwargs=True)
+        hook
         for path, module in modules.items()
+        for hook in (
+            module.register_forward_pre_hook(recorder.begins(path), with_kwargs=True),
+            module.register_forward_hook(recorder.ends(path), with_kwargs=True),
+        )
     ]
-    with torch.no_grad():
-        model(*args, **kwargs)
-    for hook in hooks:
-        hook.remove()
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
     try:
         for path, module in modules.items():
             module.__dict__["forward"] = _stand_in(path, recorder.calls.get(path, []), calls)
@@ -134,9 +170,15 @@ def _stand_in(path: str, recorded: list[OpaqueCall], calls: dict[str, OpaqueCall
         leaves, spec = pytree.tree_flatten((args, kwargs))
         kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
         key = f"{path}#{len(calls)}"
-        call = OpaqueCall(path, kept, spec, seen.out_leaves, seen.out_spec, seen.sizes)
-        calls[key] = _CALLS[key] = call
         given = [leaf for leaf in leaves if _is_tensor(leaf)]
+        # an export may pass a mask that the real run does without: then nothing is known of its sizes
+        sizes: list[tuple[int, ...]] = [()] * len(given)
+        if spec == seen.spec:
+            pairs = zip(leaves, seen.sizes, strict=True)
+            found = [size for leaf, size in pairs if _is_tensor(leaf)]
+            sizes = [s if len(s) == t.dim() else () for s, t in zip(found, given, strict=True)]
+        call = OpaqueCall(path, kept, spec, seen.out_leaves, seen.out_spec, sizes)
+        calls[key] = _CALLS[key] = call
         tensors = iter(opaque_operator()(key, given))
         out = [next(tensors) if _is_tensor(leaf) else leaf for leaf in call.out_leaves]
         return pytree.tree_unflatten(out, call.out_spec)

@@ -9,7 +9,7 @@ constants. Where that fails, sizes are those of the example inputs.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
 from backquant.graph.export.dims import as_dims, fixed_size
+from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.opaque import OpaqueCall, opaque_calls
 from backquant.graph.own_thread import (
     capture_in_own_thread,
@@ -48,14 +49,6 @@ class Exported:
 
 
 _SEQUENCE = 3  # dimensions of batch × sequence × features
-
-
-class NotExportedError(Exception):
-    """Why, in which module (``""`` for the model itself), and at which line."""
-
-    def __init__(self, reason: str, path: str = "", line: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.path, self.line = reason, path, line
 
 
 @dataclass(frozen=True)
@@ -98,9 +91,22 @@ def export_model(  # size: the model, its call, and what is known of both
         try:
             return _exported(model, args, kwargs, dynamic_shapes, opaque)
         except NotExportedError as failure:
-            if not failure.path or failure.path in opaque or dynamic_shapes is not None:
+            path = _not_whole(failure.path, opaque)
+            if not path or dynamic_shapes is not None:
                 raise explained(failure, model, dynamic_shapes) from failure.__cause__
-            opaque[failure.path] = failure.reason
+            opaque[path] = failure.reason
+
+
+def _not_whole(path: str, opaque: Collection[str]) -> str:
+    """``path``, or the nearest module around it that is not whole yet: what is inside of a whole module fails
+    where other methods than ``forward`` are called.
+
+    >>> _not_whole("vq.codebook", ["vq.codebook"]), _not_whole("vq", ["vq"])
+    ('vq', '')
+    """
+    while path in opaque:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def explained(failure: NotExportedError, model: nn.Module, dynamic_shapes: Any) -> CaptureError:

@@ -1,0 +1,13 @@
+"""What stops an export, and in which module."""
+
+from __future__ import annotations
+
+__all__ = ["NotExportedError"]
+
+
+class NotExportedError(Exception):
+    """Why, in which module (``""`` for the model itself), and at which line."""
+
+    def __init__(self, reason: str, path: str = "", line: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.path, self.line = reason, path, line

@@ -1,0 +1,78 @@
+"""Modules that stay whole in an export, and are called otherwise there than on the example inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from backquant.errors import CaptureError
+from backquant.graph.export import capture_export
+
+
+class Speller:
+    """No operator is called by another name."""
+
+    def composed(self, node: object) -> None:
+        return None
+
+    def call(self, overload: object, args: object, kwargs: object) -> None:
+        return None
+
+    def module(self, overload: object, args: object, kwargs: object) -> None:
+        return None
+
+
+class Whole(nn.Module):
+    """Looks at values, so that it cannot be exported, and adds a mask where it is given one."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        shifted = x + 1 if float(x.sum()) > 1e9 else x
+        return shifted if mask is None else shifted + mask
+
+
+class Masked(nn.Module):
+    """Passes a mask in an export only, as transformers where sizes are not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.fc = Whole(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros_like(x)[None] if torch.compiler.is_exporting() else None
+        return self.fc(self.whole(x, mask)).flatten()
+
+
+class Cached(nn.Module):
+    """Fills a list that it is given, as attention a cache."""
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
+        cache.append(x)
+        return x + 1 if float(x.sum()) > 1e9 else x
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached = Cached()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache: list[torch.Tensor] = []
+        return self.cached(x, cache) + cache[0]
+
+
+def test_a_mask_that_only_an_export_passes() -> None:
+    x = torch.randn(3, 4)
+    captured = capture_export(Masked().eval(), x, Speller())
+    assert list(captured.whole) == ["whole"]
+    assert captured.module(x).shape == (12,)
+
+
+def test_a_module_that_fills_a_cache_stays_whole_with_what_reads_it() -> None:
+    x = torch.randn(3, 4)
+    model = nn.Sequential(Around(), nn.Linear(4, 4)).eval()
+    captured = capture_export(model, x, Speller())
+    assert "0" in captured.whole
+    assert torch.equal(captured.module(x), model(x))
+    with pytest.raises(CaptureError, match="changes an argument in place"):
+        capture_export(Around().eval(), x, Speller())
