@@ -38,7 +38,7 @@ def register_quantized_decomposed() -> None:
         raise EngineError(
             "this PyTorch has no quantized_decomposed operators",
             where=f"torch {torch.__version__}",
-            fix="pip install 'torch>=2.13,<2.14'",
+            fix="pip install 'torch>=2.12,<2.16'",
         ) from error
 
 
