@@ -3,10 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.backend_config import BackendDefaults, DefaultOverride, QuantDefault
+from backquant.backend_config import BackendConfig, BackendDefaults, DefaultOverride, QuantDefault
 from backquant.backend_config.defaults import FAKE_QUANTIZES, OBSERVERS
-from backquant.errors import ConfigError
-from backquant.observe import HistogramObserver, MinMaxObserver, NoopObserver
+from backquant.errors import ConfigError, SpecError
+from backquant.observe import (
+    HistogramObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    NoopObserver,
+)
 from backquant.qconfig.build import observer_factory, ptq_qconfig, qat_qconfig
 
 
@@ -45,3 +50,21 @@ def test_no_defaults_for_training_are_refused() -> None:
     defaults = BackendDefaults(QuantDefault("histogram"), QuantDefault("minmax"))
     with pytest.raises(ConfigError, match="no defaults for training"):
         qat_qconfig(defaults)
+
+
+def test_observers_are_named_by_their_import_path(tmp_path) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(
+        "schema_version: 1\nname: b\ndefaults:\n"
+        "  activation: {observer: backquant.observe.MovingAverageMinMaxObserver, dtype: qint8, eps: 0.5}\n"
+        "  weight: {observer: minmax, dtype: qint8}\n"
+    )
+    config = BackendConfig.load(path)
+    made = ptq_qconfig(config.defaults).activation()
+    assert type(made) is MovingAverageMinMaxObserver and float(made.eps) == 0.5
+    config.save(tmp_path / "again.yaml")
+    assert BackendConfig.load(tmp_path / "again.yaml") == config
+    path.write_text(path.read_text().replace("MovingAverageMinMax", "MovingAvrageMinMax"))
+    with pytest.raises(SpecError, match="MovingAverageMinMaxObserver") as caught:
+        BackendConfig.load(path)
+    assert "b.yaml:4" in str(caught.value)

@@ -17,6 +17,7 @@ from backquant.backend_config.checks import (
     check_bool,
     check_choice,
     check_keys,
+    check_module_class,
     check_number,
     within,
 )
@@ -50,7 +51,7 @@ _MORE = ("overrides", "leave_float")
 class QuantDefault:
     """How one role of tensor is measured and quantized. ``None``: the observer's own default.
 
-    ``observer`` is one of ``OBSERVERS``; ``fake_quantize`` (for training) one of
+    ``observer`` is one of ``OBSERVERS``, or a class of observers; ``fake_quantize`` (for training) one of
     ``FAKE_QUANTIZES``. The other fields are the keywords of PyTorch's observers.
     Raises ``SpecError`` for a value outside its domain.
 
@@ -58,7 +59,7 @@ class QuantDefault:
     QuantDefault('histogram', dtype=torch.quint8, reduce_range=True)
     """
 
-    observer: str
+    observer: str | type[torch.nn.Module]
     dtype: torch.dtype | None = None
     qscheme: torch.qscheme | None = None
     quant_min: int | None = None
@@ -73,7 +74,10 @@ class QuantDefault:
     def __post_init__(self) -> None:
         if self.observer is None:
             raise SpecError("an observer must be named", where="observer", fix=str(OBSERVERS))
-        check_choice(self.observer, "observer", OBSERVERS)
+        if isinstance(self.observer, type):
+            check_module_class(self.observer, "observer")
+        else:
+            check_choice(self.observer, "observer", OBSERVERS)
         check_choice(self.fake_quantize, "fake_quantize", FAKE_QUANTIZES)
         for name, kind in (("dtype", torch.dtype), ("qscheme", torch.qscheme)):
             value = getattr(self, name)
@@ -125,7 +129,9 @@ class QuantDefault:
 
     def __repr__(self) -> str:
         values = self.to_dict()
-        parts = [repr(values.pop("observer")), *(f"{k}={v!r}" for k, v in values.items())]
+        observer = values.pop("observer")
+        first = repr(observer) if isinstance(observer, str) else operator_name(observer)
+        parts = [first, *(f"{k}={v!r}" for k, v in values.items())]
         return f"QuantDefault({', '.join(parts)})"
 
 

@@ -182,7 +182,8 @@ def describe_default(default: QuantDefault) -> str:
     >>> describe_default(QuantDefault("histogram", dtype=torch.quint8, reduce_range=True))
     'histogram, quint8, reduced range'
     """
-    words = [default.observer.replace("_", " ")]
+    named = isinstance(default.observer, str)
+    words = [default.observer.replace("_", " ") if named else operator_label(default.observer)]  # type: ignore[union-attr]
     if default.dtype is not None:
         words.append(dtype_name(default.dtype))
     if default.qscheme is not None:

@@ -18,6 +18,7 @@ from backquant.observe import (
     PlaceholderObserver,
     ReuseInputObserver,
 )
+from backquant.observe.partial import with_args
 from backquant.qconfig.qconfig import QConfig
 
 __all__ = ["observer_factory", "ptq_qconfig", "qat_qconfig"]
@@ -45,10 +46,12 @@ def observer_factory(default: QuantDefault) -> Any:
     >>> observer_factory(QuantDefault("minmax", dtype=torch.qint8))
     MinMaxObserver.with_args(dtype=torch.qint8)
     """
-    observer, options = _OBSERVERS[default.observer], default.options
+    observer, options = default.observer, default.options
+    if isinstance(observer, str):
+        observer = _OBSERVERS[observer]
     if default.fake_quantize is not None:
         return _FAKE_QUANTIZES[default.fake_quantize].with_args(observer=observer, **options)
-    return observer.with_args(**options) if options else observer
+    return with_args(observer, **options) if options else observer
 
 
 def ptq_qconfig(defaults: BackendDefaults, override: DefaultOverride | None = None) -> QConfig:

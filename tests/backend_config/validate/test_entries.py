@@ -174,3 +174,26 @@ def test_either_order_is_not_generalized_by_one_order():
     any_order = GraphPattern(["x", "y"], {"out": (AnyOrder(torch.mul), "x", "y")}).normal
     assert generalizes(any_order, one)
     assert not generalizes(one, any_order)
+
+
+class Calls(nn.Module):
+    def __init__(self, operator) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x):
+        return self.operator(x)
+
+
+def test_the_object_of_a_custom_op_matches_nothing(snapshot) -> None:
+    @torch.library.custom_op("validated::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    entry = BackendPatternConfig(twice).add_dtype_config(DTypeConfig(torch.qint8, torch.qint8))
+    backend = BackendConfig("b").set_backend_pattern_config(entry)
+    [finding] = (f for f in validate(backend) if f.rule == "custom-op-object")
+    snapshot("custom_op_object", str(finding))
+    graph = torch.fx.symbolic_trace(nn.Sequential(Calls(twice))).graph
+    [call] = (node for node in graph.nodes if node.op == "call_function")
+    assert call.target is twice._opoverload

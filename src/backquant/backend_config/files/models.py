@@ -189,7 +189,10 @@ class Entry(Model):
 class QuantDefault(Model):
     """How one role of tensor is measured and quantized by default."""
 
-    observer: str = Field(description="How the tensor is measured.", examples=["histogram"])
+    observer: str = Field(
+        description="How the tensor is measured: a name, or the import path of a class of observers.",
+        examples=["histogram", "backquant.observe.HistogramObserver"],
+    )
     dtype: DTypeName | None = None
     qscheme: QSchemeName | None = None
     quant_min: int | None = None

@@ -177,6 +177,8 @@ class _Builder:
                 ]
             elif isinstance(value, dict):
                 values[name] = _at((name,), self.defaults_values, value)
+            elif name == "observer" and "." in value:
+                values[name] = _at((name,), self.resolver.resolve, value)
             elif value is not None:
                 values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
         return values

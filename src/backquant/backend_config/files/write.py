@@ -18,7 +18,7 @@ from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.models import SCHEMA_VERSION
-from backquant.backend_config.files.names import SpellingError
+from backquant.backend_config.files.names import SpellingError, path_of
 from backquant.backend_config.files.scalars import number_data
 from backquant.backend_config.files.spelling import callable_data, pattern_data
 from backquant.backend_config.observation import ObservationType
@@ -141,6 +141,8 @@ def _scalar(value: Any) -> Any:
         return dtype_name(value)
     if isinstance(value, torch.qscheme):
         return str(value).removeprefix("torch.")
+    if isinstance(value, type):
+        return path_of(value)
     if isinstance(value, tuple):
         return [None if one is None else number_data(one) for one in value]
     return number_data(value)

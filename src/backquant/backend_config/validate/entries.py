@@ -11,12 +11,15 @@
    a graph pattern by its port.
 7. ``pattern-shadowed``: an earlier pattern of the same size matches all that this one matches.
 8. ``contradiction``: a condition that nothing satisfies.
+9. ``custom-op-object``: what ``torch.library.custom_op`` returns is in no graph; its operator is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+from torch._library.custom_ops import CustomOpDef
 
 from backquant.backend_config.conditions import contradictions
 from backquant.backend_config.config import BackendConfig
@@ -70,6 +73,7 @@ def entry_findings(
     >>> [f.rule for f in entry_findings(entry, Neighbours(backend), Place(0, "torch.nn.Linear"))]
     ['no-dtype-configs', 'root-without-reference']
     """
+    yield from _custom_ops(entry, place)
     if not entry.dtype_configs:
         fuses = entry.fuser_method is not None
         message = "no dtype configs: the pattern is never quantized"
@@ -208,3 +212,12 @@ def generalizes(wide: NormalPattern, narrow: NormalPattern) -> bool:
             return False
         pending.extend(zip(mine.inputs, other.inputs, strict=True))
     return True
+
+
+def _custom_ops(entry: BackendPatternConfig, place: Place) -> Iterator[Finding]:
+    for node in entry.normal_pattern.nodes:
+        if isinstance(node.op, CustomOpDef):
+            overload = node.op._opoverload
+            message = f"the object of the custom_op {overload._name}, which no graph calls"
+            fix = f"pattern: torch.ops.{overload}"
+            yield place.at("pattern").find("error", "custom-op-object", message, fix)
