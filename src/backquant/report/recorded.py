@@ -22,7 +22,7 @@ from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report
 from backquant.report.standalone_costs import costs_inside
-from backquant.runtime import QuantizedModel
+from backquant.runtime import LoweredRecord, QuantizedModel
 
 __all__ = ["LoweredReport", "StoredReport", "report_of", "report_source", "with_reporting"]
 
@@ -125,11 +125,17 @@ class LoweredReport:
         """What custom modules do in float shows when the lowered model runs on example inputs: what is left
         of their multiply-adds they do on kernels."""
         source = report_source(reference)
-        return cls(replace(source, in_float=_in_float(source, quantized)))
+        return cls(_kept(replace(source, in_float=_in_float(source, quantized))))
 
     def __call__(self, quantized: nn.Module) -> Report:
         assert isinstance(quantized, QuantizedModel)
         return build_report(self.source.lowered(quantized))
+
+
+def _kept(source: ReportSource) -> ReportSource:
+    """With records that pickle, those of standalone modules, too."""
+    inner = {node: _kept(part) for node, part in source.inner.items()}
+    return replace(source, record=LoweredRecord(**vars(source.record)), inner=inner)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from backquant.graph.export import Interface
 from backquant.lower.engine import EngineInfo
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Reason
 from backquant.prepare import Record
+from backquant.qconfig import QConfigMapping
 
 __all__ = ["LoweredRecord"]
 
@@ -21,6 +23,9 @@ class LoweredRecord(Record):
        ``left_in_float``, what the lowering did; ``interface``, what ``torch.export`` knows of the inputs and
        the output.
 
+    A pickle holds neither the QConfigMapping nor the custom config, which may name functions that cannot be
+    pickled: the plan has what came of them.
+
     >>> from backquant import BackendConfig, QConfigMapping
     >>> from backquant.match import Plan
     >>> before = Record(Plan("x86"), BackendConfig("x86"), QConfigMapping())
@@ -32,3 +37,9 @@ class LoweredRecord(Record):
     kernels: tuple[KernelUse, ...] = ()
     left_in_float: tuple[Reason, ...] = ()
     interface: Interface | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "qconfig_mapping": QConfigMapping(), "custom": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredRecord:
+        return self
