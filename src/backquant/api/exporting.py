@@ -29,6 +29,7 @@ from backquant.deploy import (
 )
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
+from backquant.deploy.plain_arguments import with_plain_arguments
 from backquant.errors import ExportError, InputError, UsageError, first_line
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
@@ -259,8 +260,9 @@ def _job(
     config = reference.config
     names = [str(node.target) for node in reference.module.graph.find_nodes(op="placeholder")]
     _check_names(dynamic_shapes, names)
-    args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
+    args, kwargs = with_plain_arguments(module, args, kwargs)
+    args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
     if dynamic_shapes is None:

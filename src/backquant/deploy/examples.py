@@ -21,7 +21,7 @@ def with_two_on_free_axes(
         args: positional inputs, tensors of any shape and dtype among them.
         kwargs: keyword inputs.
         dynamic_shapes: as in ``torch.export``: ``{name: {axis: label}}``, or one ``{axis: label}`` per
-            input. Entries of other forms leave their input as it is.
+            input; for a list or a dict of tensors one of such. Other entries leave their input as it is.
         names: of the inputs, in the order of ``args``.
 
     >>> args, _ = with_two_on_free_axes((torch.ones(1, 3),), {}, {"x": {0: "batch"}}, ["x"])
@@ -36,6 +36,10 @@ def with_two_on_free_axes(
 
 
 def _grown(value: Any, axes: Any) -> Any:
+    if isinstance(value, (list, tuple)) and isinstance(axes, (list, tuple)):
+        return type(value)(_grown(item, own) for item, own in zip(value, axes, strict=False))
+    if isinstance(value, dict) and isinstance(axes, Mapping):
+        return {key: _grown(item, axes.get(key)) for key, item in value.items()}
     if not isinstance(value, torch.Tensor) or not isinstance(axes, Mapping):
         return value
     for axis, label in axes.items():

@@ -31,6 +31,7 @@ from backquant.graph.edit import (
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.float8 import register_float8
 from backquant.graph.folding import fold_constants
+from backquant.graph.functional_batch_norm import batch_norm_modules
 from backquant.graph.modes import (
     CapturedForTraining,
     ModeValue,
@@ -48,6 +49,7 @@ from backquant.graph.queries import (
     operator_key,
 )
 from backquant.graph.requantize import register_requantize
+from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import is_leaf
 from backquant.graph.verify import complaints, verify
@@ -68,6 +70,7 @@ __all__ = [
     "Scope",
     "as_arguments",
     "assemble",
+    "batch_norm_modules",
     "call_before",
     "called_whole",
     "capture",
@@ -82,6 +85,7 @@ __all__ = [
     "is_leaf",
     "known_types",
     "linear_products",
+    "move_rank_reads",
     "node_arguments",
     "operator_key",
     "own_buffers",

@@ -3,7 +3,9 @@
 1. Integers, truth values and floats that are whole or infinite (masks, one-hot rows) are kept as they are, up
    to 16384 of a tensor: indices, offsets and lengths belong together, and others would not run. Above that,
    integers are drawn within their range.
-2. Of other floats (images, sounds, features) only shape, mean, deviation and range are kept: they may be
+2. Of objects (caches of keys and values) the parts that hold tensors are kept; they come back as namespaces,
+   of which a graph reads the same parts.
+3. Of other floats (images, sounds, features) only shape, mean, deviation and range are kept: they may be
    large, or nobody else's business, and any of their kind runs.
 """
 
@@ -12,15 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from backquant.graph.example import as_arguments
+from backquant.graph.objects import Shell, object_classes
 
 __all__ = ["ExampleSpec"]
 
 _TENSOR, _RANGE, _VALUES, _SPREAD = "tensor", "range", "values", "spread"
+_OBJECT = "object"
 _KEPT = 16384  # values of one tensor
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -31,8 +36,8 @@ class ExampleSpec:
 
     ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}`` with either
     ``"values"`` (row by row, infinities as text), or ``"range": [least, greatest]`` and for floats
-    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; and numbers, strings and
-    ``None`` as they are.
+    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; ``{"object": {name: …}}``; and
+    numbers, strings and ``None`` as they are.
 
     >>> spec = ExampleSpec.of((torch.tensor([0, 3, 5]), torch.rand(2, 3), True))
     >>> spec.args[0]
@@ -83,6 +88,8 @@ def _described(value: Any) -> Any:
         return {key: _described(item) for key, item in value.items()}
     if isinstance(value, _PLAIN):
         return value
+    if object_classes(value) and (held := Shell.of(value))[0]:
+        return {_OBJECT: dict(zip(held[1].names, map(_described, held[0]), strict=True))}
     raise TypeError(type(value).__name__)
 
 
@@ -123,6 +130,8 @@ def _made(value: Any, generator: torch.Generator) -> Any:
         return [_made(item, generator) for item in value]
     if not isinstance(value, dict):
         return value
+    if value.keys() == {_OBJECT}:
+        return SimpleNamespace(**_made(value[_OBJECT], generator))
     if _TENSOR not in value:
         return {key: _made(item, generator) for key, item in value.items()}
     dtype, shape = getattr(torch, value["dtype"]), tuple(value[_TENSOR])

@@ -19,11 +19,13 @@ from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import (
     Captured,
+    batch_norm_modules,
     called_whole,
     capture,
     fold_constants,
     inline_wrapped,
     linear_products,
+    move_rank_reads,
 )
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
@@ -178,6 +180,8 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
         fold_constants(captured.module, captured.scopes)
         linear_products(captured.module, captured.scopes, capturing.named)
+        move_rank_reads(captured.module)
+        batch_norm_modules(captured.module, captured.scopes, capturing.named)
     return captured
 
 
@@ -247,6 +251,8 @@ def exported(
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
     captured = capture_export(model, capturing.example_inputs, AtenSpeller(), options)
+    if capturing.decompose and not model.training:
+        batch_norm_modules(captured.module, captured.scopes, capturing.named)
     return replace(captured, notes=("captured by torch.export", *captured.notes))
 
 

@@ -16,6 +16,7 @@ from backquant.deploy.onnx.names import followers, origin_of, origins_of, reader
 __all__ = ["Origins", "kernels_of"]
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
+_JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 _INTEGER = ("i8", "u8")
 _FLOAT = ("f32", "f16", "bf16")
 
@@ -42,8 +43,8 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
     """One record for each layer of the compiled model, in its order; of a generated kernel (``Subgraph``)
     two, if some of its products are on integers only.
 
-    1. A Subgraph leaves out the name of its first product: what no kernel names and only it reads is a part
-       of it.
+    1. A Subgraph leaves out the name of its first product, and a convolution its own where a factor for each
+       channel (a batch norm) became part of its weight: what no kernel names and only it reads is a part of it.
     2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
        of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
     """
@@ -104,7 +105,7 @@ def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> list[T
         replace(
             use, nodes=(*use.nodes, *(one for node in use.nodes for one in before.get(node, ())))
         )
-        if use.kernel == "Subgraph"
+        if use.kernel in _JOINED
         else use
         for use in found
     ]

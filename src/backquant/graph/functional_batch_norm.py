@@ -1,0 +1,124 @@
+"""Batch norms that are written as functions, as the modules that they are, behind a convolution.
+
+Classes of other libraries that join a batch norm with an activation call ``F.batch_norm`` on their own tensors
+(timm's ``BatchNormAct2d``). Fusion knows modules: as one it is folded into the weights before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from backquant.graph.edit import NamePool
+from backquant.graph.folding import changed_tensors
+from backquant.graph.scope import Scope
+
+__all__ = ["batch_norm_modules"]
+
+_BEHIND: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: nn.BatchNorm1d,
+    nn.Conv2d: nn.BatchNorm2d,
+    nn.Conv3d: nn.BatchNorm3d,
+    nn.ConvTranspose1d: nn.BatchNorm1d,
+    nn.ConvTranspose2d: nn.BatchNorm2d,
+    nn.ConvTranspose3d: nn.BatchNorm3d,
+    nn.Linear: nn.BatchNorm1d,
+}
+_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def batch_norm_modules(
+    module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
+) -> int:
+    """Write ``F.batch_norm`` with constant statistics behind a weighted module as a module, in place; how many.
+
+    Args:
+        module: a graph in evaluation mode.
+        scopes: of its nodes; a new node has that of the function's.
+        kept: operators that stay as they are.
+
+    >>> class Joined(nn.BatchNorm2d):
+    ...     def forward(self, x):
+    ...         return torch.relu(F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias))
+    >>> class Tracer(fx.Tracer):
+    ...     def is_leaf_module(self, module, path):
+    ...         return type(module) is nn.Conv2d
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), Joined(2)).eval()
+    >>> module = fx.GraphModule(model, Tracer().trace(model))
+    >>> batch_norm_modules(module, {}), [node.op for node in module.graph.nodes]
+    (1, ['placeholder', 'call_module', 'call_module', 'call_function', 'output'])
+    """
+    if F.batch_norm in kept:
+        return 0
+    changed: set[str] | None = None
+    names = NamePool(module)
+    count = 0
+    for node in list(module.graph.find_nodes(op="call_function", target=F.batch_norm)):
+        kind = _kind(module, node)
+        changed = changed_tensors(module) if changed is None else changed
+        made = None if kind is None else _module(module, node, kind, changed)
+        if made is not None:
+            path = names.take(f"{str(node.args[0].target).replace('.', '_')}_batch_norm_")
+            module.add_module(path, made)
+            _write(module.graph, node, path, scopes)
+            count += 1
+    return count
+
+
+def _kind(module: fx.GraphModule, node: fx.Node) -> type[nn.Module] | None:
+    """The class of batch norm that fits what stands before ``node``."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_module":
+        return None
+    return _BEHIND.get(type(module.get_submodule(str(source.target))))
+
+
+def _module(
+    module: fx.GraphModule, node: fx.Node, kind: type[nn.Module], changed: set[str]
+) -> nn.Module | None:
+    """The batch norm that ``node`` computes, with the same tensors; ``None``: it is none of constants."""
+    given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
+    tensors = {name: _tensor(module, given.get(name), changed) for name in _NAMES[1:5]}
+    mean, var = tensors["running_mean"], tensors["running_var"]
+    is_known = all(tensors[name] is not None for name in tensors if given.get(name) is not None)
+    if mean is None or var is None or not is_known or given.get("training", False) is not False:
+        return None
+    if any(isinstance(given.get(name), fx.Node) for name in ("momentum", "eps")):
+        return None
+    made: Any = kind(len(mean), eps=given.get("eps", 1e-5), device="meta")
+    made.running_mean, made.running_var = mean, var
+    ones, zeros = torch.ones_like(mean), torch.zeros_like(mean)
+    for name, neutral in (("weight", ones), ("bias", zeros)):
+        value = tensors[name]
+        kept = isinstance(value, nn.Parameter)
+        made.register_parameter(
+            name,
+            value if kept else nn.Parameter(neutral if value is None else value.detach(), False),
+        )
+    made.num_batches_tracked = torch.tensor(0)
+    return made.eval()  # type: ignore[no-any-return]
+
+
+def _tensor(module: fx.GraphModule, node: Any, changed: set[str]) -> torch.Tensor | None:
+    if not isinstance(node, fx.Node) or node.op != "get_attr" or str(node.target) in changed:
+        return None
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _write(graph: fx.Graph, node: fx.Node, path: str, scopes: dict[str, Scope]) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_module(path, (node.args[0],))
+    made.meta.update(node.meta)
+    scopes[made.name] = scopes.get(node.name, Scope("", None))
+    node.replace_all_uses_with(made)
+    for old in (node, *node.all_input_nodes[1:]):
+        if not old.users:
+            graph.erase_node(old)
+            scopes.pop(old.name, None)

@@ -1,0 +1,51 @@
+"""Reads of a rank (``x.ndim``, ``x.dim()``), as modules have in assertions, moved before what keeps the rank.
+
+A read of a convolution's result would keep the batch norm behind it from being fused; its input has the same rank.
+"""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+__all__ = ["move_rank_reads"]
+
+_KEEP_RANK = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+)
+
+
+def move_rank_reads(module: fx.GraphModule) -> int:
+    """Let reads of ranks read the input of convolutions, linear layers and batch norms, in place; how many.
+
+    >>> graph = fx.Graph()
+    >>> made = graph.call_module("conv", (graph.placeholder("x"),))
+    >>> _ = graph.output((made, graph.call_method("dim", (made,))))
+    >>> module = fx.GraphModule({"conv": nn.Conv1d(1, 1, 1)}, graph)
+    >>> move_rank_reads(module), [str(node.args) for node in graph.nodes if node.op == "call_method"]
+    (1, ['(x,)'])
+    """
+    count = 0
+    for node in module.graph.nodes:
+        if _reads_rank(node):
+            source = _source(module, node.args[0])
+            count += source is not node.args[0]
+            node.args = (source, *node.args[1:])
+    return count
+
+
+def _reads_rank(node: fx.Node) -> bool:
+    if node.op == "call_function" and node.target is getattr:
+        return len(node.args) == 2 and node.args[1] == "ndim"
+    is_method = node.op == "call_method" and node.target in ("dim", "ndimension")
+    return is_method and isinstance(node.args[0], fx.Node)
+
+
+def _source(module: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """The first value with the rank of ``node``, up a chain of modules that keep it."""
+    while node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+        if type(module.get_submodule(str(node.target))) not in _KEEP_RANK:
+            break
+        node = node.all_input_nodes[0]
+    return node

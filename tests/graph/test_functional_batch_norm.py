@@ -1,0 +1,62 @@
+"""Batch norms that are written as functions behind convolutions are fused as modules are."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import backquant
+from backquant.graph import batch_norm_modules, capture
+
+
+class NormAct(nn.BatchNorm2d):
+    """Calls the function on its own tensors, as classes of other libraries do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.ndim == 4, "a batch of images")
+        mean, var = self.running_mean, self.running_var
+        training = mean is None and var is None
+        x = F.batch_norm(x, mean, var, self.weight, self.bias, training, 0.1, self.eps)
+        return F.relu(x)
+
+
+class Block(nn.Module):
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "norm": NormAct(4, affine=affine)})
+        self.alone = NormAct(4)
+        for norm in (self.first["norm"], self.alone):
+            nn.init.uniform_(norm.running_mean, -1, 1)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.alone(F.max_pool2d(self.first["norm"](self.first["conv"](x)), 2))
+
+
+def test_one_behind_a_convolution_is_a_module() -> None:
+    for affine in (True, False):
+        model, x = Block(affine).eval(), torch.randn(2, 3, 8, 8)
+        captured = capture(model, decomposition=None)
+        assert batch_norm_modules(captured.module, captured.scopes, {F.batch_norm}) == 0
+        assert batch_norm_modules(captured.module, captured.scopes) == 1
+        assert torch.equal(captured.module(x), model(x))
+        if affine:  # the tensors of the model, and no copies
+            held = {id(tensor) for tensor in captured.module.state_dict(keep_vars=True).values()}
+            assert id(model.first["norm"].weight) in held
+
+
+def test_statistics_that_change_stay() -> None:
+    module = capture(Block(True).eval()).module
+    [norm, _] = module.graph.find_nodes(op="call_function", target=F.batch_norm)
+    with module.graph.inserting_before(norm):
+        module.graph.call_method("add_", (norm.args[1], 1))
+    assert batch_norm_modules(module, {}) == 0
+
+
+def test_it_is_fused() -> None:
+    model, x = Block(True).eval(), torch.randn(2, 3, 8, 8)
+    quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
+    [row] = [row for row in quantized.report.rows if row.multiply_adds]
+    assert (row.operator, row.outcome) == ("ConvReLU2d", "quantized"), row
