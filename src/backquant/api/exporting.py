@@ -27,6 +27,7 @@ from backquant.deploy import (
     run_export,
     write_read_sizes,
 )
+from backquant.deploy.computed_ahead import compute_ahead
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
 from backquant.deploy.plain_arguments import with_plain_arguments
@@ -267,6 +268,8 @@ def _job(
     costs = shown.multiply_adds
     if dynamic_shapes is None:
         write_read_sizes(module, args, kwargs)
+        ahead = compute_ahead(module, args, kwargs, costs)
+        costs = {name: count for name, count in costs.items() if name not in ahead}
     return ExportJob(
         module=module,
         args=args,

@@ -19,7 +19,7 @@ from backquant.graph.edit import NamePool
 from backquant.graph.folding import is_random
 from backquant.graph.quiet import quiet
 
-__all__ = ["write_read_sizes"]
+__all__ = ["Recorder", "known_nodes", "write_read_sizes"]
 
 _SIZES = ("size", "dim", "ndimension", "numel", "shape", "ndim")
 _OURS = ("torch", "backquant")
@@ -52,11 +52,11 @@ def write_read_sizes(
     >>> write_read_sizes(module, (torch.zeros(6),), {}), module(torch.zeros(6)).shape
     (('reshape',), torch.Size([2, 3]))
     """
-    known = _known(module)
+    known = known_nodes(module)
     calls = [node for node in module.graph.nodes if _may_read(node, module, known)]
     if not calls:
         return ()
-    recorded = _Recorder(module, {*calls, *(s for n in calls for s in n.all_input_nodes)})
+    recorded = Recorder(module, {*calls, *(s for n in calls for s in n.all_input_nodes)})
     with torch.no_grad():
         names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
         recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
@@ -68,8 +68,12 @@ def write_read_sizes(
     return tuple(done)
 
 
-def _known(module: fx.GraphModule) -> set[fx.Node]:
-    """What depends on constants and on the sizes of values only."""
+def known_nodes(module: fx.GraphModule) -> set[fx.Node]:
+    """What depends on constants and on the sizes of values only.
+
+    >>> known_nodes(fx.symbolic_trace(nn.ReLU()))
+    set()
+    """
     found: set[fx.Node] = set()
     for node in module.graph.nodes:
         if node.op == "get_attr" or _is_size(node):
@@ -99,8 +103,8 @@ def _may_read(node: fx.Node, module: fx.GraphModule, known: set[fx.Node]) -> boo
     return kind.__module__.partition(".")[0] not in _OURS
 
 
-class _Recorder(fx.Interpreter):
-    """Keeps the values of some nodes."""
+class Recorder(fx.Interpreter):
+    """Runs a graph and keeps the values of the nodes ``kept``, in ``values``."""
 
     def __init__(self, module: fx.GraphModule, kept: set[fx.Node]) -> None:
         super().__init__(module)
