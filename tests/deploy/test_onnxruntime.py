@@ -215,6 +215,24 @@ def test_products_give_floats_where_nothing_quantized_reads_them(tmp_path) -> No
         assert sqnr(quantized(x), run(tmp_path / name, x)) > 50
 
 
+class Wide(nn.Module):
+    """A ReLU that is read beside a float value, as in recommenders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(48, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([torch.relu(self.first(x)), x.square()], -1))
+
+
+def test_a_product_before_a_float_relu_runs_on_integers(tmp_path) -> None:
+    quantized, exported = export(Wide(), torch.randn(4, 16), tmp_path / "m.onnx")
+    assert kernels(exported)["QGemm"] == 2
+    x = torch.randn(4, 16)
+    assert sqnr(quantized(x), run(tmp_path / "m.onnx", x)) > 50
+
+
 def test_dynamic_quantization_is_written_as_integer_products(tmp_path) -> None:
     model, x = Feed().eval(), torch.randn(2, 4, 16)
     mapping = QConfigMapping().set_global(per_channel_dynamic_qconfig)

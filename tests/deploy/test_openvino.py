@@ -73,6 +73,25 @@ def test_constants_stay_float_and_transposed_convolutions_run_in_int8(tmp_path) 
     assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)
 
 
+def test_averages_with_padding_stay_float_where_it_counts(tmp_path) -> None:
+    """OpenVINO 2026.4 pads integers with 0, which is not 0.0 where there is a zero point."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    kinds: dict[str, dict[str, Any]] = {
+        "float": {"padding": 1},
+        "quantized": {"padding": 1, "count_include_pad": False},
+    }
+    for outcome, padding in kinds.items():
+        pool = nn.AvgPool2d(3, 2, **padding)
+        model = nn.Sequential(nn.Conv2d(4, 8, 1), pool, nn.Conv2d(8, 4, 1)).eval()
+        nn.init.constant_(model[0].bias, 1.0)
+        quantized = backquant.quantize(model, backend="openvino", calibration=[x])
+        [row] = [row for row in quantized.report.rows if row.operator == "AvgPool2d"]
+        assert row.outcome == outcome
+        backquant.export(quantized, tmp_path / f"{outcome}.xml")
+        assert torch.allclose(run(tmp_path / f"{outcome}.xml", x), quantized(x), atol=5e-2)
+
+
 def upsampled(transposed: nn.Module) -> nn.Module:
     kind = {1: nn.Conv1d, 2: nn.Conv2d}[len(transposed.kernel_size)]
     return nn.Sequential(kind(4, 8, 1), nn.ReLU(), transposed, nn.ReLU(), kind(8, 4, 1)).eval()

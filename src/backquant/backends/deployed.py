@@ -26,6 +26,7 @@ from backquant.operators import spellings
 
 __all__ = [
     "ADDITIONS",
+    "AVERAGES",
     "DEPLOYED_DEFAULTS",
     "FLOAT_OUTPUTS",
     "MATMULS",
@@ -50,9 +51,11 @@ PRODUCTS: tuple[Any, ...] = (operator.mul, torch.mul)
 MATMULS: tuple[Any, ...] = (torch.matmul, operator.matmul)
 
 # kernels on integers whose output keeps the input's qparams
-POOLS: tuple[Any, ...] = spellings(
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
+AVERAGES: tuple[Any, ...] = spellings("avg_pool1d", "avg_pool2d", "avg_pool3d")
+POOLS: tuple[Any, ...] = (
+    *spellings("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+    *spellings("max_pool1d", "max_pool2d", "max_pool3d"),
+    *AVERAGES,
 )
 # values are moved, or clipped at a bound that the integers have anyway
 MOVES: tuple[Any, ...] = (

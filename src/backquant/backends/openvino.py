@@ -27,6 +27,7 @@ from backquant.backend_config import (
 from backquant.backends.defaults import CONVOLUTIONS, QAT_CHANNEL_WEIGHT, TRANSPOSED
 from backquant.backends.deployed import (
     ADDITIONS,
+    AVERAGES,
     DEPLOYED_DEFAULTS,
     FLOAT_OUTPUTS,
     MATMULS,
@@ -69,6 +70,10 @@ BY_OUTPUT_CHANNEL = DefaultOverride(
     weight=replace(DEPLOYED_DEFAULTS.weight, ch_axis=1),
     qat_weight=replace(QAT_CHANNEL_WEIGHT, ch_axis=1),
 )
+# An average over integers takes padding as the integer 0, whatever number the zero point makes of that.
+UNPADDED = DTypeConfig(
+    torch.quint8, torch.quint8, where={"any": [{"padding": 0}, {"count_include_pad": False}]}
+)
 DEFAULTS = replace(
     DEPLOYED_DEFAULTS,
     overrides=(*DEPLOYED_DEFAULTS.overrides, PRODUCT, BY_OUTPUT_CHANNEL),
@@ -109,7 +114,9 @@ def backend_config() -> BackendConfig:
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [SIGNED]),
                 *shape.cat_entries([VALUES], shape.CAT),
-                *shape.sharing_entries([VALUES], (*POOLS, *MOVES)),
+                *shape.sharing_entries([VALUES], [p for p in POOLS if p not in AVERAGES]),
+                *shape.sharing_entries([UNPADDED], AVERAGES),
+                *shape.sharing_entries([VALUES], MOVES),
                 *shape.tensor_info_entries([VALUES]),
             ]
         )

@@ -48,8 +48,8 @@ from backquant.graph.queries import (
     node_arguments,
     operator_key,
 )
-from backquant.graph.requantize import register_requantize
 from backquant.graph.rank_reads import move_rank_reads
+from backquant.graph.requantize import register_requantize
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import is_leaf
 from backquant.graph.verify import complaints, verify

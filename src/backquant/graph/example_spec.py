@@ -36,8 +36,8 @@ class ExampleSpec:
 
     ``args`` and ``kwargs`` hold, for each tensor, ``{"tensor": [sizes…], "dtype": name}`` with either
     ``"values"`` (row by row, infinities as text), or ``"range": [least, greatest]`` and for floats
-    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; ``{"object": {name: …}}``; and
-    numbers, strings and ``None`` as they are.
+    ``"spread": [mean, deviation]``; lists, tuples (as lists) and dicts of such; ``{"object": {name: …}}``;
+    and numbers, strings and ``None`` as they are.
 
     >>> spec = ExampleSpec.of((torch.tensor([0, 3, 5]), torch.rand(2, 3), True))
     >>> spec.args[0]

@@ -1,7 +1,7 @@
 """Batch norms that are written as functions, as the modules that they are, behind a convolution.
 
-Classes of other libraries that join a batch norm with an activation call ``F.batch_norm`` on their own tensors
-(timm's ``BatchNormAct2d``). Fusion knows modules: as one it is folded into the weights before it.
+Classes of other libraries that join a batch norm with an activation call ``F.batch_norm`` on their own
+tensors (timm's ``BatchNormAct2d``). Fusion knows modules: as one it is folded into the weights before it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", 
 def batch_norm_modules(
     module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
 ) -> int:
-    """Write ``F.batch_norm`` with constant statistics behind a weighted module as a module, in place; how many.
+    """Write ``F.batch_norm`` of constants behind a weighted module as a module, in place; how many.
 
     Args:
         module: a graph in evaluation mode.
@@ -43,14 +43,14 @@ def batch_norm_modules(
 
     >>> class Joined(nn.BatchNorm2d):
     ...     def forward(self, x):
-    ...         return torch.relu(F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias))
+    ...         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
     >>> class Tracer(fx.Tracer):
     ...     def is_leaf_module(self, module, path):
     ...         return type(module) is nn.Conv2d
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), Joined(2)).eval()
     >>> module = fx.GraphModule(model, Tracer().trace(model))
     >>> batch_norm_modules(module, {}), [node.op for node in module.graph.nodes]
-    (1, ['placeholder', 'call_module', 'call_module', 'call_function', 'output'])
+    (1, ['placeholder', 'call_module', 'call_module', 'output'])
     """
     if F.batch_norm in kept:
         return 0

@@ -1,6 +1,7 @@
-"""Reads of a rank (``x.ndim``, ``x.dim()``), as modules have in assertions, moved before what keeps the rank.
+"""Reads of ranks (``x.ndim``, ``x.dim()``), as modules have in assertions, moved before what keeps them.
 
-A read of a convolution's result would keep the batch norm behind it from being fused; its input has the same rank.
+A read of a convolution's result would keep the batch norm behind it from being fused; its input has the same
+rank.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ ONNX Runtime runs a Gemm between dequantized operands on integers when its resul
 quantizes a float bias itself), or when its bias is integers of the scale input × weight. A MatMul with a
 following addition of a bias becomes such a Gemm where it knows the shapes. A Gemm without a bias is
 written as a MatMul, which it runs on integers with a float result. The bias that is an operand (of a Gemm, of
-a convolution) is stored so whatever becomes of the result.
+a convolution) is stored so whatever becomes of the result. A Relu behind a Gemm with a float result keeps it in
+float, for what a later quantization might make needless: it is written as Max(x, 0).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def store_integer_biases(model: Any) -> None:
         if adds_bias is not None and _takes_bias(node):
             if adds_bias[0] is node or not _is_requantized(adds_bias[0]):
                 _store_bias(model, node, *adds_bias)
+            if node.op_type != "Conv" and not _is_requantized(adds_bias[0]):
+                _relu_as_max(model, adds_bias[0].outputs[0])
         elif node.op_type != "Conv" and _is_flat(node) and not _is_requantized(node):
             _without_bias(model, node)
 
@@ -92,6 +95,24 @@ def _store_bias(model: Any, product: Any, adds: Any, position: int) -> None:
     made = _integers(model, product, bias.const_value.numpy(), str(bias.name))
     if made is not None:
         adds.replace_input_with(position, made)
+
+
+def _relu_as_max(model: Any, value: Any) -> None:
+    """The Relu that alone reads ``value`` as a maximum."""
+    import onnx_ir as ir
+
+    readers = [use.node for use in value.uses()]
+    if len(readers) != 1 or readers[0].op_type != "Relu":
+        return
+    relu = readers[0]
+    zero = add_initializer(model, np.array(0, np.float32), f"{relu.name}_least")
+    made = ir.Node("", "Max", [value, zero], name=relu.name)
+    made.metadata_props.update(relu.metadata_props)
+    old, new = relu.outputs[0], made.outputs[0]
+    new.name, new.type, new.shape = f"{old.name}_max", old.type, old.shape
+    model.graph.insert_before(relu, made)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    model.graph.remove(relu, safe=True)
 
 
 def _without_bias(model: Any, product: Any) -> None:

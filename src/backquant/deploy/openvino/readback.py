@@ -43,8 +43,9 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
     """One record for each layer of the compiled model, in its order; of a generated kernel (``Subgraph``)
     two, if some of its products are on integers only.
 
-    1. A Subgraph leaves out the name of its first product, and a convolution its own where a factor for each
-       channel (a batch norm) became part of its weight: what no kernel names and only it reads is a part of it.
+    1. A Subgraph leaves out the name of its first product, and a convolution its own where a factor for
+       each channel (a batch norm) became part of its weight: what no kernel names and only it reads is a
+       part of it.
     2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
        of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
     """

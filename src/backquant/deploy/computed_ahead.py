@@ -1,0 +1,62 @@
+"""Products that depend on no input, in a file of fixed sizes: constants, computed once.
+
+The first self-attention of a detector's decoder reads its queries alone, which are parameters repeated for
+each image. A runtime folds what it reads to a float constant, and computes the product in float at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.deploy.read_sizes import Recorder, known_nodes
+from backquant.graph.edit import NamePool
+
+__all__ = ["compute_ahead"]
+
+
+def compute_ahead(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], products: Collection[str]
+) -> frozenset[str]:
+    """Replace, in place, the ``products`` that depend on constants and sizes by their values; their names.
+
+    Args:
+        module: a reference graph, which is run once if it has such products.
+        args: inputs of it, of the sizes that the file is for.
+        kwargs: the same, by keyword.
+        products: the names of the nodes that multiply.
+
+    >>> class Model(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.table, self.w = torch.nn.Buffer(torch.ones(1, 2)), torch.nn.Buffer(torch.ones(2, 2))
+    ...     def forward(self, x):
+    ...         return x @ self.w + self.table.expand(x.shape[0], 2) @ self.w
+    >>> module = fx.symbolic_trace(Model())
+    >>> compute_ahead(module, (torch.ones(3, 2),), {}, ["matmul", "matmul_1"])
+    frozenset({'matmul_1'})
+    >>> module(torch.ones(3, 2))[0]
+    tensor([4., 4.])
+    """
+    known = known_nodes(module)
+    wanted = [node for node in module.graph.nodes if node in known and node.name in products]
+    if not wanted:
+        return frozenset()
+    recorded = Recorder(module, set(wanted))
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    with torch.no_grad():
+        recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+    pool = NamePool(module)
+    for node in wanted:
+        path = pool.take(f"{node.name}_computed_")
+        module.register_buffer(path, recorded.values[node].clone())
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.get_attr(path))
+    for node in reversed(list(module.graph.nodes)):
+        if node in known and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    return frozenset(node.name for node in wanted)
