@@ -4,8 +4,8 @@ ONNX Runtime runs a Gemm between dequantized operands on integers when its resul
 quantizes a float bias itself), or when its bias is integers of the scale input × weight. A MatMul with a
 following addition of a bias becomes such a Gemm where it knows the shapes. A Gemm without a bias is
 written as a MatMul, which it runs on integers with a float result. The bias that is an operand (of a Gemm, of
-a convolution) is stored so whatever becomes of the result. A Relu behind a Gemm with a float result keeps it in
-float, for what a later quantization might make needless: it is written as Max(x, 0).
+a convolution) is stored so whatever becomes of the result. A Relu behind a Gemm with a float result keeps it
+in float, for what a later quantization might make needless: it is written as Max(x, 0).
 """
 
 from __future__ import annotations
