@@ -111,7 +111,12 @@ class ReasonCode(str, Enum):
         _OBSERVER,
     )
     SYMMETRIC = "symmetric", "affine where symmetric is admitted, or the other way round", _OBSERVER
-    GRANULARITY = "granularity", "per tensor or per channel, where the other is admitted", _OBSERVER
+    GRANULARITY = (
+        "granularity",
+        "one scale is for other values than admitted: a tensor, a channel, a group, …",
+        _OBSERVER,
+    )
+    GROUP_SIZE = "group-size", "groups or blocks do not divide the weight", _OBSERVER
     CH_AXIS = "ch-axis", "channels lie on another axis than admitted", _OBSERVER
     NO_OBSERVER = "no-observer", "the QConfig asks for none of the tensor", _OBSERVER
     NO_TENSOR = "no-tensor", "the call has no such tensor", _REWRITE
@@ -197,6 +202,7 @@ class ReasonCode(str, Enum):
     PADDING = "padding", "a padding that the kernel does not take", _REWRITE
     PADDING_MODE = "padding-mode", "the kernel pads with zeros only", 'padding_mode="zeros"'
     PADDING_IDX = "padding-idx", "the kernel has no `padding_idx`", _REWRITE
+    GEOMETRY = "geometry", "sizes that the kernel does not take", _REWRITE
     MAX_NORM = "max-norm", "the kernel has no `max_norm`", _REWRITE
     MODE = "mode", "a mode that the kernel does not have", _REWRITE
     RETURN_INDICES = "return-indices", "the kernel gives no indices", "return_indices=False"

@@ -114,7 +114,7 @@ def test_from_dict_refuses(given_dict: dict[str, Any], where: str, fix: str | No
         {"dtype": "quint8"},
         {"quant_min_lower_bound": "0"},
         {"zero_point_exact_match": 0.5},
-        {"granularity": "per_group"},
+        {"granularity": "per_gruop"},
         {"ch_axis": 0.0},
         {"symmetric": 1},
         {"power_of_two_scale": "yes"},

@@ -22,7 +22,8 @@ OF_PYTORCH = [
     "executorch",
     "qnnpack_pt2e",
 ]
-BUILT_IN = [*OF_PYTORCH, "onnxruntime", "openvino", "xnnpack", "inductor_x86", "tensorrt_fp8"]
+OURS = ["onnxruntime", "openvino", "xnnpack", "inductor_x86", "tensorrt_fp8", "x86_lowbit"]
+BUILT_IN = [*OF_PYTORCH, *OURS]
 
 
 @pytest.fixture

@@ -19,7 +19,13 @@ from torch.ao.quantization import (
 import backquant as bq
 from backquant.backend_config import BackendDefaults, get_backend_config, list_backends
 
-OURS = ("onnxruntime", "openvino", "xnnpack", "inductor_x86")  # PyTorch has no getters for these
+OURS = (
+    "onnxruntime",
+    "openvino",
+    "xnnpack",
+    "inductor_x86",
+    "x86_lowbit",
+)  # PyTorch has no getters
 ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
 OBSERVERS = {
     "histogram": "HistogramObserver",
@@ -111,10 +117,11 @@ def test_defaults_lie_within_an_entry(name: str) -> None:
     [entry] = [c for c in backend.configs if c.pattern is linear]
     activation = defaults.activation.dtype or torch.quint8
     weight = defaults.weight.dtype or torch.quint8
+    output = torch.float32 if defaults.activation.is_dynamic else activation
     fitting = [
         c
         for c in entry.dtype_configs
-        if (c.input_dtype, c.output_dtype, c.weight_dtype) == (activation, activation, weight)
+        if (c.input_dtype, c.output_dtype, c.weight_dtype) == (activation, output, weight)
     ]
     assert fitting
     for default, admitted in (
@@ -145,7 +152,7 @@ def test_getter_works_in_a_fresh_process(name: str) -> None:
 def test_engine_is_known_to_torch(name: str) -> None:
     engine = get_backend_config(name).engine
     known = {"native": "fbgemm", "fbgemm": "fbgemm", "qnnpack": "qnnpack", "x86": "x86"}
-    assert engine == {**known, "onednn": "onednn"}.get(name)
+    assert engine == {**known, "onednn": "onednn", "x86_lowbit": "x86"}.get(name)
 
 
 @pytest.mark.parametrize("name", list_backends())

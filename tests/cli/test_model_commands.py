@@ -147,6 +147,7 @@ def test_requirements(run: Run, here: Path) -> None:
 
 
 BAD: dict[str, tuple[str, ...]] = {
+    "no-data": ("quantize", "zoo:make", "-o", "out.bq"),
     "model-branches": ("explain", "zoo:branches", "--inputs", "1:float32"),
     "model-missing": ("explain", "zoom:make", "--inputs", IMAGE),
     "inputs-missing": ("explain", "zoo:make"),

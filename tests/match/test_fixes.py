@@ -124,11 +124,14 @@ def test_fixes_where_nothing_was_asked(backend_name: str) -> None:
         for name, decision in before.items()
         if decision.outcome is Outcome.FLOAT and decision.reasons[0].rule == "qconfig-none"
     }
-    assert len(refused) >= (0 if backend_name == "qnnpack_pt2e" else 7)  # that is for aten graphs
+    # qnnpack_pt2e is for aten graphs; x86_lowbit has linear layers and embeddings
+    assert len(refused) >= {"qnnpack_pt2e": 0, "x86_lowbit": 3}.get(backend_name, 7)
     for name, fix in refused.items():
         mapping = QConfigMapping()
         run_fix(fix, mapping)
         decision = make_plan(fused, scopes, backend, mapping).decisions[name]
+        if decision.reasons and {r.rule for r in decision.reasons} & {"group-size"}:
+            continue  # groups of the usual size; the reason says which size these few weights take
         if backend.qdq and backend.qdq.leave_float and not decision.quantized:
             # the target never quantizes it there: the reason names the place, or the neighbour in float
             assert decision.reasons[-1].rule in ("float-neighbours", "float-place"), decision

@@ -16,6 +16,7 @@ from backquant.api.one_call import default_mapping, explain, quantize
 from backquant.api.qat import prepare_qat_fx
 from backquant.calibrate import synchronize_observers
 from backquant.nn.stubs import DeQuantStub, QuantStub, QuantWrapper
+from backquant.pipeline.weight_only import weight_only_mapping
 
 __all__ = [
     "DeQuantStub",
@@ -35,4 +36,5 @@ __all__ = [
     "quantize",
     "quantize_dynamic",
     "synchronize_observers",
+    "weight_only_mapping",
 ]

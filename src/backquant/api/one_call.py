@@ -21,7 +21,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.calibrate.examples import checked_example, data_from, example_from
 from backquant.calibrate.measure import measure
 from backquant.convert import ConvertRequest, convert_to_reference
-from backquant.errors import CaptureError, EngineError
+from backquant.errors import CaptureError, EngineError, UsageError
 from backquant.lower import EngineInfo, find_engine
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
@@ -32,6 +32,7 @@ from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
+from backquant.pipeline.weight_only import weight_only_mapping
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
@@ -49,9 +50,11 @@ def quantize(
     model: Model,
     example_inputs: Any = None,
     *,
-    backend: Backend = "x86",
+    backend: Backend | None = None,
     calibration: Iterable[Any] | None = None,
     qconfig_mapping: QConfigMapping | None = None,
+    weights: str | None = None,
+    group_size: int | None = None,
     require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
     capture: str = "auto",
@@ -70,12 +73,16 @@ def quantize(
             is quantized as in evaluation mode; what of it cannot be captured stays float.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
             Default: the first batch of the calibration set; needed without one.
-        backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``.
+        backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``. Default: ``x86``;
+            for ``weights`` ``x86_lowbit``.
         calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
             iterator itself raises passes through. Default: none, if nothing has to be measured.
         qconfig_mapping: what is asked for; default: ``default_mapping(backend)``. What the backend leaves
             in float by default stays there where no rule names the place: a module by its path, the n-th
             use of an operator, or a type for which the backend itself asks something else.
+        weights: ``"int4"``, ``"int8"``, …: quantize weights alone, to this dtype, as the backend has it,
+            without data; in place of a mapping. ``weight_only_mapping`` gives the mapping that it stands for.
+        group_size: with ``weights``: how many of a row share a scale. Default: as the backend has it.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: anything at all.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
@@ -115,14 +122,24 @@ def quantize(
     >>> quantized = quantize(model, torch.randn(1, 8), backend="fbgemm", qconfig_mapping=mapping)
     >>> [kernel.kernel for kernel in quantized.kernels]
     ['quantized.linear_relu_dynamic(fbgemm, 7 bits)']
+
+    Weights alone, in groups of 32 that share a scale:
+
+    >>> model = nn.Sequential(nn.Linear(64, 32))
+    >>> quantized = quantize(model, torch.randn(1, 64), weights="int4", group_size=32)
+    >>> [kernel.kernel for kernel in quantized.kernels]
+    ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
-    config = resolve_backend(backend)
+    config = resolve_backend(_backend(backend, weights))
     engine = engine_of(config)
     required = given_requirement(require)
-    leaves_slower = slower_choice(slower, has_mapping=qconfig_mapping is not None)
+    asked_mapping = _asked_mapping(config, qconfig_mapping, weights, group_size)
+    leaves_slower = slower_choice(slower, has_mapping=asked_mapping is not None)
     model = opened_model(model)
     frozen = evaluation_copy(model)
-    requested = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
+    requested = DefaultedRequest.of(config, engine, *_given(asked_mapping, prepare_custom_config))
+    if weights is not None:
+        requested = replace(requested, implied=True)
     example, batches = example_from(frozen, example_inputs, calibration)
     data, batches = _data(frozen, example, batches)
     capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
@@ -158,7 +175,7 @@ def quantize(
 
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
-    timing = replace(TIMING, keep_named=qconfig_mapping is not None, keep=keep)
+    timing = replace(TIMING, keep_named=asked_mapping is not None, keep=keep)
     if quantizes_recurrent(plan):  # of which the smallest lose the most
         timing = replace(timing, least=0)
     if leaves_slower and timing.is_worthwhile(engine, made.record):
@@ -222,6 +239,32 @@ def default_mapping(backend: Backend = "x86") -> QConfigMapping:
 
 def _given(mapping: Any, custom: Any) -> tuple[QConfigMapping | None, PrepareCustomConfig | None]:
     return None if mapping is None else given_mapping(mapping), given_custom(custom)
+
+
+def _backend(backend: Backend | None, weights: str | None) -> Backend:
+    if backend is not None:
+        return backend
+    return "x86" if weights is None else "x86_lowbit"
+
+
+def _asked_mapping(
+    config: BackendConfig,
+    mapping: QConfigMapping | None,
+    weights: str | None,
+    group_size: int | None,
+) -> QConfigMapping | None:
+    """What ``weights`` stands for, or the mapping."""
+    if weights is None and group_size is None:
+        return mapping
+    if weights is None or mapping is not None:
+        what = "group_size says nothing without weights" if weights is None else ""
+        raise UsageError(
+            what or "weights and qconfig_mapping both say what is asked for",
+            where="quantize",
+            fix='quantize(model, x, weights="int4", group_size=128)\n'
+            'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
+        )
+    return weight_only_mapping(config, weights, group_size)
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:

@@ -38,6 +38,7 @@ from backquant.artifact import kernels
 from backquant.artifact.operators import is_admitted
 from backquant.errors import ArtifactError
 from backquant.graph import (
+    register_blocks,
     register_float8,
     register_quantized_decomposed,
     register_requantize,
@@ -46,7 +47,13 @@ from backquant.graph import (
 __all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
 
 # of our own namespace
-_OWN_OPS = ("quantize_float8", "dequantize_float8", "quantize_rounded", "requantize")
+_OWN_OPS = (
+    "quantize_float8",
+    "dequantize_float8",
+    "quantize_rounded",
+    "requantize",
+    "dequantize_blocks",
+)
 OP_NAMESPACES = ("aten", "quantized_decomposed")
 
 _DENIED = frozenset({"from_file", "save", "load", "frombuffer", "from_numpy", "set_"})
@@ -238,6 +245,7 @@ def _find_op(path: str, allow: Sequence[str]) -> Any:
     if own:
         register_float8()
         register_requantize()
+        register_blocks()
     target = _registered(parts)
     if target is None and allow:
         _import_allowed(allow)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backquant.dtypes import bits_of_values
 from backquant.errors import ArtifactError
 
 __all__ = ["FUNCTIONS", "PACKAGE", "check_arguments", "check_config", "check_tensors"]
@@ -147,6 +148,8 @@ def _is_good(name: str, value: Any) -> bool:
         return value in (1, 2, 3)
     if name == "bits":
         return value in (4, 8)
+    if name == "group":
+        return _is_whole(value) and 0 <= value <= _LARGEST_WINDOW
     if name in ("size", "output_size", "first", "last"):
         return _is_size(name, value)
     if name == "eps":
@@ -316,6 +319,49 @@ def _table(config: Any, tensors: Tensors) -> str:
     return "" if good else _told("table", table)
 
 
+def _lowbit(config: Any, tensors: Tensors) -> str:
+    """A weight of int8 in the range of its bits; the group divides the row, 16 the rows."""
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if not _is(weight, (torch.int8,), (2,)):
+        return _told("weight", weight)
+    assert weight is not None
+    out, inputs = weight.shape
+    in_groups = config.bits == 4
+    if in_groups and (config.group not in (32, 64, 128, 256) or inputs % config.group or out % 16):
+        return f"groups of {config.group} of weight {[out, inputs]}"
+    if not in_groups and inputs % 16:  # the kernel would read past the end
+        return _told("weight", weight)
+    if in_groups and bits_of_values(weight) > 4:
+        return "weight does not fit into 4 bits"
+    good = bias is None or (_is(bias, (torch.float32,), (1,)) and bias.numel() == out)
+    grid = (out, inputs // config.group) if in_groups else (out,)
+    return _grid("weight_scale", grid, tensors) if good else _told("bias", bias)
+
+
+def _grouped_table(config: Any, tensors: Tensors) -> str:
+    table, scale = tensors.get("table"), tensors.get("scale")
+    packed = config.bits == 4
+    width = config.columns // 2 if packed else config.columns
+    good = _is(table, (torch.uint8 if packed else torch.int8,), (2,)) and not (
+        packed and config.columns % 2
+    )
+    if not good or table.shape[1] != width:  # type: ignore[union-attr]
+        return _told("table", table)
+    groups = scale.shape[1] if _is(scale, (torch.float32,), (2,)) else 0  # type: ignore[union-attr]
+    if not groups or config.columns % groups:
+        return _told("scale", scale)
+    return _grid("scale", (len(table), groups), tensors)  # type: ignore[arg-type]
+
+
+def _grid(name: str, shape: tuple[int, ...], tensors: Tensors) -> str:
+    scale = tensors.get(name)
+    if not _is(scale, (torch.float32,), (len(shape),)) or tuple(scale.shape) != shape:  # type: ignore[union-attr]
+        return _told(name, scale)
+    assert scale is not None
+    positive = bool(torch.isfinite(scale).all() and (scale >= 0).all())
+    return "" if positive else f"{name} is not finite and positive"
+
+
 def _batch_norm(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
     names = ("weight", "bias", "mean", "var")
     first = tensors.get("weight")
@@ -349,6 +395,8 @@ _CHECKERS: dict[str, Callable[[Any, Tensors], str]] = {
     "QuantizedCell": _recurrent,
     "Lookup": _lookup,
     "_Table": _table,
+    "LowbitLinear": _lowbit,
+    "GroupedTable": _grouped_table,
     "BatchNorm": _batch_norm,
     "Norm": _norm,
 }

@@ -46,6 +46,14 @@ class TensorEntry(_Model):
     sha256: _Digest
 
 
+class Packed(_Model):
+    """Integers of 8 bits that fit into fewer: the tensor of the file holds several in each byte."""
+
+    bits: Literal[2, 4]
+    shape: Annotated[list[_Size], Field(max_length=64)]
+    dtype: Literal["int8", "uint8"]
+
+
 class Node(_Model):
     """A node of a graph, which reads nodes before it."""
 
@@ -145,6 +153,7 @@ def _manifest() -> TypeAdapter[Any]:
         "strides": dict[Name, list[_Size]],
     }
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    required["packed"] = (dict[Name, Packed], {})  # of files that were written before, none
     return TypeAdapter(create_model("Manifest", __config__=STRICT, **required))
 
 

@@ -83,6 +83,7 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
         "report": None if report is None else report.to_dict(),
         "model": ModuleEncoder(encoder).encode(model.graph_module),
         "strides": writer.strides,
+        "packed": writer.packed,
     }
     write_file(path, document, writer.tensors)
 
@@ -137,7 +138,9 @@ def _model(
     document: dict[str, Any], tensors: dict[str, torch.Tensor], allow: tuple[str, ...]
 ) -> QuantizedModel:
     engine = _engine(document)
-    decoder = Decoder(TensorReader(tensors, document["strides"]), allow=allow)
+    decoder = Decoder(
+        TensorReader(tensors, document["strides"], document.get("packed")), allow=allow
+    )
     graph_module = ModuleDecoder(decoder).decode(document["model"])
     if not isinstance(graph_module, torch.fx.GraphModule):
         raise TypeError("the model is no graph")

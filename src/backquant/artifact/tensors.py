@@ -1,4 +1,7 @@
-"""The tensor table of an artifact: stored once each, contiguous, with their strides where those matter."""
+"""The tensor table of an artifact: stored once each, contiguous, with their strides where those matter.
+
+8-bit integers that fit into four or two bits are packed, two or four to a byte.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.errors import ArtifactError
+from backquant.dtypes import bits_of_values, dtype_name, pack_integers, unpack_integers
+from backquant.errors import ArtifactError, ConfigError
 
 __all__ = ["TensorReader", "TensorWriter"]
 
@@ -48,6 +52,7 @@ class TensorWriter:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.strides: dict[str, list[int]] = {}
+        self.packed: dict[str, dict[str, Any]] = {}
         self._keys: dict[tuple[Any, ...], str] = {}
         self._alive: list[torch.Tensor] = []  # keeps data pointers from being reused
 
@@ -76,7 +81,16 @@ class TensorWriter:
         self._keys[identity] = key
         self._alive.append(detached)
         plain = detached.cpu().resolve_conj().resolve_neg()
-        self.tensors[key] = plain.contiguous().clone()
+        bits = bits_of_values(plain)
+        if bits < 8:
+            self.tensors[key] = pack_integers(plain.contiguous(), bits)
+            self.packed[key] = {
+                "bits": bits,
+                "shape": list(plain.shape),
+                "dtype": dtype_name(plain.dtype),
+            }
+        else:
+            self.tensors[key] = plain.contiguous().clone()
         if (strides := _dense_strides(plain)) is not None:
             self.strides[key] = strides
         return key
@@ -98,13 +112,19 @@ class TensorReader:
     """Gives back the tensors of a table; a key read twice gives the same tensor, or parameter."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], strides: Mapping[str, list[int]]
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        strides: Mapping[str, list[int]],
+        packed: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         for key, tensor in tensors.items():
             _check_booleans(key, tensor)
+        plain = dict(tensors)
+        for key, how in (packed or {}).items():
+            plain[key] = _unpacked(key, plain.get(key), how)
         self._tensors = {
             key: _restride(tensor, strides[key]) if key in strides else tensor
-            for key, tensor in tensors.items()
+            for key, tensor in plain.items()
         }
         self._parameters: dict[tuple[int, bool], nn.Parameter] = {}
 
@@ -123,6 +143,15 @@ class TensorReader:
         if key not in self._parameters:
             self._parameters[key] = nn.Parameter(tensor, requires_grad=requires_grad)
         return self._parameters[key]
+
+
+def _unpacked(key: str, packed: torch.Tensor | None, how: Mapping[str, Any]) -> torch.Tensor:
+    dtype = {"int8": torch.int8, "uint8": torch.uint8}[how["dtype"]]
+    packed = torch.empty(0) if packed is None else packed
+    try:
+        return unpack_integers(packed, how["bits"], list(how["shape"]), dtype)
+    except ConfigError as error:
+        raise ArtifactError(error.what, where=f"{key}: {error.where}", fix=error.fix) from error
 
 
 def _check_booleans(key: str, tensor: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from backquant.backend_config.checks import (
 from backquant.backend_config.leave_float import LeaveFloat, given_rules, rules_from
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
+from backquant.dtypes import Granularity
 from backquant.errors import SpecError
 
 __all__ = ["FAKE_QUANTIZES", "OBSERVERS", "BackendDefaults", "DefaultOverride", "QuantDefault"]
@@ -35,6 +36,8 @@ OBSERVERS = (
     "moving_average_minmax",
     "per_channel_minmax",
     "moving_average_per_channel_minmax",
+    "block_minmax",  # of groups and blocks
+    "block_mse",
     "placeholder",  # measures nothing; carries the dtype
     "noop",  # leaves the tensor alone
     "reuse_input",  # the observer of the operator's input
@@ -70,6 +73,7 @@ class QuantDefault:
     averaging_constant: float | None = None
     is_dynamic: bool | None = None
     fake_quantize: str | None = None
+    granularity: str | None = None
 
     def __post_init__(self) -> None:
         if self.observer is None:
@@ -78,6 +82,8 @@ class QuantDefault:
             check_module_class(self.observer, "observer")
         else:
             check_choice(self.observer, "observer", OBSERVERS)
+        if self.granularity is not None:
+            object.__setattr__(self, "granularity", str(Granularity.parse(self.granularity)))
         check_choice(self.fake_quantize, "fake_quantize", FAKE_QUANTIZES)
         for name, kind in (("dtype", torch.dtype), ("qscheme", torch.qscheme)):
             value = getattr(self, name)

@@ -15,7 +15,7 @@ from backquant.backend_config.numbers import number_text
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.pattern_text import calls_text
-from backquant.dtypes import dtype_name
+from backquant.dtypes import Granularity, dtype_name
 
 __all__ = [
     "describe_default",
@@ -106,7 +106,7 @@ def _extended(given: DTypeWithConstraints) -> list[str]:
     if given.symmetric is not None:
         words.append("symmetric" if given.symmetric else "affine")
     if given.granularity is not None:
-        words.append(given.granularity.replace("_", " ").replace("per ", "per-") + " only")
+        words.append(Granularity.parse(given.granularity).words.replace("per ", "per-") + " only")
     if given.ch_axis is not None:
         words.append(f"channel axis {given.ch_axis}")
     if given.power_of_two_scale is not None:
@@ -196,6 +196,8 @@ def describe_default(default: QuantDefault) -> str:
         words.append(f"scale ≥ {number_text(default.eps)}")
     if default.ch_axis is not None:
         words.append(f"channel axis {default.ch_axis}")
+    if default.granularity is not None:
+        words.append(Granularity.parse(default.granularity).words)
     if default.averaging_constant is not None:
         words.append(f"averaging constant {default.averaging_constant}")
     if default.is_dynamic is not None:

@@ -26,6 +26,7 @@ from backquant.backend_config.conditions.condition import (
     condition_from,
 )
 from backquant.backend_config.numbers import number_text
+from backquant.dtypes import Granularity
 from backquant.errors import SpecError
 
 __all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
@@ -59,7 +60,9 @@ class DTypeWithConstraints:
       what is measured gets a scale whose range holds it around this zero point.
     * ``symmetric``: True asks for a symmetric scheme (zero point fixed at the middle of the range),
       False for an affine one.
-    * ``granularity``: ``"per_tensor"`` or ``"per_channel"`` only; ``ch_axis``: the channel axis.
+    * ``granularity``: what one scale is for: ``"per_tensor"``, ``"per_channel"``, ``"per_group(size=128)"``
+      and others (``backquant.dtypes.Granularity``); None: per tensor or per channel. ``ch_axis``: the
+      channel axis.
     * ``power_of_two_scale``: True: the power of two next above what was measured.
     * ``scales``: the scales that the hardware has: the smallest that is not below what was measured.
     * ``scale_range``: smallest and largest scale, either may be None; what was measured is moved to the
@@ -80,7 +83,7 @@ scale_min_lower_bound=2**-12)
     scale_exact_match: float | None = None
     zero_point_exact_match: int | None = None
     symmetric: bool | None = None
-    granularity: Literal["per_tensor", "per_channel"] | None = None
+    granularity: str | None = None
     ch_axis: int | None = None
     power_of_two_scale: bool | None = None
     scales: tuple[float, ...] | None = None
@@ -98,7 +101,7 @@ scale_min_lower_bound=2**-12)
             check_number(getattr(self, name), name)
         check_number(self.zero_point_exact_match, "zero_point_exact_match", (int,))
         check_number(self.ch_axis, "ch_axis", (int,))
-        check_choice(self.granularity, "granularity", ("per_tensor", "per_channel"))
+        self.granularity = _granularity(self.granularity)
         check_bool(self.symmetric, "symmetric")
         check_bool(self.power_of_two_scale, "power_of_two_scale")
         for name in ("scales", "scale_range"):
@@ -301,6 +304,16 @@ def _constrained(value: Any, field: str) -> DTypeWithConstraints:
         where=field,
         fix=_dtype_fix(value),
     )
+
+
+def _granularity(value: Any) -> str | None:
+    """Its one spelling."""
+    if value is None:
+        return None
+    if not isinstance(value, str | Granularity):
+        message = f"granularity must be a word, got {value!r}"
+        raise SpecError(message, where="granularity", fix='"per_group(size=128)"')
+    return str(Granularity.parse(str(value)))
 
 
 def _check_dtype(value: Any, field: str) -> None:

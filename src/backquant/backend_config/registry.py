@@ -46,6 +46,7 @@ _BUILT_IN = (
     "xnnpack",
     "inductor_x86",
     "tensorrt_fp8",
+    "x86_lowbit",
 )
 _SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -34,6 +34,7 @@ from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
+from backquant.dtypes import Granularity
 
 __all__ = [
     "COLUMNS",
@@ -169,6 +170,9 @@ def _name(module: Any) -> tuple[str, ...]:
     return () if module is None else (operator_label(module),)
 
 
+_CHANNELS = {None: "yes", "per_tensor": "no", "per_channel": "only"}
+
+
 def _per_channel(entry: BackendPatternConfig) -> tuple[str, ...]:
     """What the weight constraints say; unconstrained weights may be quantized per channel."""
     words: dict[str, None] = {}
@@ -176,7 +180,7 @@ def _per_channel(entry: BackendPatternConfig) -> tuple[str, ...]:
         weight = config.weight_dtype_with_constraints
         if weight.dtype is None or (weight.dtype.is_floating_point and weight.dtype.itemsize > 1):
             continue
-        word = {None: "yes", "per_tensor": "no", "per_channel": "only"}[weight.granularity]
+        word = _CHANNELS.get(weight.granularity) or Granularity.parse(str(weight.granularity)).words
         axis = "" if weight.ch_axis is None else f", axis {weight.ch_axis}"
         words[word + axis] = None
     return tuple(words)

@@ -39,12 +39,27 @@ __all__ = [
     "VALUES",
     "WEIGHT",
     "WEIGHT_ONLY",
+    "in_groups",
+    "tables_in_groups",
 ]
 
 WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True)
 STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float)
 VALUES = DTypeConfig(torch.quint8, torch.quint8)
 WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
+
+
+def in_groups(dtype: torch.dtype, *, affine: bool = False, where: dict[str, Any]) -> DTypeConfig:
+    """Weights of few bits in groups along the input features, with activations in float."""
+    weight = DTypeWithConstraints(dtype, symmetric=not affine, granularity="per_group")
+    return DTypeConfig(torch.float, torch.float, weight, torch.float, where=where)
+
+
+def tables_in_groups(dtype: torch.dtype, where: dict[str, Any]) -> DTypeConfig:
+    """The same for tables of embeddings."""
+    weight = DTypeWithConstraints(dtype, symmetric=True, granularity="per_group")
+    return DTypeConfig(torch.float, torch.float, weight, where=where)
+
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
 PRODUCTS: tuple[Any, ...] = (operator.mul, torch.mul)

@@ -30,14 +30,24 @@ from backquant.backends.deployed import (
     VALUES,
     WEIGHT,
     WEIGHT_ONLY,
+    in_groups,
+    tables_in_groups,
 )
-from backquant.operators import clamped, conv, elementwise, fixed_qparams, linear, shape
+from backquant.dtypes.tokens import INT4, UINT4
+from backquant.operators import clamped, conv, elementwise, embedding, fixed_qparams, linear, shape
 from backquant.operators.entry import admit, observed
 
 __all__ = ["backend_config"]
 
 # DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
+# MatMulNBits and GatherBlockQuantized, activations in float32
+SIZES = {"group_size": [16, 32, 64, 128, 256]}
+GROUPS = [
+    in_groups(INT4, where=SIZES),
+    in_groups(UINT4, affine=True, where=SIZES),
+]
+TABLES = [tables_in_groups(INT4, where=SIZES)]
 FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", *SOFTMAX)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *FIXED, nn.LeakyReLU, *shape.CAT, *POOLS, *MOVES)
 
@@ -69,8 +79,9 @@ def backend_config() -> BackendConfig:
         .set_backend_pattern_configs(
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
-                *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY]),
-                *clamped.entries([STATIC]),
+                *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY, *GROUPS]),
+                *embedding.entries(TABLES)[:1],
+                *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [VALUES]),
                 *shape.cat_entries([VALUES], shape.CAT),

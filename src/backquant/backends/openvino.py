@@ -39,8 +39,11 @@ from backquant.backends.deployed import (
     STATIC,
     VALUES,
     WEIGHT_ONLY,
+    in_groups,
+    tables_in_groups,
 )
-from backquant.operators import clamped, conv, elementwise, linear, shape
+from backquant.dtypes.tokens import INT4, UINT4
+from backquant.operators import clamped, conv, elementwise, embedding, linear, shape
 from backquant.operators.entry import admit, observed
 
 __all__ = ["backend_config"]
@@ -70,10 +73,20 @@ BY_OUTPUT_CHANNEL = DefaultOverride(
     weight=replace(DEPLOYED_DEFAULTS.weight, ch_axis=1),
     qat_weight=replace(QAT_CHANNEL_WEIGHT, ch_axis=1),
 )
+<<<<<<< HEAD
 # An average over integers takes padding as the integer 0, whatever number the zero point makes of that.
 UNPADDED = DTypeConfig(
     torch.quint8, torch.quint8, where={"any": [{"padding": 0}, {"count_include_pad": False}]}
 )
+=======
+# compressed fully connected layers and gathers
+SIZES = {"group_size": {"min": 16, "multiple_of": 16}}
+GROUPS = [
+    in_groups(INT4, where=SIZES),
+    in_groups(UINT4, affine=True, where=SIZES),
+]
+TABLES = [tables_in_groups(INT4, where=SIZES)]
+>>>>>>> 3281ea4 (Weights in groups and blocks: granularity as data, packed artifacts, weights=, 4-bit kernels of four engines)
 DEFAULTS = replace(
     DEPLOYED_DEFAULTS,
     overrides=(*DEPLOYED_DEFAULTS.overrides, PRODUCT, BY_OUTPUT_CHANNEL),
@@ -109,8 +122,9 @@ def backend_config() -> BackendConfig:
                     for kind in conv.TRANSPOSED.values()
                     for entry in admit(conv.transposed_entries(kind), [DECONVOLUTION])
                 ),
-                *linear.entries([STATIC, WEIGHT_ONLY]),
-                *clamped.entries([STATIC]),
+                *linear.entries([STATIC, WEIGHT_ONLY, *GROUPS]),
+                *embedding.entries(TABLES)[:1],
+                *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [SIGNED]),
                 *shape.cat_entries([VALUES], shape.CAT),

@@ -36,6 +36,7 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import RESHAPE, TRANSPOSED
+from backquant.dtypes.tokens import INT4
 from backquant.operators import conv, elementwise, linear, shape, spellings
 from backquant.operators.entry import admit
 
@@ -70,6 +71,16 @@ DYNAMIC = DTypeConfig(
     _weight(ch_axis=0, granularity="per_channel"),
     torch.float,
     is_dynamic=True,
+)
+
+# 8da4w: each row of the activations is quantized at each call, groups of a row of the weight share a scale
+GROUPS = DTypeConfig(
+    DTypeWithConstraints(torch.qint8, granularity="per_token"),
+    torch.float,
+    DTypeWithConstraints(INT4, symmetric=True, granularity="per_group"),
+    torch.float,
+    is_dynamic=True,
+    where={"group_size": {"multiple_of": 32}},
 )
 
 # depthwise: every channel a group
@@ -154,7 +165,7 @@ def backend_config() -> BackendConfig:
                 *admit(conv.conv_entries(conv.CONV[2]), [WEIGHTED, DYNAMIC_CONV]),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[1]), TRANSPOSED_WEIGHTS),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[2]), TRANSPOSED_WEIGHTS),
-                *linear.entries([WEIGHTED, DYNAMIC]),
+                *linear.entries([WEIGHTED, DYNAMIC, GROUPS]),
                 *elementwise.binary_entries([PLAIN], elementwise.ADD_SUB_MUL),
                 *shape.cat_entries([PLAIN], shape.CAT),
                 *shape.sharing_entries([PLAIN], SHARING),

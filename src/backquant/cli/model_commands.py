@@ -75,14 +75,27 @@ def explain(
 
 def quantize(  # size: one parameter per option of the command
     model: Model,
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data", "-d", help=".npz, .safetensors, folder of .npy files, or module:iterable."
-        ),
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the artifact.")],
-    backend: Backend = "x86",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help=".npz, .safetensors, folder of .npy files, or module:iterable. Needed but for --weights.",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "-b", help="Name or file (x86; for --weights x86_lowbit)."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="Quantize weights alone: int4, int8, … Needs no data."),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option("--group-size", help="With --weights: how many of a row share a scale."),
+    ] = None,
     inputs: Inputs = None,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Samples a batch, for files of arrays.")
@@ -112,7 +125,7 @@ def quantize(  # size: one parameter per option of the command
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Quantize a model with calibration data and write one file that runs without its code."""
+    """Quantize a model and write one file that runs without its code."""
     import backquant
     from backquant.cli.backends import load_backend
     from backquant.cli.data import load_data
@@ -124,9 +137,15 @@ def quantize(  # size: one parameter per option of the command
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)
-        config = load_backend(backend, allow)
+        config = load_backend(backend or ("x86_lowbit" if weights else "x86"), allow)
+        if data is None and weights is None:
+            raise UsageError(
+                "there is nothing to measure activations on",
+                where="--data",
+                fix="--data batches.npz, or --weights int4 --group-size 128 for weights alone",
+            )
         module, example = load_model(model)
-        batches = load_data(data, module, batch_size)
+        batches = None if data is None else load_data(data, module, batch_size)
         given = parse_inputs(inputs) if inputs else example
         if exported_to is not None:
             _check_operators(module, given, batches, config, find_target(to, exported_to))
@@ -136,6 +155,8 @@ def quantize(  # size: one parameter per option of the command
             backend=config,
             calibration=batches,
             require=required,
+            weights=weights,
+            group_size=group_size,
             slower=slower,
             progress=not as_json,
         )
@@ -164,12 +185,14 @@ def quantize(  # size: one parameter per option of the command
 
 
 def _check_operators(
-    module: Any, given: Any, batches: Iterable[Any], config: BackendConfig, target: Target
+    module: Any, given: Any, batches: Iterable[Any] | None, config: BackendConfig, target: Target
 ) -> None:
     """Refuse before calibration what the export would refuse after it."""
     from backquant.api.exporting import check_exportable
 
-    if given is None and iter(batches) is not batches:  # else a look would cost the first batch
+    if (
+        given is None and batches is not None and iter(batches) is not batches
+    ):  # else a look would cost the first batch
         given = next(iter(batches), None)
     if given is not None or config.engine is not None:
         check_exportable(module, given, config, target)

@@ -149,6 +149,8 @@ def check_narrow_float(found: ObservedQParams, value: str) -> None:
 
 def _decomposed_dynamic(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
     ops = torch.ops.quantized_decomposed
+    if found.per_token:
+        return _per_token(writer, value, found)
     if found.storage not in _DYNAMIC_STORAGE:
         raise ConfigError(
             f"dynamic quantization to {found.dtype} has no operator in the decomposed dialect",
@@ -166,6 +168,25 @@ def _decomposed_dynamic(writer: Writer, value: fx.Node, found: ObservedQParams) 
     qparams = (scale, zero_point, *bounds, found.storage)
     quantized = writer.call(ops.quantize_per_tensor.tensor, value, *qparams)
     return writer.call(ops.dequantize_per_tensor.tensor, quantized, *qparams)
+
+
+def _per_token(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
+    """One scale and zero point for every slice along the last axis. The operators know the whole int8."""
+    ops = torch.ops.quantized_decomposed
+    bounds = (found.quant_min, found.quant_max)
+    if found.storage != torch.int8 or bounds != (-128, 127):
+        raise ConfigError(
+            f"dynamic quantization per token is to int8 [-128, 127], not to {found.dtype} {list(bounds)}",
+            where=f"the observer of {value.name}",
+            fix="PlaceholderObserver.with_args(dtype=torch.qint8, is_dynamic=True, "
+            'granularity="per_token")',
+        )
+    chosen = writer.call(ops.choose_qparams_per_token_asymmetric.default, value, torch.int8)
+    scale = writer.call(operator.getitem, chosen, 0)
+    zero_point = writer.call(operator.getitem, chosen, 1)
+    qparams = (scale, zero_point, *bounds, torch.int8)
+    quantized = writer.call(ops.quantize_per_token.default, value, *qparams)
+    return writer.call(ops.dequantize_per_token.default, quantized, *qparams, torch.float32)
 
 
 def write_quantized_tensor(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
@@ -213,7 +234,7 @@ def is_dequantize(node: Any) -> bool:
     if node.op == "call_method":
         return node.target == "dequantize"
     return node.op == "call_function" and str(node.target).startswith(
-        ("quantized_decomposed.dequantize_per_", "backquant.dequantize_float8")
+        ("quantized_decomposed.dequantize_per_", "backquant.dequantize_")
     )
 
 

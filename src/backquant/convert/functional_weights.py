@@ -9,7 +9,8 @@ depends on an input stays an activation.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -17,8 +18,15 @@ from torch import fx
 from backquant.convert.constants import Constants
 from backquant.convert.dialects import check_narrow_float, without_uint16
 from backquant.convert.state import Conversion
-from backquant.dtypes import ObservedQParams, is_narrow_float, is_scaled_float
-from backquant.graph import register_float8, register_quantized_decomposed
+from backquant.dtypes import (
+    ObservedQParams,
+    TensorQParams,
+    block_of,
+    is_narrow_float,
+    is_scaled_float,
+    quantize_tensor,
+)
+from backquant.graph import register_blocks, register_float8, register_quantized_decomposed
 from backquant.observe.qparams import measure
 from backquant.prepare import Role
 
@@ -80,6 +88,8 @@ def _stored(
         narrow = weight.clamp(-limit, limit).to(found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
+    if found.scale is not None and found.scale.dim() > 1:
+        return _in_blocks(work, position, name, weight, found)
     if is_scaled_float(found.dtype):
         check_narrow_float(found, name)
         register_float8()
@@ -105,6 +115,22 @@ def _stored(
             *rest,
         )
     stored = _buffer(work, position, f"{name}_quantized_", integers)
+    return _widened(work, position, dequantize, (stored, *qparams))
+
+
+def _in_blocks(
+    work: Conversion, position: fx.Node, name: str, weight: torch.Tensor, found: ObservedQParams
+) -> fx.Node:
+    assert found.scale is not None and found.zero_point is not None
+    register_blocks()
+    block = block_of(weight.shape, found.scale.shape)
+    integers = quantize_tensor(weight, cast(TensorQParams, replace(found, block=block)))
+    stored = _buffer(work, position, f"{name}_quantized_", integers)
+    qparams = (
+        _buffer(work, position, f"{name}_scale_", found.scale),
+        _buffer(work, position, f"{name}_zero_point_", found.zero_point),
+    )
+    dequantize = torch.ops.backquant.dequantize_blocks.default
     return _widened(work, position, dequantize, (stored, *qparams))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
+from backquant.lower.qdq import is_dequantize, is_quantize, is_weight_dequantize
 from backquant.nn.quantized import reference
 
 __all__ = ["join_epilogues"]
@@ -79,7 +79,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def _dequantizes(node: Any) -> bool:
-    return _ends_pair(node) or is_channel_dequantize(node)
+    return _ends_pair(node) or is_weight_dequantize(node)
 
 
 def _ends_pair(node: Any) -> bool:

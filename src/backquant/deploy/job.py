@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backquant.backend_config import BackendConfig, QDQRules
+from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.deploy.program import Program, export_program
-from backquant.dtypes import is_quantized
+from backquant.dtypes import Granularity, is_quantized
 from backquant.match.plan import MatchKind, Plan
 
 __all__ = ["ExpectedOperator", "ExportJob", "expected_operators"]
@@ -72,7 +72,8 @@ class ExportJob:
 def expected_operators(
     plan: Plan, config: BackendConfig, costs: Mapping[str, int]
 ) -> tuple[ExpectedOperator, ...]:
-    """What ``plan`` has quantized statically or dynamically, in graph order; weight-only is float.
+    """What ``plan`` has quantized statically or dynamically, or in groups, in graph order; other weights
+    without activations count as float.
 
     ``costs``: multiply-adds by node.
 
@@ -87,7 +88,8 @@ def expected_operators(
         if decision.dtype_config is None:
             continue
         dtypes = config.configs[match.entry].dtype_configs[decision.dtype_config]
-        if _computes_in_float(dtypes.input_dtype) or decision.observation.endswith("NOT_OBSERVED"):
+        in_float = _computes_in_float(dtypes.input_dtype) and not _in_groups(dtypes)
+        if in_float or decision.observation.endswith("NOT_OBSERVED"):
             continue
         found.append(
             ExpectedOperator(
@@ -100,6 +102,12 @@ def expected_operators(
             )
         )
     return tuple(found)
+
+
+def _in_groups(dtypes: DTypeConfig) -> bool:
+    """Whether the weight is one that a target has kernels for which read groups of few bits."""
+    shared = dtypes.weight_dtype_with_constraints.granularity
+    return shared is not None and Granularity.parse(shared).has_blocks
 
 
 def _computes_in_float(dtype: torch.dtype | None) -> bool:

@@ -7,7 +7,7 @@ from torch import fx
 from backquant.backend_config import QDQRules
 from backquant.deploy.epilogues import join_epilogues
 from backquant.deploy.weights import with_weight_nodes
-from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+from backquant.lower.qdq import is_dequantize, is_weight_dequantize
 
 __all__ = ["dequantize_per_user", "portable"]
 
@@ -45,7 +45,7 @@ def dequantize_per_user(module: fx.GraphModule) -> None:
     2
     """
     for node in list(module.graph.nodes):
-        if not (is_dequantize(node) or is_channel_dequantize(node)):
+        if not (is_dequantize(node) or is_weight_dequantize(node)):
             continue
         for user in list(node.users)[1:]:
             with module.graph.inserting_before(user):

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from backquant.dtypes import is_scaled_float
-from backquant.graph import register_float8, register_quantized_decomposed
+from backquant.graph import register_blocks, register_float8, register_quantized_decomposed
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
 __all__ = ["with_weight_nodes"]
@@ -42,6 +42,8 @@ class _Emitter:
             getattr(module, f"{name}_quant_max"),
             weight.dtype,
         )
+        if scale.dim() > 1:
+            return torch.ops.backquant.dequantize_blocks(weight, scale, zero_point)  # type: ignore[no-any-return]
         ops = torch.ops.quantized_decomposed
         if scale.dim() == 0:
             qparams = (*module.__dict__[f"_{name}_literals"], *bounds)
@@ -68,6 +70,7 @@ def with_weight_nodes(module: nn.Module, weights: str = "integer") -> nn.Module:
     """
     register_quantized_decomposed()
     register_float8()
+    register_blocks()
     children = {
         name: None if child is None else with_weight_nodes(child, weights)
         for name, child in module._modules.items()

@@ -7,11 +7,18 @@ from backquant.dtypes.arithmetic import (
     requantize_tensor,
     round_to,
 )
+from backquant.dtypes.granularity import Granularity, Undivided, block_of
 from backquant.dtypes.measured_range import (
     QuantRange,
     affine_qparams,
     array_qparams,
     resolve_range,
+)
+from backquant.dtypes.packing import (
+    bits_of_values,
+    pack_integers,
+    stored_bytes,
+    unpack_integers,
 )
 from backquant.dtypes.qdtype import Format, QDType
 from backquant.dtypes.qparams import ObservedQParams, QParams, TensorQParams
@@ -41,6 +48,7 @@ from backquant.dtypes.words import dtype_name
 
 __all__ = [
     "Format",
+    "Granularity",
     "ObservedQParams",
     "QParams",
     "QDType",
@@ -48,8 +56,11 @@ __all__ = [
     "Requantization",
     "Rounding",
     "TensorQParams",
+    "Undivided",
     "affine_qparams",
     "array_qparams",
+    "bits_of_values",
+    "block_of",
     "decode_schemes",
     "dequantize_tensor",
     "dtype_name",
@@ -63,6 +74,7 @@ __all__ = [
     "is_scaled_float",
     "is_symmetric",
     "known_dtypes",
+    "pack_integers",
     "plain_dtype",
     "qdtype",
     "quantize_tensor",
@@ -73,5 +85,7 @@ __all__ = [
     "resolve_range",
     "round_to",
     "storage_dtype",
+    "stored_bytes",
     "tensor_token",
+    "unpack_integers",
 ]

@@ -24,8 +24,8 @@ class QParams(Generic[ScaleT, ZeroPointT]):
 
     ``scale`` and ``zero_point`` are numbers, or tensors: without dimension, or one entry per slice along
     ``axis``; with ``block``, one per block of that shape. They are None where values are only cast, and where
-    they are chosen at each call (``is_dynamic``, with a scale of at least ``eps``). ``dtype`` is a quantized
-    dtype or its storage.
+    they are chosen at each call (``is_dynamic``, with a scale of at least ``eps``; ``per_token``: one for
+    each slice along the last axis). ``dtype`` is a quantized dtype or its storage.
 
     >>> q = QParams(0.5, 10, 0, 127, torch.uint8)
     >>> q.is_full_range, q.bounds, str(q)
@@ -42,6 +42,7 @@ class QParams(Generic[ScaleT, ZeroPointT]):
     qscheme: torch.qscheme | None = None
     is_dynamic: bool = False
     eps: float = 0.0
+    per_token: bool = False
 
     @property
     def storage(self) -> torch.dtype:

@@ -13,6 +13,7 @@ from importlib import metadata
 import torch
 
 from backquant.dtypes.qdtype import Format, QDType
+from backquant.dtypes.tokens import INT2, INT4, UINT2, UINT4
 from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
 
@@ -52,6 +53,11 @@ _BUILT_IN = (
     QDType(torch.float8_e5m2, torch.float8_e5m2, 8, _FLOAT, number=12),
     QDType(torch.uint16, torch.uint16, 16, _UNSIGNED, number=13),
     QDType(torch.quint2x4, torch.uint8, 2, _UNSIGNED, True, True, 0, number=14),
+    # One value a byte in memory; saved models and exports hold two or four in one.
+    QDType(INT4, torch.int8, 4, _SIGNED, number=15),
+    QDType(UINT4, torch.uint8, 4, _UNSIGNED, number=16),
+    QDType(INT2, torch.int8, 2, _SIGNED, number=17),
+    QDType(UINT2, torch.uint8, 2, _UNSIGNED, number=18),
 )
 _ROWS = {row.token: row for row in _BUILT_IN}
 

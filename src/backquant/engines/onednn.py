@@ -9,6 +9,7 @@ import torch
 from backquant.engines.builds import alternative, dynamic_kernels, transposed_kernels
 from backquant.engines.tables.common import common_rules
 from backquant.engines.tables.conv_add import conv_add_rules
+from backquant.engines.tables.lowbit import lowbit_rules
 from backquant.engines.tables.onednn_weighted import onednn_weighted_rules
 from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
 from backquant.engines.tables.torch_kernels import TorchKernels
@@ -30,9 +31,10 @@ def rules(kernels: TorchKernels) -> list[LowerRule]:
     """All rules, in order of preference among those that fit one occurrence.
 
     >>> [rule.name for rule in rules(TorchKernels("x86"))][:3]
-    ['conv + add + relu', 'conv + add', 'conv + activation']
+    ['weight-only linear', 'weight-only functional linear', 'weight-only embedding']
     """
     return [
+        *lowbit_rules(),
         *conv_add_rules(),
         *onednn_weighted_rules(),
         *quantized_transposed_rules(kernels),

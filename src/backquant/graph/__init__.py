@@ -9,6 +9,7 @@ from backquant.graph.assemble import (
     copied_graph,
     rebuilt,
 )
+from backquant.graph.blocks import register_blocks
 from backquant.graph.capture import Captured, called_whole, capture, preserve
 from backquant.graph.clone import (
     own_buffers,
@@ -94,6 +95,7 @@ __all__ = [
     "part",
     "preserve",
     "rebuilt",
+    "register_blocks",
     "register_float8",
     "register_quantized_decomposed",
     "register_requantize",

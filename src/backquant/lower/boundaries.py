@@ -27,9 +27,9 @@ from backquant.lower.kernels.boundary import (
 )
 from backquant.lower.qdq import (
     integer_source,
-    is_channel_dequantize,
     is_dequantize,
     is_quantize,
+    is_weight_dequantize,
     qparams_of,
 )
 
@@ -88,7 +88,7 @@ def _pass_integers(node: Node) -> None:
 
 def _erase_unread(graph: Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        constant = node.op == "get_attr" or is_dequantize(node) or is_channel_dequantize(node)
+        constant = node.op == "get_attr" or is_dequantize(node) or is_weight_dequantize(node)
         constant = constant or node.target == "dequantize"
         if not node.users and (constant or is_dynamic_boundary(node)):
             graph.erase_node(node)

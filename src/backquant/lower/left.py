@@ -19,7 +19,7 @@ from backquant.graph import get_module
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
-from backquant.lower.qdq import is_channel_dequantize
+from backquant.lower.qdq import is_weight_dequantize
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
@@ -65,7 +65,7 @@ class Left:
                 if node in self._made and _reads_size(node):
                     sizes.add(node)
                 continue
-            if is_channel_dequantize(node) or is_dynamic_boundary(node):
+            if is_weight_dequantize(node) or is_dynamic_boundary(node):
                 continue
             if _is_part_of_tuple(graph_module, node):
                 continue

@@ -41,9 +41,9 @@ from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
 from backquant.lower.qdq import (
     dequantize_target,
-    is_channel_dequantize,
     is_dequantize,
     is_quantize,
+    is_weight_dequantize,
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
@@ -126,7 +126,7 @@ class _Pass:
         return Lowered(result, kernels, left)
 
     def _visit(self, node: Node) -> None:
-        if is_quantize(node) or is_dequantize(node) or is_channel_dequantize(node):
+        if is_quantize(node) or is_dequantize(node) or is_weight_dequantize(node):
             return
         steps = steps_of(self.gm, node)
         if not steps:

@@ -18,9 +18,11 @@ from backquant.dtypes import QParams
 __all__ = [
     "dequantize_target",
     "integer_source",
+    "is_block_dequantize",
     "is_channel_dequantize",
     "is_dequantize",
     "is_quantize",
+    "is_weight_dequantize",
     "qparams_of",
     "quantize_target",
     "quantized_value",
@@ -64,6 +66,17 @@ def is_dequantize(node: Any) -> bool:
 def is_channel_dequantize(node: Any) -> bool:
     """Whether ``node`` dequantizes an integer tensor per channel (a functional weight)."""
     return isinstance(node, Node) and _is_op(node, "dequantize_per_channel")
+
+
+def is_block_dequantize(node: Any) -> bool:
+    """Whether ``node`` dequantizes an integer tensor in groups or blocks (a functional weight)."""
+    is_call = isinstance(node, Node) and node.op == "call_function"
+    return is_call and str(node.target) == "backquant.dequantize_blocks.default"
+
+
+def is_weight_dequantize(node: Any) -> bool:
+    """Whether ``node`` dequantizes a functional weight of several scales."""
+    return is_channel_dequantize(node) or is_block_dequantize(node)
 
 
 def _is_literal(node: Node) -> bool:

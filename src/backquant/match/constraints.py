@@ -10,14 +10,22 @@ scale, and compares fixed qparams only when both are given; here each is enforce
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
 from backquant.backend_config.numbers import short_text
-from backquant.dtypes import dtype_name, is_scaled_float, plain_dtype, qdtype
+from backquant.dtypes import (
+    Granularity,
+    dtype_name,
+    integer_range,
+    is_scaled_float,
+    plain_dtype,
+    qdtype,
+)
+from backquant.errors import SpecError
 from backquant.match.plan import TensorRequest
 from backquant.reason_codes import ReasonCode
 
@@ -27,6 +35,7 @@ __all__ = [
     "ScaleDemand",
     "check_tensor",
     "demand_text",
+    "divides",
     "request_text",
     "scale_demands",
 ]
@@ -59,6 +68,7 @@ def dtype_matches(request: TensorRequest, demand: DTypeWithConstraints) -> Refus
     rule = (
         ReasonCode.DTYPE_TOKEN
         if plain_dtype(request.dtype) == plain_dtype(demand.dtype)
+        and integer_range(request.dtype) == integer_range(demand.dtype)
         else ReasonCode.DTYPE
     )
     return Refusal(rule, dtype_name(request.dtype), dtype_name(demand.dtype))
@@ -183,18 +193,54 @@ def symmetry(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | 
 
 
 def granularity(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
-    """Qparams are per tensor, or per channel, as demanded.
+    """One scale is for what is demanded; without a demand, for a tensor or a channel.
 
     >>> request = TensorRequest(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
     >>> granularity(request, DTypeWithConstraints(torch.qint8, granularity="per_tensor")).asked
     'per_channel_symmetric'
     """
     if demand.granularity is None:
+        if not request.granularity:
+            return None
+        wanted = "per tensor or per channel"
+    else:
+        admitted = Granularity.parse(demand.granularity)
+        if admitted.admits(request.shared_over):
+            return None
+        wanted = admitted.words
+    asked = request.shared_over.words if request.granularity else request.qscheme
+    return Refusal(ReasonCode.GRANULARITY, asked or f"{request.observer} with no scheme", wanted)
+
+
+def divides(
+    request: TensorRequest, shape: Sequence[int], axes: Sequence[str] = ()
+) -> Refusal | None:
+    """The groups or blocks that are asked for divide a weight of this shape; ``axes`` names its axes.
+
+    >>> request = TensorRequest(torch.int4, "O", granularity="per_group(size=128)")
+    >>> refusal = divides(request, (8, 100), ("out_features", "in_features"))
+    >>> refusal.asked, refusal.fix
+    ('group size 128, in_features 100', 'group size 100 in place of 128')
+    """
+    shared = request.shared_over
+    if not shared.has_blocks or not shape:
         return None
-    if request.is_per_channel is (demand.granularity == "per_channel"):
+    names = dict(enumerate(axes))
+    size = "group size" if shared.kind == "per_group" else "block size"
+    try:
+        wrong = shared.undivided(shape)
+    except SpecError:
+        asked = f"{shared.words} of a weight {list(shape)}"
+        return Refusal(ReasonCode.GROUP_SIZE, asked, "a grid over the axes that the weight has")
+    if wrong is None:
         return None
-    wanted = demand.granularity.replace("_", " ")
-    return Refusal(ReasonCode.GRANULARITY, _scheme(request), wanted)
+    axis = names.get(wrong.axis, f"axis {wrong.axis}")
+    return Refusal(
+        ReasonCode.GROUP_SIZE,
+        f"{size} {wrong.size}, {axis} {wrong.length}",
+        f"a {size} that divides {axis}",
+        f"{size} {wrong.nearest} in place of {wrong.size}",
+    )
 
 
 def _scheme(request: TensorRequest) -> str:
@@ -377,7 +423,7 @@ def demand_text(demand: DTypeWithConstraints) -> str:
     if demand.symmetric is not None:
         parts.append(ReasonCode.SYMMETRIC if demand.symmetric else "affine")
     if demand.granularity is not None:
-        parts.append(demand.granularity.replace("_", " "))
+        parts.append(Granularity.parse(demand.granularity).words)
     if demand.ch_axis is not None:
         parts.append(f"channels on axis {demand.ch_axis}")
     if demand.power_of_two_scale:
@@ -396,4 +442,4 @@ def request_text(request: TensorRequest) -> str:
     text = dtype_name(request.dtype)
     if request.quant_min is not None or request.quant_max is not None:
         text += f" {_interval(request.quant_min, request.quant_max)}"
-    return text
+    return f"{text}, {request.shared_over.words}" if request.granularity else text

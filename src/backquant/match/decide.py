@@ -12,7 +12,7 @@ from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.values import GraphValues
 from backquant.match.conditions import unmet
-from backquant.match.constraints import Refusal
+from backquant.match.constraints import Refusal, divides
 from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
@@ -172,12 +172,19 @@ class _Facts:
         self, occurrence: Occurrence, config: BackendPatternConfig, hit: Hit
     ) -> tuple[tuple[Refusal, ...], ...]:
         """What of the entry's conditions does not hold, for each of its dtype configs."""
-        if not has_conditions(config):
+        asked = self.read(hit, occurrence.anchor).weight
+        shared = None if asked is None else asked.shared_over
+        in_blocks = shared is not None and shared.has_blocks
+        if not has_conditions(config) and not in_blocks:
             return ()
         sums = WeightSums(hit.qconfig)
         root, anchor = occurrence.root, occurrence.anchor
-        use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums)
+        size = None if shared is None else shared.size
+        use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums, size)
         common = unmet(config.where, use)
+        if asked is not None and in_blocks:
+            wrong = divides(asked, *use.weight_shape())
+            common = common if wrong is None else (*common, wrong)
         return tuple((*common, *unmet(one.where, use)) for one in config.dtype_configs)
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:

@@ -6,7 +6,7 @@ The code uses names of ``backquant`` and ``torch`` and the variable ``qconfig_ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from backquant import observe
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import short_text
-from backquant.dtypes import is_scaled_float, qdtype
+from backquant.dtypes import Granularity, is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
 from backquant.match.plan import RuleKind, TensorRequest
 from backquant.match.rules import Hit
@@ -39,6 +39,7 @@ _OF_THE_SCHEME = (
 _FIXED = ("scale_exact_match",)
 # Dtypes of embedding weights: their rows have float zero points.
 _ROW_WISE = (torch.quint8, torch.quint4x2)
+_MANY, _USUAL_GROUP = torch.per_channel_symmetric, 128
 
 
 def mapping_call(node: fx.Node, path: str, hit: Hit, qconfig: str) -> str:
@@ -167,6 +168,8 @@ def _activation_fix(config: DTypeConfig, request: TensorRequest | None) -> Obser
         return _spelled(request)
     if dynamic:
         values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, request)}
+        if demand.granularity == "per_token":
+            values["granularity"] = demand.granularity
         return ObserverFix("PlaceholderObserver", values)
     return _observer(_merged(demand, config.output_dtype_with_constraints), request)
 
@@ -206,6 +209,11 @@ def _observer(
         return ObserverFix("PlaceholderObserver", {"dtype": demand.dtype})
     if demand.scale_exact_match is not None:
         return _fixed(demand, request)
+    shared = _blocks(demand, request)
+    if shared is not None:
+        many_scales = torch.per_channel_affine if demand.symmetric is False else _MANY
+        many = {"granularity": str(shared), "dtype": demand.dtype, "qscheme": many_scales}
+        return ObserverFix("BlockMinMaxObserver", {**many, **_range(demand, request)})
     values: dict[str, Any] = {"dtype": demand.dtype}
     per_channel = _wants_channels(demand, request, weight=weight)
     values["qscheme"] = _scheme(demand, per_channel=per_channel, weight=weight)
@@ -220,6 +228,18 @@ def _observer(
         inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
         return ObserverFix("FakeQuantize", {"observer": ObserverFix(inner), **values})
     return ObserverFix(asked if asked in names else names[0], values)
+
+
+def _blocks(demand: DTypeWithConstraints, request: TensorRequest | None) -> Granularity | None:
+    """The groups or blocks that are demanded; of a free size those asked for, else the usual ones."""
+    wanted = None if demand.granularity is None else Granularity.parse(demand.granularity)
+    if wanted is None or not wanted.has_blocks:
+        return None
+    if request is not None and wanted.admits(request.shared_over):
+        return request.shared_over
+    if wanted.kind == "per_group":
+        return wanted if wanted.size is not None else replace(wanted, size=_USUAL_GROUP)
+    return wanted if wanted.shape is not None else replace(wanted, shape=(_USUAL_GROUP,) * 2)
 
 
 def _fixed(demand: DTypeWithConstraints, request: TensorRequest | None) -> ObserverFix:
@@ -243,7 +263,7 @@ def _wants_channels(
     demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool
 ) -> bool:
     if demand.granularity is not None:
-        return demand.granularity == "per_channel"
+        return Granularity.parse(demand.granularity).kind == "per_channel"
     if weight and demand.dtype in _ROW_WISE:
         return True
     return request is not None and request.is_per_channel

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from backquant.dtypes import Granularity
+
 __all__ = [
     "Decision",
     "Fusion",
@@ -135,6 +137,7 @@ class TensorRequest:
     zero_point: int | None = None
     is_fake_quantize: bool = False
     spelled: str = ""
+    granularity: str = ""  # of groups, blocks and tokens; else the scheme says it
 
     @property
     def is_fixed(self) -> bool:
@@ -144,7 +147,20 @@ class TensorRequest:
     @property
     def is_per_channel(self) -> bool:
         """Whether each channel gets qparams of its own."""
-        return self.qscheme.startswith("per_channel")
+        return not self.granularity and self.qscheme.startswith("per_channel")
+
+    @property
+    def shared_over(self) -> Granularity:
+        """What one scale is for.
+
+        >>> TensorRequest(torch.qint8, "O", qscheme="per_channel_affine", ch_axis=1).shared_over.words
+        'per channel along axis 1'
+        """
+        if self.granularity:
+            return Granularity.parse(self.granularity)
+        if self.is_per_channel:
+            return Granularity("per_channel", axis=self.ch_axis)
+        return Granularity("per_tensor")
 
     @property
     def is_symmetric(self) -> bool:

@@ -91,6 +91,7 @@ def _request(factory: Callable[[], Any], where: str) -> TensorRequest:
         zero_point=_whole(measured.zero_point) if fixed else None,
         is_fake_quantize=is_fake_quantize(made),
         spelled=factory.__name__ if isinstance(factory, type) else repr(factory),
+        granularity=str(getattr(measured, "granularity", None) or ""),
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backquant.dtypes import integer_range
+from backquant.dtypes import (
+    Granularity,
+    QParams,
+    block_of,
+    dequantize_tensor,
+    integer_range,
+    quantize_tensor,
+)
 from backquant.qconfig import QConfig
 
 __all__ = ["WeightSums"]
@@ -35,10 +42,15 @@ class WeightSums:
         limits = integer_range(getattr(observer, "dtype", None))
         if limits is None:
             return None
+        shared = getattr(observer, "granularity", "")
+        if shared and Granularity.parse(shared).undivided(weight.shape) is not None:
+            return None
         with torch.no_grad():
             observer(weight.detach())
             scale, zero_point = observer.calculate_qparams()
         measured = getattr(observer, "activation_post_process", observer)
+        if scale.dim() > 1:
+            return _of_blocks(weight.detach(), (scale, zero_point), measured, axis)
         along = getattr(measured, "ch_axis", 0)
         shape = [1] * weight.dim()
         shape[along if scale.numel() > 1 else 0] = -1
@@ -48,3 +60,15 @@ class WeightSums:
         distance = (steps.clamp(low, high) - zero_point.view(shape)).abs().double()
         others = [a for a in range(weight.dim()) if a != axis]
         return tuple(int(total) for total in distance.sum(dim=others))
+
+
+def _of_blocks(
+    weight: Tensor, qparams: tuple[Tensor, Tensor], measured: Any, axis: int
+) -> tuple[Any, ...]:
+    scale, zero_point = qparams
+    block = block_of(weight.shape, scale.shape)
+    ends = measured.quant_min, measured.quant_max
+    q = quantize_tensor(weight, QParams(scale, zero_point, *ends, measured.dtype, block=block))
+    distance = dequantize_tensor(q, torch.ones_like(scale), zero_point, block=block).abs().double()
+    others = [a for a in range(weight.dim()) if a != axis]
+    return tuple(int(total) for total in distance.sum(dim=others))

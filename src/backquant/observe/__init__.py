@@ -7,6 +7,7 @@ order, and a ``HistogramObserver`` made for it.
 from backquant.dtypes import is_per_channel, is_per_tensor
 from backquant.observe import defaults
 from backquant.observe.base import ObserverBase, UniformQuantizationObserverBase
+from backquant.observe.block import BlockMinMaxObserver, BlockMSEObserver
 from backquant.observe.defaults import *  # noqa: F403  (the named defaults; see defaults.__all__)
 from backquant.observe.fake_quantize import (
     FakeQuantize,
@@ -68,6 +69,8 @@ __all__ = [
     "MinMaxObserver",
     "MovingAverageMinMaxObserver",
     "PerChannelMinMaxObserver",
+    "BlockMinMaxObserver",
+    "BlockMSEObserver",
     "MovingAveragePerChannelMinMaxObserver",
     "HistogramObserver",
     "FixedQParamsObserver",

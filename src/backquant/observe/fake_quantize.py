@@ -104,6 +104,12 @@ class FakeQuantize(FakeQuantizeBase):
             observer_kwargs.update(quant_min=quant_min, quant_max=quant_max)
         observer_kwargs["is_dynamic"] = is_dynamic
         measured = observer(**observer_kwargs)
+        if getattr(measured, "granularity", ""):
+            raise ConfigError(
+                f"{type(self).__name__} rounds per tensor or per channel, not {measured.granularity}",
+                where=f"{type(self).__name__}(observer={observer!r})",
+                fix="train with one scale per channel, or quantize the trained model in groups",
+            )
         self.activation_post_process = measured
         self.quant_min = measured.quant_min
         self.quant_max = measured.quant_max

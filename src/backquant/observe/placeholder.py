@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from backquant.dtypes import Granularity
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, ObserverBase
 
@@ -18,6 +19,7 @@ class PlaceholderObserver(ObserverBase):
     """Carries a dtype to the conversion: float dtypes, and ranges measured at inference.
 
     Args as of PyTorch's class; ``compute_dtype`` is its deprecated spelling of ``is_dynamic``.
+    ``granularity="per_token"``: at each call one scale for every slice along the last axis.
 
     >>> PlaceholderObserver(dtype=torch.float16)
     PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
@@ -33,8 +35,18 @@ class PlaceholderObserver(ObserverBase):
         qscheme: torch.qscheme | None = None,
         eps: float | None = None,
         is_dynamic: bool = False,
+        granularity: str | None = None,
     ) -> None:
         super().__init__(dtype=dtype, is_dynamic=is_dynamic)
+        self.granularity = "" if granularity is None else str(Granularity.parse(granularity))
+        if self.granularity not in ("", "per_tensor", "per_token"):
+            raise ConfigError(
+                f"no operator quantizes at each call {granularity}",
+                where=f"PlaceholderObserver(granularity={granularity!r})",
+                fix='granularity="per_token", or "per_tensor"',
+            )
+        if self.granularity == "per_tensor":
+            self.granularity = ""
         self.qscheme = torch.per_tensor_affine if qscheme is None else qscheme
         self.quant_min = quant_min
         self.quant_max = quant_max

@@ -45,7 +45,8 @@ def qparam_dict(observer: Any, calculated: _Pair | None = None) -> dict[str, Any
     else:
         symmetric = qscheme == torch.per_channel_symmetric
         result["qscheme"] = torch.per_channel_affine if symmetric else qscheme
-        result["axis"] = observer.ch_axis
+        if not getattr(observer, "granularity", ""):
+            result["axis"] = observer.ch_axis
     pair = observer.calculate_qparams() if calculated is None else calculated
     result["scale"], result["zero_point"] = pair
     for bound in ("quant_min", "quant_max"):
@@ -80,6 +81,7 @@ def measure(observer: Any, calculated: _Pair | None = None) -> ObservedQParams:
             is_dynamic=dynamic,
             qscheme=qscheme,
             eps=float(getattr(observer, "eps", torch.finfo(torch.float32).eps)),
+            per_token=str(getattr(observer, "granularity", "")) == "per_token",
         )
     scale, zero_point = _calculated(observer) if calculated is None else calculated
     return ObservedQParams(
@@ -87,7 +89,7 @@ def measure(observer: Any, calculated: _Pair | None = None) -> ObservedQParams:
         zero_point.detach().clone(),
         *_bounds(observer),
         dtype,
-        axis=int(observer.ch_axis) if is_per_channel(qscheme) else None,
+        axis=None if scale.dim() > 1 or not is_per_channel(qscheme) else int(observer.ch_axis),
         qscheme=qscheme,
     )
 

@@ -31,8 +31,11 @@ CLAMPS: tuple[Any, ...] = (
 )
 
 
-def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
-    """Each convolution and the linear layer, as module and as function, before each clamp.
+def entries(
+    dtype_configs: Sequence[DTypeConfig], linear: Sequence[DTypeConfig] = ()
+) -> list[BackendPatternConfig]:
+    """Each convolution and the linear layer, as module and as function, before each clamp; ``linear``: more
+    that linear layers admit.
 
     >>> from backquant.backend_config import DTypeConfig
     >>> len(entries([DTypeConfig()]))
@@ -43,7 +46,8 @@ def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
         for clamp in CLAMPS:
             rows.append(swapped((conv.root, clamp), conv.root, conv.reference))
             rows += [observed((function, clamp)) for function in conv.functions]
+    linears = []
     for clamp in CLAMPS:
-        rows.append(swapped((nn.Linear, clamp), nn.Linear, reference.Linear))
-        rows.append(observed((F.linear, clamp)))
-    return admit(rows, dtype_configs)
+        linears.append(swapped((nn.Linear, clamp), nn.Linear, reference.Linear))
+        linears.append(observed((F.linear, clamp)))
+    return [*admit(rows, dtype_configs), *admit(linears, [*dtype_configs, *linear])]

@@ -44,7 +44,7 @@ class UseFacts:
     """One match: its first operator, its last, and the others by the names that conditions use.
 
     ``sums`` gives the sums of absolute quantized weights of a node, or ``None`` if its weight is not
-    quantized as asked.
+    quantized as asked. ``group_size``: that of the weight, as asked.
     """
 
     graph: GraphIndex
@@ -53,6 +53,7 @@ class UseFacts:
     anchor: fx.Node
     parts: Mapping[str, fx.Node] = field(default_factory=dict)
     sums: Callable[[Tensor, int], Values | None] = lambda *_: None
+    group_size: int | None = None
 
     def read(self, quantity: Quantity) -> Values | Unknown:
         """The values of a quantity.
@@ -83,11 +84,27 @@ class UseFacts:
             first = value if index == 0 else first
         return first
 
+    def weight_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The shape of the weight, and what its axes are called; empty where it is not known."""
+        weight, module = self._weight(self.root), self.graph.module_of(self.root)
+        shape = () if weight is None else tuple(weight.shape)
+        known = self._operator(self.root)
+        if known is None or len(shape) != 2:
+            return shape, ()
+        if known.family == "embedding":
+            return shape, ("num_embeddings", "embedding_dim")
+        names = ("in_features", "out_features")
+        across = module is None and known.weight_channel_axis == 1
+        return shape, names if across else names[::-1]
+
     # -- operators -------------------------------------------------------------------------------
 
     def _of_operator(self, name: str, node: fx.Node) -> Values | Unknown:
         if name == "weight_sums":
             return self._weight_sums(node)
+        if name == "group_size":
+            unknown = Unknown("the weight is not asked for in groups")
+            return unknown if self.group_size is None else (self.group_size,)
         if name == "dim":
             return self._dim(node)
         if name in ("in_channels", "out_channels"):

@@ -16,6 +16,7 @@ import torch
 
 from backquant.backend_config import BackendConfig, QuantDefault
 from backquant.dtypes import quantize_bounds
+from backquant.errors import ConfigError
 from backquant.lower import EngineInfo
 from backquant.match.plan import Plan, RuleKind, RuleRef
 from backquant.prepare import Request
@@ -33,11 +34,13 @@ __all__ = ["DefaultedRequest", "mapping_on_engine"]
 @dataclass(frozen=True)
 class DefaultedRequest:
     """What ``quantize`` and ``explain`` ask for: ``request``, beside what the backend itself would ask, as
-    PyTorch has it and as here (``own``). ``notes``: what was chosen for the user."""
+    PyTorch has it and as here (``own``). ``notes``: what was chosen for the user. ``implied``: the rules were
+    derived from a word of the user's."""
 
     request: Request
     own: tuple[QConfigMapping, ...]
     notes: tuple[str, ...]
+    implied: bool = False
 
     @classmethod
     def of(
@@ -54,7 +57,12 @@ class DefaultedRequest:
         >>> requested.request.qconfig_mapping is requested.own[1], requested.notes
         (True, ())
         """
-        default, notes = mapping_on_engine(config, engine)
+        try:
+            default, notes = mapping_on_engine(config, engine)
+        except ConfigError:  # it has no default: nothing static, say
+            if mapping is None:
+                raise
+            return cls(Request(config, mapping, custom), (), ())
         own = (get_default_qconfig_mapping(config), default)
         if mapping is None:
             return cls(Request(config, default, custom), own, notes)
@@ -67,6 +75,8 @@ class DefaultedRequest:
 
     def _is_of_the_backend(self, rule: RuleRef) -> bool:
         mapping = self.request.qconfig_mapping
+        if self.implied:
+            return True
         if rule.kind is not RuleKind.OBJECT_TYPE:
             return any(mapping is own for own in self.own)
         key, requested = list(mapping.object_type_qconfigs.items())[rule.index]

@@ -7,6 +7,8 @@ from typing import Any
 from backquant.backend_config import BackendDefaults, DefaultOverride, QuantDefault
 from backquant.errors import ConfigError
 from backquant.observe import (
+    BlockMinMaxObserver,
+    BlockMSEObserver,
     FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
     HistogramObserver,
@@ -29,6 +31,8 @@ _OBSERVERS: dict[str, Any] = {
     "moving_average_minmax": MovingAverageMinMaxObserver,
     "per_channel_minmax": PerChannelMinMaxObserver,
     "moving_average_per_channel_minmax": MovingAveragePerChannelMinMaxObserver,
+    "block_minmax": BlockMinMaxObserver,
+    "block_mse": BlockMSEObserver,
     "placeholder": PlaceholderObserver,
     "noop": NoopObserver,
     "reuse_input": ReuseInputObserver,

@@ -17,7 +17,7 @@ from backquant.backend_config import (
     ObservationType,
     QuantDefault,
 )
-from backquant.dtypes import is_quantized, is_scaled_float, quantize_bounds
+from backquant.dtypes import Granularity, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
 
 __all__ = ["derive_defaults"]
@@ -106,13 +106,17 @@ def _suits(config: DTypeConfig, chosen: DTypeConfig, entry: BackendPatternConfig
 def _is_static(config: DTypeConfig) -> bool:
     dtype = config.input_dtype_with_constraints.dtype
     weight = config.weight_dtype_with_constraints.dtype
+    shared = config.weight_dtype_with_constraints.granularity
+    if shared is not None and Granularity.parse(shared).has_blocks:
+        return False
     return (
         not config.is_dynamic and is_quantized(dtype) and (weight is None or is_quantized(weight))
     )
 
 
 def _per_channel(constraints: DTypeWithConstraints) -> bool:
-    return constraints.granularity == "per_channel"
+    kind = Granularity.parse(constraints.granularity).kind if constraints.granularity else ""
+    return kind == "per_channel"
 
 
 def _trained(constraints: DTypeWithConstraints, symmetric: bool) -> QuantDefault:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from backquant.dtypes import dtype_name
+from backquant.dtypes import dtype_name, stored_bytes
 from backquant.graph.costs import GraphCosts
 from backquant.lower import KernelUse
 from backquant.match.names import entry_text
@@ -79,13 +79,13 @@ class ReportSource:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Bytes of parameters and buffers, each tensor once.
+    """Bytes of parameters and buffers as a saved model holds them, each tensor once.
 
     >>> bytes_of(nn.Linear(2, 3))
     36
     """
     tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers()) if t.numel()}
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return sum(stored_bytes(t) for t in tensors.values())
 
 
 def build_report(source: ReportSource) -> Report:

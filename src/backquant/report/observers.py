@@ -106,4 +106,6 @@ def _own_weights(module: Any) -> list[ObserverRow]:
 
 def _scales(scale: torch.Tensor, axis: Any) -> str:
     ends = f"{float(scale.min()):.3g} … {float(scale.max()):.3g}"
+    if scale.dim() > 1:
+        return f"{scale.numel()} scales, a grid of {' × '.join(map(str, scale.shape))} ({ends})"
     return f"{scale.numel()} scales on axis {0 if axis is None else int(axis)} ({ends})"

@@ -50,6 +50,7 @@ OPERATOR: dict[str, Known] = {
         "for each output channel the sum of absolute quantized weights, less their zero point",
         0,
     ),
+    "group_size": Known("number", "the size of the groups that the weight is asked for in", 1),
     "dim": Known(
         "value",
         "the axes that the operator works along, counted from the end where the rank is known",

@@ -12,6 +12,7 @@ __all__ = [
     "DOTTED",
     "DTypeName",
     "Finite",
+    "GranularityText",
     "ImportPath",
     "Model",
     "Number",
@@ -77,6 +78,23 @@ QSchemeName = TypeAliasType(
         Field(
             description="A torch qscheme, without or with the prefix torch.",
             examples=["per_tensor_affine", "per_channel_symmetric"],
+        ),
+    ],
+)
+GranularityText = TypeAliasType(
+    "GranularityText",
+    Annotated[
+        str,
+        StringConstraints(pattern=r"^per_[a-z]+(\([a-z0-9=, \[\]-]*\))?$"),
+        Field(
+            description="What one scale is for; without arguments, any.",
+            examples=[
+                "per_tensor",
+                "per_channel",
+                "per_group(size=128)",
+                "per_block(shape=[64, 128])",
+                "per_token",
+            ],
         ),
     ],
 )

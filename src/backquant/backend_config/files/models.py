@@ -15,6 +15,7 @@ from backquant.backend_config.files.condition_models import Where
 from backquant.backend_config.files.model_parts import (
     Count,
     DTypeName,
+    GranularityText,
     ImportPath,
     Model,
     Number,
@@ -52,7 +53,7 @@ class Constraints(Model):
         None, description="Alone, with scales that are measured around it."
     )
     symmetric: bool | None = Field(None, description="true: symmetric only; false: affine only.")
-    granularity: Literal["per_tensor", "per_channel"] | None = None
+    granularity: GranularityText | None = None
     ch_axis: int | None = Field(None, description="The channel axis when per_channel.")
     power_of_two_scale: bool | None = None
     scales: list[Number] | None = Field(
@@ -203,6 +204,7 @@ class QuantDefault(Model):
     averaging_constant: Number | None = None
     is_dynamic: bool | None = None
     fake_quantize: str | None = Field(None, description="How it is quantized during training.")
+    granularity: GranularityText | None = None
 
 
 class DefaultOverride(Model):

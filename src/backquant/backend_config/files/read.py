@@ -371,7 +371,8 @@ def _at(path: Path, make: Callable[..., Value], *arguments: Any) -> Value:
 def _number_or_word(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(None if one is None else number_from(one) for one in value)
-    return value if value in ("per_tensor", "per_channel") else number_from(value)
+    is_word = isinstance(value, str) and value.startswith("per_")
+    return value if is_word else number_from(value)
 
 
 def _same(value: Any) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from backquant.backend_config.dtypes import DTypeWithConstraints
 from backquant.backend_config.validate.finding import Finding, Place
-from backquant.dtypes import integer_range
+from backquant.dtypes import Granularity, integer_range
 
 __all__ = ["constraint_findings"]
 
@@ -142,8 +142,10 @@ def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     if given.granularity == "per_tensor" and given.ch_axis is not None:
         message = f"ch_axis {given.ch_axis} contradicts granularity per_tensor"
         yield place.find("error", rule, message, "remove ch_axis")
-    if given.granularity == "per_channel" and given.scale_exact_match is not None:
-        message = "fixed qparams are one scale for the whole tensor, not one per channel"
+    shared = "per_tensor" if given.granularity is None else given.granularity
+    if shared != "per_tensor" and given.scale_exact_match is not None:
+        words = Granularity.parse(shared).words.replace("per ", "one per ", 1)
+        message = f"fixed qparams are one scale for the whole tensor, not {words}"
         yield place.find("error", rule, message, "remove granularity")
     if _no_power_of_two(given):
         message = "no power of two lies within the scale bounds, as power_of_two_scale asks"

@@ -22,6 +22,7 @@ _DELEGATE = "XnnpackBackend"
 # Results on which XNNPACK computes with integers: signed 8-bit, per tensor or per channel.
 _INTEGER = ("xnn_datatype_qint8", "xnn_datatype_qcint8", "xnn_datatype_quint8")
 _DYNAMIC = "xnn_datatype_qdint8"
+_GROUPS = "xnn_datatype_qbint4"  # of a weight
 # flatc writes bounds that are not there as C does; Python reads them under other names.
 _NOT_JSON = re.compile(r"(?<=: )(-?inf|nan)\b")
 _AS_PYTHON = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
@@ -51,7 +52,7 @@ class DelegatedNode:
     def dtype(self) -> str:
         """In which dtype it computes."""
         if self.is_integer:
-            return "int8"
+            return "int4" if _GROUPS in self.inputs else "int8"
         return _FLOAT.get(self.output, self.output.removeprefix("xnn_datatype_"))
 
 

@@ -33,7 +33,7 @@ __all__ = ["TARGET", "ExecuTorchTarget"]
 
 # Rounding in another order moves values by steps; a wrong operator moves them by their own size.
 _LEAST_SQNR = 3.0  # dB
-_KNOWN_NAMESPACES = ("aten", "quantized_decomposed", "prims", "dim_order_ops")
+_KNOWN_NAMESPACES = ("aten", "quantized_decomposed", "prims", "dim_order_ops", "backquant")
 
 
 class ExecuTorchTarget:

@@ -70,6 +70,13 @@ def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, bef
     if dequantize is None or dequantize.op_type != "DequantizeLinear":
         return None
     weight = dequantize.inputs[0]
+    if "block_size" in dequantize.attributes:
+        from backquant.deploy.onnx.blocks import transposed_blocks
+
+        constant = all(_is_constant(given) for given in dequantize.inputs)
+        return (
+            transposed_blocks(model, dequantize, permutation, before=before) if constant else None
+        )
     if not _is_constant(weight) or not _is_stored(weight.const_value.dtype):
         return None
     array = np.ascontiguousarray(weight.const_value.numpy().transpose(permutation))

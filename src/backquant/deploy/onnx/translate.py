@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from backquant.dtypes import block_of
 from backquant.errors import ExportError
-from backquant.graph import register_float8
+from backquant.graph import register_blocks, register_float8
 
 __all__ = ["translations"]
 
@@ -32,6 +33,7 @@ _BOUNDS = {2: (0, 255), 3: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}  # by
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The table for ``torch.onnx.export(custom_translation_table=...)``, by torch overload."""
     register_float8()
+    register_blocks()
     ops, aten = torch.ops.quantized_decomposed, torch.ops.aten
     return {
         ops.quantize_per_tensor.default: _quantize_per_tensor,
@@ -44,6 +46,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.gelu.default: _gelu,
         torch.ops.backquant.quantize_float8.default: _quantize_float8,
         torch.ops.backquant.dequantize_float8.default: _dequantize_float8,
+        torch.ops.backquant.dequantize_blocks.default: _dequantize_blocks,
         aten.adaptive_avg_pool1d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
         aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
@@ -109,6 +112,19 @@ def _quantize_float8(input: Any, scale: float, dtype: int) -> Any:
 
 def _dequantize_float8(input: Any, scale: float) -> Any:
     return _op(19).DequantizeLinear(input, _float(scale))
+
+
+def _dequantize_blocks(input: Any, scale: Any, zero_point: Any) -> Any:
+    block = block_of(list(input.shape), list(scale.shape)) or ()
+    axes = [axis for axis, size in enumerate(block) if size > 1] or [len(block) - 1]
+    if len(axes) > 1:
+        raise ExportError(
+            f"ONNX has blocks along one axis, not of {' × '.join(map(str, block))}",
+            where="DequantizeLinear, block_size",
+            fix='granularity="per_group(size=...)"',
+        )
+    size = block[axes[0]]
+    return _op(21).DequantizeLinear(input, scale, zero_point, axis=axes[0], block_size=size)
 
 
 def _quantize_per_channel(  # size: the signature of the torch operator

@@ -14,6 +14,7 @@ import torch
 from backquant.backend_config import BackendConfig
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.additions import write_sums
+from backquant.deploy.onnx.blocks import settle_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
@@ -33,7 +34,7 @@ _LIMIT = 2**31 - 2**20  # a protobuf file holds less than 2 GiB; larger weights 
 def onnx_model(job: ExportJob) -> Any:
     """``job`` as an ``onnx_ir.Model``; nodes carry the names of the reference graph's nodes.
 
-    The option ``opset`` is the ONNX operator set (default 18, for 8-bit floats 19). Raises
+    The option ``opset`` is the ONNX operator set (default 18, for 8-bit floats 19, for groups 21). Raises
     ``ExportError`` when the exporter has no translation for an operator.
     """
     register_quantized_decomposed()
@@ -59,6 +60,7 @@ def onnx_model(job: ExportJob) -> Any:
         made.optimize()
     fold_integer_constants(made.model)
     use_integer_products(made.model)
+    settle_blocks(made.model)
     if job.qdq.additions == "sum":
         write_sums(made.model)
     if job.qdq.bias == "int32":
@@ -76,8 +78,10 @@ def _describes_biases(config: BackendConfig) -> bool:
 
 
 def _least_opset(job: ExportJob) -> int:
-    """8-bit floats came with operator set 19."""
-    names = (str(node.target) for node in job.module.graph.nodes if node.op == "call_function")
+    """8-bit floats came with operator set 19, groups with 21."""
+    names = [str(node.target) for node in job.program.exported.graph.nodes]
+    if any(name.startswith("backquant.dequantize_blocks") for name in names):
+        return 21
     return 19 if any(name.startswith("backquant.quantize_float8") for name in names) else OPSET
 
 

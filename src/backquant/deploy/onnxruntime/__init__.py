@@ -10,6 +10,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.onnxruntime.clips import clip_integers
+from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.readback import kernels_of
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -40,6 +41,7 @@ class OnnxRuntimeTarget:
 
         model = onnx_model(job)
         clip_integers(model)
+        use_group_kernels(model)
         save_onnx(model, path)
         return Written(
             runtime=f"onnxruntime {onnxruntime.__version__}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
             continue
         names = (node.name.split("_token_")[0], *node.output)
         origin = next(filter(None, (origin_of(name, origins) for name in names)), "")
+        few = _few_bits(node)
+        if few is not None:
+            found.append(replace(few, nodes=(origin,) if origin else ()))
+            continue
         integer = node.op_type in _QUANTIZING or _reads_integers(node, types)
         found.append(
             TargetKernel(
@@ -69,6 +74,18 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
             )
         )
     return tuple(found)
+
+
+def _few_bits(node: Any) -> TargetKernel | None:
+    """A kernel that reads weights of few bits in groups: its name says the precision of its activations."""
+    if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
+        return None
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    bits, size = numbers.get("bits", 4), numbers["block_size"]
+    level = numbers.get("accuracy_level", 0)
+    activations = ", int8 activations" if level == 4 else ""
+    name = f"{node.op_type}(groups of {size}{activations})"
+    return TargetKernel(name, (), f"int{bits}", integer=True)
 
 
 def _optimise(path: Path, optimised: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
+from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
@@ -43,6 +44,9 @@ class OpenVinoTarget:
         with quiet():
             # not convert_model: it moves constants, and products behind them become bfloat16
             converted = openvino.Core().read_model(str(through))
+            if any(is_blocked(node) for node in model.graph):
+                # else products with weights in groups round their activations to 8 bits
+                converted.set_rt_info("0", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
             if through != path:
                 openvino.save_model(converted, str(path), compress_to_fp16=False)
                 for item in path.parent.glob(f"{through.name}*"):

@@ -18,6 +18,8 @@ __all__ = ["Origins", "kernels_of"]
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 _INTEGER = ("i8", "u8")
+_FEW_BITS = ("i4", "u4")
+_COMPRESSED = frozenset({"FullyConnected", "MatMul", "Gather"})
 _FLOAT = ("f32", "f16", "bf16")
 
 
@@ -60,11 +62,16 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
             continue
         if kind == "Subgraph":
             products |= _products_on_integers(node, origins.weights)
-        precision = _precision(info)
+        few = info.get("runtimePrecision", "").lower()
+        compressed = few in _FEW_BITS and kind in _COMPRESSED
+        precision = few if compressed else _precision(info)
         layers = info.get("originalLayersNames", "").split(",")
         nodes = (origin_of(name, origins.names) for name in layers)
         named = tuple(dict.fromkeys(filter(None, nodes)))
-        found.append(TargetKernel(kind, named, precision or "?", precision in _INTEGER))
+        if compressed:  # the precision is that of the weight
+            kind = f"{kind}({_precision(info)} activations)"
+        whole = compressed or precision in _INTEGER
+        found.append(TargetKernel(kind, named, precision or "?", whole))
     found = _with_unnamed(found, origins.after)
     return tuple(part for use in found for part in _split(use, products))
 

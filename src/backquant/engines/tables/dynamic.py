@@ -149,6 +149,10 @@ def check_dynamic(
         return refused
     if f"quantized.linear_dynamic({kernels.engine})" not in site.engine.kernels:
         return site.refuse(ReasonCode.NO_KERNEL, "a dynamic linear kernel", "not in this build")
+    if weight.scale.dim() > 1:
+        asked = "scales of groups or blocks"
+        admitted = "one scale, or one for each output channel"
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, asked, admitted)
     if weight.scale.numel() > 1 and axis != 0:
         return site.refuse(
             ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", "scales along axis 0"

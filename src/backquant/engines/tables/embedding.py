@@ -63,6 +63,9 @@ def _check(site: Site, module: Any) -> Reason | None:
     if module.weight.dtype != torch.uint8:
         asked = dtype_name(module.weight_dtype)
         return site.refuse(ReasonCode.WEIGHT_DTYPE, asked, "quint8 or quint4x2", fix=_fix())
+    if module.weight_scale.dim() > 1:
+        asked, admitted = "scales of groups or blocks", "one scale per row (axis 0)"
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, asked, admitted, fix=_fix())
     if module.weight_scale.numel() > 1 and module.weight_axis != 0:
         asked = f"scales along axis {module.weight_axis}"
         return site.refuse(ReasonCode.WEIGHT_AXIS, asked, "one scale per row (axis 0)", fix=_fix())

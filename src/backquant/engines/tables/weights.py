@@ -10,13 +10,16 @@ from torch.fx import GraphModule, Node
 from backquant.dtypes import QParams
 from backquant.lower.dynamic import narrow_constant, widened_constant
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+from backquant.lower.qdq import is_block_dequantize, is_channel_dequantize, is_dequantize
 from backquant.lower.rule import Site
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule
 from backquant.reason_codes import ReasonCode
 
 __all__ = ["check_weight", "constant", "functional_weight", "module_weight"]
+
+
+_SHARED = "one scale, or one for each output channel"
 
 
 def module_weight(module: ReferenceModule) -> WeightTensors:
@@ -53,6 +56,11 @@ def functional_weight(
     if is_channel_dequantize(weight):
         scale, zero_point = (constant(graph_module, a) for a in weight.args[1:3])
         if scale is None or zero_point is None or weight.args[3] != 0:
+            return None
+        return WeightTensors(integers, scale, zero_point, found_bias)
+    if is_block_dequantize(weight):
+        scale, zero_point = (constant(graph_module, a) for a in weight.args[1:3])
+        if scale is None or zero_point is None:
             return None
         return WeightTensors(integers, scale, zero_point, found_bias)
     if is_dequantize(weight):
@@ -108,6 +116,9 @@ def check_weight(
         return site.refuse(
             ReasonCode.WEIGHT_DTYPE, str(tensors.weight.dtype), _names(engine.weight_dtypes)
         )
+    if tensors.scale.dim() > 1:
+        asked = "scales of groups or blocks"
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, asked, _SHARED)
     if tensors.scale.numel() > 1 and axis != 0:
         return site.refuse(
             ReasonCode.WEIGHT_AXIS, f"scales along axis {axis}", "scales along axis 0"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.dtypes import decode_schemes, dequantize_tensor, encode_schemes
+from backquant.dtypes import block_of, decode_schemes, dequantize_tensor, encode_schemes
 from backquant.errors import ConfigError
 from backquant.nn.quantized.reference.weights import quantize_weight, weight_qparams
 
@@ -32,7 +32,8 @@ class IntegerWeights(nn.Module):
     1. buffer ``{name}``: a plain tensor of the storage dtype (int8, uint8, int32; float16 or
        bfloat16 for a weight that is only stored narrower);
     2. buffers ``{name}_scale`` (float32) and ``{name}_zero_point`` (int64, or float32 for
-       ``per_channel_affine_float_qparams``): no dimension, or one entry per slice along the axis;
+       ``per_channel_affine_float_qparams``): no dimension, or one entry per slice along the axis; of
+       groups and blocks the grid of their scales, and zero points in the storage dtype;
     3. attributes ``{name}_qscheme``, ``{name}_dtype`` (the token that was asked for),
        ``{name}_axis``, ``{name}_quant_min``, ``{name}_quant_max``.
 
@@ -79,7 +80,8 @@ class IntegerWeights(nn.Module):
                 quantized, scale, zero_point, axis, *bounds, quantized.dtype
             )
             return found
-        return dequantize_tensor(quantized, scale, zero_point, axis)
+        block = block_of(quantized.shape, scale.shape)
+        return dequantize_tensor(quantized, scale, zero_point, axis, block)
 
     def get_extra_state(self) -> torch.Tensor:
         """Invariant 3, one row per name."""

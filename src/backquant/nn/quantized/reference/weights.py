@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from backquant.dtypes import (
     TensorQParams,
+    block_of,
     find_dtype,
     is_per_channel,
     is_per_tensor,
@@ -27,7 +29,8 @@ def weight_qparams(
     qparams: Mapping[str, Any], device: torch.device | str | None = None
 ) -> TensorQParams:
     """Read PyTorch's dict: ``qscheme``, ``dtype``, ``scale``, ``zero_point``, ``axis`` (per
-    channel), ``quant_min`` and ``quant_max`` (both optional, then the dtype's own).
+    channel), ``quant_min`` and ``quant_max`` (both optional, then the dtype's own). Scales and zero points
+    in the shape of a grid over the weight are those of groups or blocks.
 
     ``qscheme`` is ``None`` for a weight that stays floating point, in which case ``dtype`` is
     float32, float16 or bfloat16 and the rest is ignored. Otherwise the scale becomes float32 and the
@@ -48,7 +51,8 @@ def weight_qparams(
             raise _unknown_dtype(dtype, "a weight without a qscheme stays floating point")
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         return TensorQParams(one, zero.long(), 0, 0, row.token)
-    if is_scaled_float(dtype) and not is_per_tensor(qscheme):
+    in_blocks = torch.as_tensor(qparams.get("scale", 0.0)).dim() > 1
+    if is_scaled_float(dtype) and not is_per_tensor(qscheme) and not in_blocks:
         raise _unknown_dtype(dtype, f"a weight in 8-bit floats has one scale, not {qscheme}")
     if row is None or not row.has_scale:
         raise _unknown_dtype(dtype, f"a weight with {qscheme} is stored as integers")
@@ -110,6 +114,10 @@ def _read_scale(
                 fix="use torch.per_channel_affine with an 'axis', or one scale",
             )
         return scale.detach().reshape(()).clone(), zero_point.detach().reshape(()).clone(), None
+    if scale.dim() > 1:  # a grid of blocks
+        zero_point = torch.as_tensor(qparams["zero_point"], device=device)
+        if scale.shape == zero_point.shape:
+            return scale.detach().clone(), zero_point.detach().clone(), None
     axis = _required(qparams, "axis")
     if scale.dim() != 1 or scale.shape != zero_point.shape:
         raise ConfigError(
@@ -171,4 +179,6 @@ def quantize_weight(weight: torch.Tensor, qparams: TensorQParams) -> torch.Tenso
     weight = weight.detach()
     if is_quantized(qparams.dtype):
         _check_weight(weight, qparams)
+    if qparams.scale.dim() > 1:
+        qparams = replace(qparams, block=block_of(weight.shape, qparams.scale.shape))
     return quantize_tensor(weight, qparams)

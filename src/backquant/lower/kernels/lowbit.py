@@ -1,0 +1,163 @@
+"""Linear layers with weights of 4 or 8 bits and activations in bfloat16, and tables of 4-bit rows.
+
+The kernels are torch's ``_weight_int4pack_mm_for_cpu``, whose weight is ``(q - 8) * scale + zero`` for
+unsigned ``q``, and ``_weight_int8pack_mm``. Scales are rounded to bfloat16, as the activations are.
+Source: ``aten/src/ATen/native/LinearAlgebra.cpp`` (limits), ``cpu/int4mm_kernel.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backquant.dtypes import bits_of_values, pack_integers
+from backquant.errors import ArtifactError, InputError
+from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.lower.kernels.repacked import RepackedKernel
+
+__all__ = ["GroupedTable", "GroupedTableConfig", "LowbitLinear", "LowbitLinearConfig"]
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_INNER_TILES = 1  # of the GPU's layout; the CPU's does not look at it
+
+
+@dataclass(frozen=True)
+class LowbitLinearConfig:
+    """``bits`` of a weight; ``group``: how many of a row share a scale (0: all)."""
+
+    bits: int
+    group: int = 0
+
+
+class LowbitLinear(RepackedKernel):
+    """Takes float ``[..., in]`` and returns float ``[..., out]``, of the dtype of the input; computes in
+    bfloat16, sums in float32. Buffers: ``weight`` int8 ``[out, in]``, ``weight_scale`` float32
+    ``[out, in / group]`` or ``[out]``, ``bias``.
+
+    >>> tensors = {"weight": torch.ones(16, 32, dtype=torch.int8), "weight_scale": torch.ones(16, 1)}
+    >>> LowbitLinear(LowbitLinearConfig(4, 32), tensors)(torch.ones(1, 32))[0, :2]
+    tensor([32., 32.])
+    """
+
+    config_class = LowbitLinearConfig
+    config: LowbitLinearConfig
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+
+    @property
+    def name(self) -> str:
+        if self.config.bits == 4:
+            return f"aten._weight_int4pack_mm_for_cpu(bfloat16, groups of {self.config.group})"
+        return "aten._weight_int8pack_mm(bfloat16)"
+
+    @classmethod
+    def buffer_names(cls, config: LowbitLinearConfig) -> Iterable[str]:  # noqa: ARG003
+        return ("weight", "weight_scale", "bias")
+
+    def _pack(self) -> tuple[Tensor, Tensor]:
+        scale = self.weight_scale.to(torch.bfloat16)
+        if self.config.bits == 8:
+            return self.weight.contiguous(), scale
+        unsigned = self.weight.to(torch.int32) + 8
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unsigned, _INNER_TILES)
+        pairs = torch.stack([scale, torch.zeros_like(scale)], -1)  # [out, groups, 2]
+        return packed, pairs.transpose(0, 1).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float ``[..., in]`` to ``[..., out]``. Raises ``InputError``."""
+        if x.dtype not in _FLOATS or not x.dim() or x.shape[-1] != self.weight.shape[1]:
+            raise InputError(
+                f"{self.name} takes float32 or 16-bit floats […, {self.weight.shape[1]}]",
+                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
+                fix="inputs of the dtype and shape that the float model takes",
+            )
+        rows = x.to(torch.bfloat16).reshape(-1, x.shape[-1]).contiguous()
+        packed, scales = self.packed
+        aten = torch.ops.aten
+        if not rows.shape[0]:
+            out = rows.new_empty(0, self.weight.shape[0])
+        elif self.config.bits == 4:
+            out = aten._weight_int4pack_mm_for_cpu(rows, packed, self.config.group, scales)
+        else:
+            out = aten._weight_int8pack_mm(rows, packed, scales)
+        floats = out.to(x.dtype)
+        if self.bias is not None:
+            floats = floats + self.bias.to(x.dtype)
+        return floats.reshape(*x.shape[:-1], self.weight.shape[0])
+
+
+@dataclass(frozen=True)
+class GroupedTableConfig:
+    """``bits`` of an entry, 4 or 8; ``columns`` of the table."""
+
+    bits: int
+    columns: int
+
+
+class GroupedTable(KernelModule):
+    """Rows of a symmetric integer table with scales of groups, called like ``nn.Embedding``. The floats are
+    the reference model's, bit for bit.
+
+    Buffers: ``table`` uint8 ``[rows, columns / 2]`` (4 bits) or int8 ``[rows, columns]``, ``scale`` float32
+    ``[rows, groups]``.
+
+    >>> table = GroupedTable.of(torch.tensor([[1, -2], [7, 3]], dtype=torch.int8), torch.ones(2, 1))
+    >>> table(torch.tensor([1, 0]))
+    tensor([[ 7.,  3.],
+            [ 1., -2.]])
+    """
+
+    config_class = GroupedTableConfig
+    config: GroupedTableConfig
+    table: Tensor
+    scale: Tensor
+
+    def __init__(self, config: GroupedTableConfig, table: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("table", table.detach())
+        self.register_buffer("scale", scale.detach())
+
+    @classmethod
+    def of(cls, weight: Tensor, scale: Tensor) -> GroupedTable:
+        """The kernel of an int8 weight ``[rows, columns]`` with these scales, packed where it can be."""
+        rows, columns = weight.shape
+        if columns % 2 or bits_of_values(weight) > 4:
+            return cls(GroupedTableConfig(8, columns), weight, scale)
+        packed = pack_integers(weight, 4).reshape(rows, columns // 2)
+        return cls(GroupedTableConfig(4, columns), packed, scale)
+
+    @classmethod
+    def from_artifact(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor | None]
+    ) -> GroupedTable:
+        """Build the kernel again from ``artifact_config()`` and its buffers; raises ``ArtifactError``."""
+        table, scale = tensors.get("table"), tensors.get("scale")
+        decoded = decode_config(cls.config_class, config)
+        if table is None or scale is None:
+            raise ArtifactError(
+                f"{cls.__name__} lacks its table or its scales",
+                where=cls.__name__,
+                fix="save the model again: backquant.save(quantized, path)",
+            )
+        return cls(decoded, table, scale)
+
+    @property
+    def name(self) -> str:
+        group = self.config.columns // self.scale.shape[1]
+        return f"embedding({self.config.bits} bits, groups of {group})"
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Integer indices of any shape to floats with the columns appended."""
+        rows = torch.nn.functional.embedding(indices.reshape(-1), self.table)
+        if self.config.bits == 4:
+            pairs = torch.stack([rows & 15, rows >> 4], -1).flatten(1)
+            rows = (pairs ^ 8).view(torch.int8) - 8
+        scale = torch.nn.functional.embedding(indices.reshape(-1), self.scale)
+        groups = rows.reshape(len(rows), scale.shape[1], -1).float() * scale.unsqueeze(-1)
+        return groups.reshape(*indices.shape, self.config.columns)

@@ -1,0 +1,222 @@
+"""Observers of groups and blocks: one scale for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backquant.dtypes import (
+    Granularity,
+    QParams,
+    dequantize_tensor,
+    is_per_channel,
+    quantize_tensor,
+)
+from backquant.dtypes.tokens import INT4
+from backquant.errors import ConfigError
+from backquant.observe.base import EPS, UniformQuantizationObserverBase
+from backquant.observe.storage import with_shape
+
+__all__ = ["BlockMSEObserver", "BlockMinMaxObserver"]
+
+_SHRINKS = 40  # ranges that are tried: from the whole down to a fifth of it, in steps of 2 %
+_STEP = 0.02
+
+
+class BlockMinMaxObserver(UniformQuantizationObserverBase):
+    """Records the smallest and the largest value of every group or block of a tensor.
+
+    ``granularity``: ``"per_group(size=128)"``, ``"per_group(axis=0, size=32)"``,
+    ``"per_block(shape=[64, 128])"`` or its ``Granularity``. The other arguments are those of the base
+    class; the scheme is a per-channel one, which says whether zero points are fixed. ``calculate_qparams``
+    gives tensors in the shape of the grid of blocks, zero points in the storage of the dtype.
+
+    Values that are not finite leave a range unchanged. Raises ConfigError for a tensor that the blocks do
+    not divide. Merging is exact.
+
+    >>> observer = BlockMinMaxObserver("per_group(size=2)", dtype=INT4)
+    >>> _ = observer(torch.tensor([[-1.5, 0.75, 3.0, 0.0]]))
+    >>> observer.calculate_qparams()
+    (tensor([[0.2000, 0.4000]]), tensor([[0, 0]], dtype=torch.int8))
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def __init__(  # size: PyTorch's arguments of an observer, and which blocks
+        self,
+        granularity: Granularity | str = "per_group(size=128)",
+        dtype: torch.dtype = INT4,
+        qscheme: torch.qscheme = torch.per_channel_symmetric,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = EPS,
+        is_dynamic: bool = False,
+    ) -> None:
+        self._check(granularity, qscheme, is_dynamic)
+        super().__init__(
+            dtype=dtype,
+            qscheme=qscheme,
+            reduce_range=reduce_range,
+            quant_min=quant_min,
+            quant_max=quant_max,
+            factory_kwargs=factory_kwargs,
+            eps=eps,
+        )
+        made = torch.nn.factory_kwargs(factory_kwargs)
+        self.granularity = str(granularity)
+        self.register_buffer("min_val", torch.tensor([], **made))
+        self.register_buffer("max_val", torch.tensor([], **made))
+
+    @classmethod
+    def _check(cls, given: Granularity | str, qscheme: torch.qscheme, is_dynamic: bool) -> None:
+        asked = Granularity.parse(str(given))
+        sized = asked.size is not None or asked.shape is not None
+        if not asked.has_blocks or not sized or is_dynamic:
+            raise ConfigError(
+                f"{cls.__name__} measures groups or blocks of a known size, ahead of inference",
+                where=f"{cls.__name__}(granularity={str(given)!r}, is_dynamic={is_dynamic})",
+                fix='granularity="per_group(size=128)" or "per_block(shape=[64, 128])"',
+            )
+        if not is_per_channel(qscheme) or qscheme == torch.per_channel_affine_float_qparams:
+            raise ConfigError(
+                f"{cls.__name__} measures many ranges and was asked for {qscheme}",
+                where=f"{cls.__name__}(qscheme={qscheme})",
+                fix="use torch.per_channel_symmetric or torch.per_channel_affine",
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Widen the range of every block of ``x`` to hold it; returns ``x``."""
+        if x.numel() == 0:
+            return x
+        low, high, ignored = self._ranges(x.detach().to(self.min_val.dtype))
+        self.ignored += ignored
+        self._widen(low, high)
+        return x
+
+    def _ranges(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        blocks = self._blocks(x)
+        finite = torch.isfinite(blocks)
+        ignored = int(blocks.numel() - finite.sum())
+        low = torch.where(finite, blocks, torch.inf).amin(-1) if ignored else blocks.amin(-1)
+        high = torch.where(finite, blocks, -torch.inf).amax(-1) if ignored else blocks.amax(-1)
+        return low, high, ignored
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """``x`` in the shape of the grid, with the values of each block behind."""
+        asked = Granularity.parse(self.granularity)
+        wrong = asked.undivided(x.shape)
+        if wrong is not None:
+            raise ConfigError(
+                f"groups of {wrong.size} do not divide axis {wrong.axis}, which has {wrong.length}",
+                where=f"{type(self).__name__}({self.granularity!r}), weight {list(x.shape)}",
+                fix=f"groups of {wrong.nearest}, or leave the layer in float",
+            )
+        block = asked.block(x.shape)
+        sides = [side for n, b in zip(x.shape, block, strict=True) for side in (n // b, b)]
+        split = x.reshape(sides)
+        grid, inside = range(0, split.dim(), 2), range(1, split.dim(), 2)
+        return split.permute(*grid, *inside).flatten(x.dim())
+
+    def _widen(self, low: Tensor, high: Tensor) -> None:
+        if self.min_val.numel() > 0:
+            if self.min_val.shape != low.shape:
+                raise ConfigError(
+                    f"one observer saw {list(self.min_val.shape)} and {list(low.shape)} blocks",
+                    where=f"{type(self).__name__}({self.granularity!r})",
+                    fix="an observer for each weight",
+                )
+            low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
+        self._set_range(low, high)
+
+    def _set_range(self, low: Tensor, high: Tensor) -> None:
+        with_shape(self.min_val, low.shape).copy_(low)
+        with_shape(self.max_val, high.shape).copy_(high)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point, in the shape of the grid; 1 and 0, warned, before any data."""
+        scale, zero_point = self._calculate_qparams(self.min_val, self.max_val)
+        storage = QParams(0.0, 0, 0, 0, self.dtype).storage
+        return scale, zero_point.to(torch.int8 if storage.is_floating_point else storage)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget the ranges."""
+        self.min_val = self.min_val.new_empty(0)
+        self.max_val = self.max_val.new_empty(0)
+
+    def _merge_settings(self) -> dict[str, Any]:
+        return {**super()._merge_settings(), "granularity": self.granularity}
+
+    def _absorb(self, other: BlockMinMaxObserver) -> None:
+        if other.min_val.numel() > 0:
+            self._widen(other.min_val, other.max_val)
+
+    def extra_repr(self) -> str:
+        return f"{self.granularity}, blocks={list(self.min_val.shape)}"
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """The buffers take the shape of what is loaded."""
+        for name in ("min_val", "max_val"):
+            if prefix + name in state_dict:
+                with_shape(getattr(self, name), state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+class BlockMSEObserver(BlockMinMaxObserver):
+    """The range of every block of which the rounded values have the least squared error.
+
+    Ranges from the whole down to a fifth of it are tried: values beyond are clipped, the others rounded
+    more finely. It keeps the last tensor that it saw; ``merge`` refuses.
+
+    >>> whole, clipped = (made("per_group(size=8)", dtype=INT4)
+    ...                   for made in (BlockMinMaxObserver, BlockMSEObserver))
+    >>> x = torch.tensor([[0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.1, -0.2]])
+    >>> [bool(o(x) is x) for o in (whole, clipped)]
+    [True, True]
+    >>> bool(clipped.calculate_qparams()[0] <= whole.calculate_qparams()[0])
+    True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Choose the range of every block of ``x``; returns ``x``."""
+        if x.numel() == 0:
+            return x
+        values = x.detach().to(self.min_val.dtype)
+        low, high, ignored = self._ranges(values)
+        self.ignored += ignored
+        blocks = self._blocks(torch.nan_to_num(values, 0.0, 0.0, 0.0))
+        best = torch.full_like(low, torch.inf)
+        kept_low, kept_high = low.clone(), high.clone()
+        for step in range(_SHRINKS):
+            part = 1.0 - _STEP * step
+            error = self._error(blocks, low * part, high * part)
+            better = error < best
+            best = torch.where(better, error, best)
+            kept_low = torch.where(better, low * part, kept_low)
+            kept_high = torch.where(better, high * part, kept_high)
+        self._set_range(kept_low, kept_high)
+        return x
+
+    def _error(self, blocks: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """The squared error of every block when it is quantized in this range."""
+        scale, zero_point = (each.unsqueeze(-1) for each in self._calculate_qparams(low, high))
+        block = (*(1,) * low.dim(), blocks.shape[-1])
+        ends = self.quant_min, self.quant_max
+        qparams = QParams(scale, zero_point, *ends, self.dtype, block=block)
+        rounded = dequantize_tensor(
+            quantize_tensor(blocks, qparams), scale, zero_point, block=block
+        )
+        return (rounded - blocks).square().sum(-1)
+
+    def _absorb(self, other: BlockMinMaxObserver) -> None:  # noqa: ARG002
+        raise ConfigError(
+            "BlockMSEObserver cannot be merged: it weighs the values themselves",
+            where="BlockMSEObserver.merge",
+            fix="let one observer see the whole weight",
+        )

@@ -1,0 +1,210 @@
+"""The request for weights of few bits, from what a backend's description admits.
+
+1. The dtype configs that count are those whose weight has the bits and the sign that are asked for and
+   whose activations need no data: float, cast to a narrower float, or quantized at each call.
+2. Of one entry the first counts that admits the group size. Without a group size that is one scale per
+   output channel where the entry has it, else groups of 128 or of the one size that it has.
+3. What the entry asks of activations is asked with it, and of what it fuses, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    get_backend_config,
+    list_backends,
+)
+from backquant.dtypes import Granularity, QDType, find_dtype, is_quantized, known_dtypes
+from backquant.errors import UsageError, did_you_mean
+from backquant.observe import (
+    BlockMinMaxObserver,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+)
+from backquant.operators import find
+from backquant.qconfig import QConfig, QConfigMapping
+
+__all__ = ["weight_only_mapping"]
+
+_USUAL_GROUP = 128
+
+
+def weight_only_mapping(
+    backend: str | BackendConfig, weights: str, group_size: int | None = None
+) -> QConfigMapping:
+    """What ``quantize(model, weights=..., group_size=...)`` asks for, to be changed in part.
+
+    Args:
+        backend: a name, a file, or a ``BackendConfig``.
+        weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, ….
+        group_size: how many weights of one row share a scale. Default: rule 2.
+
+    Raises ``UsageError`` for a word that is no dtype, and where no entry of the backend admits such weights.
+
+    >>> mapping = weight_only_mapping("onnxruntime", "int4", 32)
+    >>> mapping.object_type_qconfigs[torch.nn.Linear].weight().granularity
+    'per_group(size=32)'
+    """
+    config = backend if isinstance(backend, BackendConfig) else get_backend_config(backend)
+    row = _row(weights)
+    if group_size is not None and (type(group_size) is not int or group_size < 2):
+        raise UsageError(
+            f"a group has two weights or more, got group_size={group_size!r}",
+            where="group_size",
+            fix="group_size=128",
+        )
+    mapping = QConfigMapping()
+    found = dict(reversed(list(_requests(config, row, group_size))))  # the first counts
+    if not found:
+        raise _refused(config, row, group_size)
+    for operator, qconfig in found.items():
+        mapping.set_object_type(operator, qconfig)
+    return mapping
+
+
+def _row(weights: Any) -> QDType:
+    rows = {row.name: row for row in known_dtypes() if row.has_scale}
+    if weights not in rows:
+        known = ["int8", "int4", "uint4", "int2", "uint2"]
+        raise UsageError(
+            f"{weights!r} is no dtype for weights",
+            where="weights",
+            fix=did_you_mean(str(weights), rows, f"one of {', '.join(known)}"),
+        )
+    return rows[weights]
+
+
+def _requests(
+    config: BackendConfig, row: QDType, group_size: int | None
+) -> Iterator[tuple[Any, QConfig]]:
+    for entry in config.configs:
+        qconfig = _request(entry, row, group_size)
+        if qconfig is None:
+            continue
+        for node in entry.normal_pattern.nodes:
+            if node.kind in ("module", "function", "method") and not _is_ours(node.op):
+                yield from ((op, qconfig) for op in _spellings(node.op))
+
+
+def _spellings(op: Any) -> tuple[Any, ...]:
+    """How else the graph may say it: matching takes ``torch.relu`` for ``F.relu``."""
+    known = None if isinstance(op, type) else find(op)
+    return (op,) if known is None else (op, *known.functions)
+
+
+def _is_ours(op: Any) -> bool:
+    """Modules for training, and those that fusion makes: nobody writes them."""
+    return isinstance(op, type) and op.__module__.startswith("backquant.")
+
+
+def _request(entry: BackendPatternConfig, row: QDType, group_size: int | None) -> QConfig | None:
+    """Rule 2."""
+    fitting = [config for config in entry.dtype_configs if _needs_no_data(config, row)]
+    options = [(config, _shared(config, group_size)) for config in fitting]
+    if group_size is None:  # one scale per channel comes first
+        options.sort(key=lambda option: option[1] is None or option[1].has_blocks)
+    for config, shared in options:
+        if shared is not None:
+            demand = config.weight_dtype_with_constraints
+            return QConfig(_activation(config), _weight(demand, shared))
+    return None
+
+
+def _needs_no_data(config: DTypeConfig, row: QDType) -> bool:
+    """Rule 1."""
+    own = find_dtype(config.weight_dtype)
+    same = own is not None and (own.bits, own.format) == (row.bits, row.format)
+    given = config.input_dtype
+    return same and not (own or row).packed and (bool(config.is_dynamic) or not is_quantized(given))
+
+
+def _shared(config: DTypeConfig, group_size: int | None) -> Granularity | None:
+    """What one scale is for, if this dtype config admits the group size."""
+    text = config.weight_dtype_with_constraints.granularity
+    demand = None if text is None else Granularity.parse(text)
+    if group_size is None:
+        if demand is None or demand.kind == "per_channel":
+            axis = None if demand is None else demand.axis
+            return Granularity("per_channel", axis=axis)
+        if demand.kind == "per_group":
+            return Granularity("per_group", axis=demand.axis, size=demand.size or _USUAL_GROUP)
+        return demand
+    if demand is None or demand.kind != "per_group":
+        return None
+    asked = Granularity("per_group", axis=demand.axis, size=group_size)
+    return asked if demand.admits(asked) else None
+
+
+def _activation(config: DTypeConfig) -> Any:
+    """Rule 3."""
+    demand = config.input_dtype_with_constraints
+    if not config.is_dynamic:
+        return PlaceholderObserver.with_args(dtype=demand.dtype or torch.float32)
+    values: dict[str, Any] = {"dtype": demand.dtype, "is_dynamic": True}
+    if demand.granularity == "per_token":
+        values["granularity"] = "per_token"
+    row = find_dtype(demand.dtype)
+    if row is not None and row.is_integer:
+        low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
+        values["quant_min"] = row.low if low is None else int(low)
+        values["quant_max"] = row.high if high is None else int(high)
+    return PlaceholderObserver.with_args(**values)
+
+
+def _weight(demand: DTypeWithConstraints, shared: Granularity) -> Any:
+    row = find_dtype(demand.dtype)
+    assert row is not None
+    unsigned = row.low == 0
+    affine = demand.symmetric is False or (demand.symmetric is None and unsigned)
+    values: dict[str, Any] = {"dtype": row.token}
+    low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound
+    if low is not None or high is not None:
+        values["quant_min"] = row.low if low is None else int(low)
+        values["quant_max"] = row.high if high is None else int(high)
+    if demand.scale_min_lower_bound is not None:
+        values["eps"] = float(demand.scale_min_lower_bound)
+    if shared.kind == "per_tensor":
+        scheme = torch.per_tensor_affine if affine else torch.per_tensor_symmetric
+        return MinMaxObserver.with_args(qscheme=scheme, **values)
+    values["qscheme"] = torch.per_channel_affine if affine else torch.per_channel_symmetric
+    if shared.has_blocks:
+        return BlockMinMaxObserver.with_args(granularity=str(shared), **values)
+    axis = shared.axis if demand.ch_axis is None else demand.ch_axis
+    return PerChannelMinMaxObserver.with_args(ch_axis=axis or 0, **values)
+
+
+def _refused(config: BackendConfig, row: QDType, group_size: int | None) -> UsageError:
+    groups = "" if group_size is None else f" in groups of {group_size}"
+    has = [
+        other for other in list_backends() if other != config.name and _has(other, row, group_size)
+    ]
+    own = dict.fromkeys(_own(config))
+    listed = ", ".join(own) or "none"
+    return UsageError(
+        f"{config.name or 'the backend'} has no entry for {row.name} weights{groups} that needs no data",
+        where=f"weights={row.name!r}, group_size={group_size!r}; it has {listed}",
+        fix=f"backend={has[0]!r}" if has else "an entry with such a weight_dtype and granularity",
+    )
+
+
+def _has(backend: str, row: QDType, group_size: int | None) -> bool:
+    return any(_requests(get_backend_config(backend), row, group_size))
+
+
+def _own(config: BackendConfig) -> Iterator[str]:
+    """What the backend has instead, in words."""
+    for entry in config.configs:
+        for one in entry.dtype_configs:
+            demand, row = one.weight_dtype_with_constraints, find_dtype(one.weight_dtype)
+            if row is not None and row.is_stored and _needs_no_data(one, row):
+                shared = "per channel" if demand.granularity is None else demand.granularity
+                yield f"{row.name} {Granularity.parse(shared).words if '_' in shared else shared}"

@@ -1,0 +1,145 @@
+"""Weights of few bits, from one word, on the engines that have kernels for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import backquant
+from backquant.errors import ArtifactError, BackquantError
+from backquant.runtime import QuantizedModel
+
+
+class Tagger(nn.Module):
+    """An embedding, a module and a function; the last layer fits no group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.up = nn.Linear(64, 32)
+        self.weight = nn.Parameter(torch.randn(96, 32) / 6)
+        self.down = nn.Linear(100, 16)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.up(self.table(words)))
+        return self.down(F.pad(F.linear(features, self.weight), (0, 4)))
+
+
+@pytest.fixture
+def tagger() -> tuple[nn.Module, torch.Tensor]:
+    return Tagger().eval(), torch.randint(0, 50, (2, 7))
+
+
+def sqnr(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    noise = float((wanted - got).square().sum())
+    return float(10 * torch.log10(wanted.square().sum() / max(noise, 1e-30)))
+
+
+def outcomes(model: QuantizedModel) -> dict[str, str]:
+    return {row.module_path or row.node: row.outcome for row in model.report.rows}
+
+
+def reference_of(model: nn.Module, x: torch.Tensor, **asked: object) -> QuantizedModel:
+    config = backquant.get_backend_config("x86_lowbit").set_engine(None)
+    return backquant.quantize(model, x, backend=config, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("weights", "group"), [("int4", 32), ("int8", None)])
+def test_kernels_of_torch(
+    tagger: tuple[nn.Module, torch.Tensor], weights: str, group: int | None, tmp_path: Path
+) -> None:
+    model, x = tagger
+    asked = {"weights": weights, "group_size": group}
+    quantized = backquant.quantize(model, x, **asked)  # type: ignore[arg-type]
+    made = outcomes(quantized)
+    assert (made["table"], made["up"]) == ("quantized", "quantized")
+    assert made["down"] == "float"  # 100 inputs: no multiple of a group, nor of 16
+    names = {use.kernel for use in quantized.kernels}
+    assert any(f"_weight_{weights}pack_mm" in name for name in names), names
+    # bfloat16: 8 bits of mantissa
+    assert sqnr(reference_of(model, x, **asked)(x), quantized(x)) > 40
+    backquant.save(quantized, tmp_path / "m.bq")
+    assert torch.equal(backquant.load(tmp_path / "m.bq")(x), quantized(x))
+
+
+def test_a_group_that_does_not_divide_says_so(
+    tagger: tuple[nn.Module, torch.Tensor], snapshot: Callable[..., None]
+) -> None:
+    model, x = tagger
+    mapping = backquant.weight_only_mapping("x86_lowbit", "int4", 32).set_module_name("up", None)
+    quantized = backquant.quantize(model, x, backend="x86_lowbit", qconfig_mapping=mapping)
+    [row] = (row for row in quantized.report.rows if row.module_path == "down")
+    assert "group-size" in {reason.rule for reason in row.reasons}
+    snapshot("undivided", "\n".join(str(reason) for reason in row.reasons))
+    assert outcomes(quantized)["up"] == "float"
+
+
+def test_messages(tagger: tuple[nn.Module, torch.Tensor], snapshot: Callable[..., None]) -> None:
+    model, x = tagger
+    mapping = backquant.QConfigMapping()
+    wrong: tuple[dict[str, object], ...] = (
+        {"weights": "int4", "group_size": 32, "backend": "qnnpack"},
+        {"weights": "int3"},
+        {"weights": "int4", "group_size": 1},
+        {"group_size": 32},
+        {"weights": "int4", "qconfig_mapping": mapping},
+    )
+    errors = []
+    for asked in wrong:
+        with pytest.raises(BackquantError) as error:
+            backquant.quantize(model, x, **asked)  # type: ignore[arg-type]
+        errors.append(str(error.value))
+    snapshot("asked", "\n".join(errors))
+
+
+def test_four_bits_are_four_bits_in_the_file_and_checked(
+    tagger: tuple[nn.Module, torch.Tensor], tmp_path: Path
+) -> None:
+    from backquant.artifact.tensors import TensorReader, TensorWriter
+
+    writer = TensorWriter()
+    weight = torch.randint(-8, 8, (64, 64), dtype=torch.int8)
+    key = writer.add(weight)
+    assert writer.tensors[key].numel() == weight.numel() // 2
+    assert torch.equal(TensorReader(writer.tensors, {}, writer.packed).get(key), weight)
+    with pytest.raises(ArtifactError, match="do not hold"):
+        TensorReader({key: writer.tensors[key][:-1]}, {}, writer.packed)
+    model, x = tagger
+    reference = reference_of(model, x, weights="int4", group_size=32)
+    backquant.save(reference, tmp_path / "m.bq")
+    assert torch.equal(backquant.load(tmp_path / "m.bq")(x), reference(x))
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "kernel", "least"),
+    [
+        ("onnxruntime", "m.onnx", "MatMulNBits(groups of 32)", 120.0),
+        ("openvino", "m.xml", "FullyConnected", 0.0),
+        ("xnnpack", "m.pte", "XNNPACK FullyConnected", 0.0),
+    ],
+)
+def test_kernels_of_runtimes(
+    tagger: tuple[nn.Module, torch.Tensor],
+    tmp_path: Path,
+    backend: str,
+    name: str,
+    kernel: str,
+    least: float,
+) -> None:
+    """The kernel is read back, by its name and by the bits of its weight; ONNX Runtime keeps float32."""
+    model, x = tagger
+    quantized = backquant.quantize(model, x, backend=backend, weights="int4", group_size=32)
+    exported = backquant.export(quantized, tmp_path / name)
+    of_four = [use.kernel for use in exported.kernels if use.dtype in ("int4", "i4")]
+    assert sum(kernel in one for one in of_four) == 2, exported.kernels
+    if least:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(tmp_path / name)
+        [got] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert sqnr(quantized(x), torch.from_numpy(got)) > least
