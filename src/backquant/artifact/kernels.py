@@ -9,6 +9,7 @@ everything that comes from a file is checked before a kernel is built or a graph
 3. Modules: weights, scales, zero points and biases have the dtypes and the shapes that belong together.
 """
 
+# size: one checker a kernel
 from __future__ import annotations
 
 import inspect

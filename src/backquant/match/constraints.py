@@ -7,6 +7,7 @@ PyTorch checks a range only when both of its bounds are set, never looks at the 
 scale, and compares fixed qparams only when both are given; here each is enforced on its own.
 """
 
+# size: one function a rule
 from __future__ import annotations
 
 import math
