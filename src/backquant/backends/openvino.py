@@ -73,12 +73,10 @@ BY_OUTPUT_CHANNEL = DefaultOverride(
     weight=replace(DEPLOYED_DEFAULTS.weight, ch_axis=1),
     qat_weight=replace(QAT_CHANNEL_WEIGHT, ch_axis=1),
 )
-<<<<<<< HEAD
 # An average over integers takes padding as the integer 0, whatever number the zero point makes of that.
 UNPADDED = DTypeConfig(
     torch.quint8, torch.quint8, where={"any": [{"padding": 0}, {"count_include_pad": False}]}
 )
-=======
 # compressed fully connected layers and gathers
 SIZES = {"group_size": {"min": 16, "multiple_of": 16}}
 GROUPS = [
@@ -86,7 +84,6 @@ GROUPS = [
     in_groups(UINT4, affine=True, where=SIZES),
 ]
 TABLES = [tables_in_groups(INT4, where=SIZES)]
->>>>>>> 3281ea4 (Weights in groups and blocks: granularity as data, packed artifacts, weights=, 4-bit kernels of four engines)
 DEFAULTS = replace(
     DEPLOYED_DEFAULTS,
     overrides=(*DEPLOYED_DEFAULTS.overrides, PRODUCT, BY_OUTPUT_CHANNEL),
