@@ -146,7 +146,7 @@ class TorchPlacement(Placement):
         self.causes.add(FIXED_INPUT)
         return spec
 
-    def _apart_from_fixed(self, anchor: fx.Node, match: Match, partners: list[str]) -> list[str]:
+    def _separate_from_fixed(self, anchor: fx.Node, match: Match, partners: list[str]) -> list[str]:
         heads = {self._groups.find(name) for name in partners}
         fixed = {head for head in heads if self._source.probe(self._drafts[head].spec).fixed}
         if fixed and len(heads) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def _on_meta() -> nn.Module:
 
 def _without_example() -> nn.Module:
     quantized = _quantized()
-    quantized.example = None
+    quantized.record = replace(quantized.record, example=None)
     return quantized
 
 

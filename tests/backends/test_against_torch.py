@@ -104,10 +104,13 @@ def _arity(function: Any) -> int | None:
     return None if function is None else len(inspect.signature(function).parameters)
 
 
+_OURS = ("symmetric", "granularity", "ch_axis", "power_of_two_scale", "scales", "scale_range")
+
+
 def _dtype(constraints: Any) -> dict[str, Any]:
     """The fields that PyTorch has; ours beyond them must be unset."""
     values = dataclasses.asdict(constraints)
-    for extension in ("symmetric", "granularity", "ch_axis", "power_of_two_scale"):
+    for extension in _OURS:
         assert values.pop(extension, None) is None
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_a_trained_model(tmp_path) -> None:
         quantized, tmp_path / "m.onnx"
     )  # on inputs as those of prepare_qat_fx
     assert exported.integer == exported.expected == 2
-    quantized.example = None
+    quantized.record = replace(quantized.record, example=None)
     with pytest.raises(UsageError, match="example inputs are needed"):
         backquant.export(quantized, tmp_path / "n.onnx")
 

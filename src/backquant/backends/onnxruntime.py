@@ -80,7 +80,7 @@ def backend_config() -> BackendConfig:
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
                 *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY, *GROUPS]),
-                *embedding.entries(TABLES)[:1],
+                *embedding.table_entries(TABLES),
                 *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [VALUES]),

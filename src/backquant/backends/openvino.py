@@ -120,7 +120,7 @@ def backend_config() -> BackendConfig:
                     for entry in admit(conv.transposed_entries(kind), [DECONVOLUTION])
                 ),
                 *linear.entries([STATIC, WEIGHT_ONLY, *GROUPS]),
-                *embedding.entries(TABLES)[:1],
+                *embedding.table_entries(TABLES),
                 *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),
                 *admit([observed(product) for product in MATMULS], [SIGNED]),

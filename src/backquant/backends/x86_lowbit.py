@@ -84,7 +84,7 @@ def backend_config() -> BackendConfig:
         .set_backend_pattern_configs(
             [
                 *linear.single_entries([GROUPED, BY_ROW]),
-                *embedding.entries([TABLE, TABLE_INT8])[:1],
+                *embedding.table_entries([TABLE, TABLE_INT8]),
             ]
         )
     )

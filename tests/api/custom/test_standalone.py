@@ -300,7 +300,7 @@ class TestRefusals:
         custom = standalone(bq, [0], qconfig_mapping=both.ours.mapping())
         with pytest.raises(ConfigError) as caught:
             both.ours.prepare(Model().eval(), image(), custom, bq.QConfigMapping())
-        snapshot("standalone-suggestions-input", caught.value)
+        snapshot("standalone-unasked-input", caught.value)
 
     def test_input_index(self, both: Any, snapshot: Any) -> None:
         with pytest.raises(ConfigError) as caught:
