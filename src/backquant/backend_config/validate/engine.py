@@ -2,7 +2,8 @@
 
 ``engine-dtype``: a dtype that the engine has not. An error when no dtype config of the entry can run,
 else a warning. Dtypes are compared by storage: an engine with uint8 runs ``quint8``. Float dtypes are
-what operators compute in when nothing is quantized; every engine has float32.
+what operators compute in when nothing is quantized; every engine has float32. What activations are cast to at
+each call beside integer weights is a matter of the kernel, which lowering finds or not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.validate.dtype_configs import ROLES
 from backquant.backend_config.validate.finding import Finding, Place
-from backquant.dtypes import plain_dtype
+from backquant.dtypes import is_quantized, plain_dtype
 from backquant.errors import SpecError
 
 __all__ = ["engine_dtypes", "engine_findings"]
@@ -76,5 +77,14 @@ def _missing(config: DTypeConfig, dtypes: frozenset[torch.dtype]) -> list[tuple[
     return [
         (role, dtype)
         for role, dtype in given
-        if dtype is not None and plain_dtype(dtype) not in dtypes
+        if dtype is not None
+        and plain_dtype(dtype) not in dtypes
+        and not (role == "input_dtype" and _is_cast(config))
     ]
+
+
+def _is_cast(config: DTypeConfig) -> bool:
+    activation, weight = config.input_dtype, config.weight_dtype
+    if activation is None or weight is None or not config.is_dynamic:
+        return False
+    return not is_quantized(activation) and is_quantized(weight)
