@@ -25,7 +25,7 @@ class PlaceholderObserver(ObserverBase):
     PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
     """
 
-    def __init__(  # the signature is PyTorch's
+    def __init__(  # what stands before the * is PyTorch's signature
         self,
         dtype: torch.dtype = torch.float32,
         custom_op_name: str = "",
@@ -35,6 +35,7 @@ class PlaceholderObserver(ObserverBase):
         qscheme: torch.qscheme | None = None,
         eps: float | None = None,
         is_dynamic: bool = False,
+        *,
         granularity: str | None = None,
     ) -> None:
         super().__init__(dtype=dtype, is_dynamic=is_dynamic)

@@ -51,7 +51,8 @@ def weight_qparams(
             raise _unknown_dtype(dtype, "a weight without a qscheme stays floating point")
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         return TensorQParams(one, zero.long(), 0, 0, row.token)
-    in_blocks = torch.as_tensor(qparams.get("scale", 0.0)).dim() > 1
+    given = qparams.get("scale")
+    in_blocks = given is not None and torch.as_tensor(given).dim() > 1
     if is_scaled_float(dtype) and not is_per_tensor(qscheme) and not in_blocks:
         raise _unknown_dtype(dtype, f"a weight in 8-bit floats has one scale, not {qscheme}")
     if row is None or not row.has_scale:
