@@ -78,7 +78,8 @@ def test_a_backend_is_a_name_a_file_or_a_description(tmp_path: Path) -> None:
     assert get_default_qconfig_mapping(str(tmp_path / "mine.yaml")) == expected
 
 
-WITHOUT_TRAINING = ("tensorrt_fp8",)  # there is no fake quantize for 8-bit floats
+#: There is no fake quantize for 8-bit floats, nor for groups.
+WITHOUT_TRAINING = ("tensorrt_fp8", "x86_lowbit")
 
 
 @pytest.mark.parametrize("backend", list_backends())
