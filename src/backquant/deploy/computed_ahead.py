@@ -32,14 +32,15 @@ def compute_ahead(
     >>> class Model(torch.nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.table, self.w = torch.nn.Buffer(torch.ones(1, 2)), torch.nn.Buffer(torch.ones(2, 2))
+    ...         self.table = torch.nn.Parameter(torch.ones(1, 2))
+    ...         self.w = torch.nn.Parameter(torch.ones(2, 2))
     ...     def forward(self, x):
     ...         return x @ self.w + self.table.expand(x.shape[0], 2) @ self.w
     >>> module = fx.symbolic_trace(Model())
     >>> compute_ahead(module, (torch.ones(3, 2),), {}, ["matmul", "matmul_1"])
     frozenset({'matmul_1'})
-    >>> module(torch.ones(3, 2))[0]
-    tensor([4., 4.])
+    >>> module(torch.ones(3, 2))[0].tolist()
+    [4.0, 4.0]
     """
     known = known_nodes(module)
     wanted = [node for node in module.graph.nodes if node in known and node.name in products]
