@@ -57,9 +57,7 @@ ROWS = ["stem", "outer", "outer.block", "outer.block.one", "outer.block.act", "o
 def test_rows_of_nested_modules() -> None:
     model, x = Model(), torch.randn(5, 2, 4)
     before = bq.explain(model, x, prepare_custom_config=custom())
-    quantized = bq.quantize(
-        model, calibration=[x], prepare_custom_config=custom(), slower="keep"
-    )
+    quantized = bq.quantize(model, calibration=[x], prepare_custom_config=custom(), slower="keep")
     after = quantized.report
     for report in (before, after):
         assert [row.node for row in report.rows][:6] == ROWS
