@@ -176,8 +176,8 @@ def quantize(
     made = converted({})
     keep = required if isinstance(required, tuple) else ()
     timing = replace(TIMING, keep_named=asked_mapping is not None, keep=keep)
-    if quantizes_recurrent(plan):  # of which the smallest lose the most
-        timing = replace(timing, least=0)
+    if quantizes_recurrent(plan):
+        timing = replace(timing, least=timing.least_recurrent)
     if leaves_slower and timing.is_worthwhile(engine, made.record):
         made = the_faster(made, Ways(converted, in_float), prepared, frozen, example, timing)
     return made
