@@ -39,9 +39,12 @@ _GAIN = 0.97  # what is faster by less than 3 % is as fast
 
 @dataclass(frozen=True)
 class Timing:
-    """How times are taken, and what they do not decide. ``least``: as ``LEAST``; ``least_recurrent``: the same
-    for models with recurrent layers, of which the smallest lose the most. ``keep_named``: the mapping is
-    the user's, and what it names stays as it says. ``keep``: modules that stay on integers."""
+    """How times are taken, and what they do not decide.
+
+    ``least``: as ``LEAST``; ``least_recurrent``: the same for models with recurrent layers, of which the
+    smallest lose the most. ``keep_named``: the mapping is the user's, and what it names stays as it says.
+    ``keep``: modules that stay on integers.
+    """
 
     clock: Clock = stopwatch
     least: int = LEAST
