@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
+from backquant.deploy.bags import without_bags
 from backquant.deploy.program import Program, export_program
 from backquant.dtypes import Granularity, is_quantized
 from backquant.match.plan import MatchKind, Plan
@@ -66,7 +67,9 @@ class ExportJob:
 
         Made once. Raises ``CaptureError`` when it cannot be captured, or not with these dynamic shapes.
         """
-        return export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
+        return without_bags(
+            export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
+        )
 
 
 def expected_operators(

@@ -20,7 +20,7 @@ from backquant.errors import CaptureError, ExportError
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.quiet import quiet
 
-__all__ = ["Program", "as_dims", "export_program", "quiet"]
+__all__ = ["Program", "as_dims", "export_program", "origins_of_stacks", "quiet"]
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,21 @@ def _functional(program: Program) -> Program:
     with quiet(), torch.no_grad():
         exported = program.exported.run_decompositions({})
     _leave_out_input_changes(exported)
+    return Program(exported, origins_of_stacks(exported.graph))
+
+
+def origins_of_stacks(graph: fx.Graph) -> dict[str, str]:
+    """The origins of nodes that a decomposition has made, from the module stacks that it kept.
+
+    >>> origins_of_stacks(fx.Graph())
+    {}
+    """
     origins = {}
-    for node in exported.graph.nodes:
+    for node in graph.nodes:
         origin = next(iter(node.meta.get("nn_module_stack") or ()), None)
         if node.op == "call_function" and origin is not None:
             origins[node.name] = str(origin)
-    return Program(exported, origins)
+    return origins
 
 
 def _writes(node: fx.Node) -> bool:
