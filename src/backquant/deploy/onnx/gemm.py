@@ -106,13 +106,17 @@ def _relu_as_max(model: Any, value: Any) -> None:
         return
     relu = readers[0]
     zero = add_initializer(model, np.array(0, np.float32), f"{relu.name}_least")
-    made = ir.Node("", "Max", [value, zero], name=relu.name)
-    made.metadata_props.update(relu.metadata_props)
-    old, new = relu.outputs[0], made.outputs[0]
-    new.name, new.type, new.shape = f"{old.name}_max", old.type, old.shape
-    model.graph.insert_before(relu, made)
+    _put(model, relu, ir.Node("", "Max", [value, zero], name=relu.name), "max")
+
+
+def _put(model: Any, node: Any, made: Any, word: str) -> None:
+    """``made`` in the place of ``node``."""
+    made.metadata_props.update(node.metadata_props)
+    old, new = node.outputs[0], made.outputs[0]
+    new.name, new.type, new.shape = f"{old.name}_{word}", old.type, old.shape
+    model.graph.insert_before(node, made)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
-    model.graph.remove(relu, safe=True)
+    model.graph.remove(node, safe=True)
 
 
 def _without_bias(model: Any, product: Any) -> None:
@@ -129,12 +133,7 @@ def _without_bias(model: Any, product: Any) -> None:
         return
     attributes = [ir.AttrInt64("transB", int(transposed))]
     made = ir.Node("", "Gemm", [*product.inputs[:2], bias], attributes, name=f"{product.name}/zero")
-    made.metadata_props.update(product.metadata_props)
-    old, new = product.outputs[0], made.outputs[0]
-    new.name, new.type, new.shape = f"{old.name}_product", old.type, old.shape
-    model.graph.insert_before(product, made)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    model.graph.remove(product, safe=True)
+    _put(model, product, made, "product")
 
 
 def _integers(model: Any, product: Any, bias: np.ndarray[Any, Any], name: str) -> Any:
