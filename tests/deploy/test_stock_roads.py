@@ -62,13 +62,32 @@ def test_indices_and_offsets_are_exported_as_given(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("backend", "name"), [("openvino", "m.xml"), ("xnnpack", "m.pte")])
-def test_a_limit_of_the_target_is_an_error_of_ours(backend, name, tmp_path) -> None:
+def test_bags_go_to_other_runtimes(backend, name, tmp_path) -> None:
     torch.manual_seed(0)
     inputs = recommendations()
     quantized = backquant.quantize(
         Recommender().eval(), inputs, backend=backend, calibration=[inputs]
     )
-    with pytest.raises(ExportError, match=r"ReduceSum|aten::_embedding_bag"):
+    exported = backquant.export(quantized, tmp_path / name)
+    assert exported.integer_share == 1.0
+
+
+class Bessel(nn.Module):
+    """A function that no runtime of a file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(self.first(x))
+
+
+@pytest.mark.parametrize(("backend", "name"), [("openvino", "m.xml"), ("xnnpack", "m.pte")])
+def test_a_limit_of_the_target_is_an_error_of_ours(backend, name, tmp_path) -> None:
+    x = torch.randn(4, 8)
+    quantized = backquant.quantize(Bessel().eval(), x, backend=backend, calibration=[x])
+    with pytest.raises(ExportError, match="bessel_j0"):
         backquant.export(quantized, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
