@@ -55,6 +55,13 @@ def test_statistics_that_change_stay() -> None:
     assert batch_norm_modules(module, {}) == 0
 
 
+def test_one_over_another_axis_stays() -> None:
+    """Of an image without a batch the batch norm's axis is the height."""
+    module = capture(Block(True).eval()).module
+    module.get_submodule("first.conv").out_channels = 5
+    assert batch_norm_modules(module, {}) == 0
+
+
 def test_it_is_fused() -> None:
     model, x = Block(True).eval(), torch.randn(2, 3, 8, 8)
     quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")

@@ -51,8 +51,9 @@ def _embedding_bag(  # size: the arguments of the operator
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     starts = offsets[:-1] if include_last_offset else offsets
-    places = torch.arange(indices.shape[0], dtype=starts.dtype)
-    bag = (places.unsqueeze(1) >= starts.unsqueeze(0)).long().sum(1) - 1
+    begun = torch.zeros(indices.shape[0] + 1, dtype=torch.int64)
+    begun = begun.scatter_add(0, starts.long(), torch.ones_like(starts).long())
+    bag = begun.cumsum(0)[:-1] - 1
     counted = torch.ones_like(bag)
     if padding_idx is not None and padding_idx >= 0:
         counted = (indices != padding_idx).long()

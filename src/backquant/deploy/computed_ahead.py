@@ -14,6 +14,7 @@ from torch import fx
 
 from backquant.deploy.read_sizes import Recorder, known_nodes
 from backquant.graph.edit import NamePool
+from backquant.graph.folding import changed_tensors
 
 __all__ = ["compute_ahead"]
 
@@ -42,7 +43,7 @@ def compute_ahead(
     >>> module(torch.ones(3, 2))[0].tolist()
     [4.0, 4.0]
     """
-    known = known_nodes(module)
+    known = known_nodes(module, changed_tensors(module))
     wanted = [node for node in module.graph.nodes if node in known and node.name in products]
     if not wanted:
         return frozenset()
@@ -51,7 +52,8 @@ def compute_ahead(
     with torch.no_grad():
         recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
     pool = NamePool(module)
-    for node in wanted:
+    computed = [node for node in wanted if isinstance(recorded.values[node], torch.Tensor)]
+    for node in computed:
         path = pool.take(f"{node.name}_computed_")
         module.register_buffer(path, recorded.values[node].clone())
         with module.graph.inserting_before(node):
@@ -60,4 +62,4 @@ def compute_ahead(
         if node in known and not node.users:
             module.graph.erase_node(node)
     module.recompile()
-    return frozenset(node.name for node in wanted)
+    return frozenset(node.name for node in computed)

@@ -65,7 +65,7 @@ def _read_items(node: fx.Node, value: Any) -> None:
     if not object_classes(value):
         return
     for user in list(node.users):
-        if user.op != "call_function" or user.args[0] is not node:
+        if user.op != "call_function" or not user.args or user.args[0] is not node:
             continue
         if user.target in (getattr, part):
             name = str(user.args[1])

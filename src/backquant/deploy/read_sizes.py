@@ -7,7 +7,7 @@ cannot be captured by ``torch.export``, so for a file of fixed sizes these calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -68,15 +68,18 @@ def write_read_sizes(
     return tuple(done)
 
 
-def known_nodes(module: fx.GraphModule) -> set[fx.Node]:
-    """What depends on constants and on the sizes of values only.
+def known_nodes(module: fx.GraphModule, changed: Collection[str] = ()) -> set[fx.Node]:
+    """What depends on constants and on the sizes of values only. ``changed``: tensors that are no constants.
 
     >>> known_nodes(fx.symbolic_trace(nn.ReLU()))
     set()
     """
     found: set[fx.Node] = set()
     for node in module.graph.nodes:
-        if node.op == "get_attr" or _is_size(node):
+        if node.op == "get_attr":
+            if str(node.target) not in changed:
+                found.add(node)
+        elif _is_size(node):
             found.add(node)
         elif node.op.startswith("call_") and node.all_input_nodes:
             name = getattr(node.target, "__name__", str(node.target))

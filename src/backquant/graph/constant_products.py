@@ -19,7 +19,7 @@ from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 from backquant.graph.scope import Scope
 
-__all__ = ["linear_products"]
+__all__ = ["Constants", "linear_products"]
 
 _PRODUCTS = frozenset({torch.matmul, operator.matmul, torch.mm, "matmul", "mm"})
 _SUMS = frozenset({torch.add, operator.add, "add"})
@@ -41,7 +41,7 @@ def linear_products(
     >>> module(torch.ones(1, 4, 3)).shape
     torch.Size([1, 4, 2])
     """
-    constants = _Constants(module)
+    constants = Constants(module)
     names = NamePool(module)
     products = [
         (node, matrix)
@@ -75,8 +75,12 @@ def _write(
             scopes.pop(old.name, None)
 
 
-class _Constants:
-    """The tensors that a graph reads and nothing changes."""
+class Constants:
+    """The floating-point tensors that a graph reads and nothing changes.
+
+    >>> Constants(fx.symbolic_trace(torch.nn.ReLU())).value(None) is None
+    True
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -93,7 +97,7 @@ class _Constants:
         return value if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 
 
-def _matrix(node: fx.Node, constants: _Constants) -> torch.Tensor | None:
+def _matrix(node: fx.Node, constants: Constants) -> torch.Tensor | None:
     """What ``node`` multiplies an activation with, if that is one constant matrix."""
     if node.op not in ("call_function", "call_method") or node.target not in _PRODUCTS:
         return None
@@ -103,7 +107,7 @@ def _matrix(node: fx.Node, constants: _Constants) -> torch.Tensor | None:
     return value if value is not None and value.dim() == 2 and value.numel() else None
 
 
-def _bias(node: fx.Node, constants: _Constants, width: int) -> fx.Node | None:
+def _bias(node: fx.Node, constants: Constants, width: int) -> fx.Node | None:
     """The constant that alone is added to ``node``, one number for each column."""
     user = next(iter(node.users), None)
     if user is None or len(node.users) != 1 or user.target not in _SUMS:

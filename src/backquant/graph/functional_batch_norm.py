@@ -13,8 +13,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from backquant.graph.constant_products import Constants
 from backquant.graph.edit import NamePool
-from backquant.graph.folding import changed_tensors
 from backquant.graph.scope import Scope
 
 __all__ = ["batch_norm_modules"]
@@ -26,7 +26,6 @@ _BEHIND: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose1d: nn.BatchNorm1d,
     nn.ConvTranspose2d: nn.BatchNorm2d,
     nn.ConvTranspose3d: nn.BatchNorm3d,
-    nn.Linear: nn.BatchNorm1d,
 }
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
@@ -34,7 +33,7 @@ _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", 
 def batch_norm_modules(
     module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
 ) -> int:
-    """Write ``F.batch_norm`` of constants behind a weighted module as a module, in place; how many.
+    """Write ``F.batch_norm`` of constants behind a convolution as a module, in place; how many.
 
     Args:
         module: a graph in evaluation mode.
@@ -54,13 +53,14 @@ def batch_norm_modules(
     """
     if F.batch_norm in kept:
         return 0
-    changed: set[str] | None = None
-    names = NamePool(module)
+    found = list(module.graph.find_nodes(op="call_function", target=F.batch_norm))
+    if not found:
+        return 0
+    constants, names = Constants(module), NamePool(module)
     count = 0
-    for node in list(module.graph.find_nodes(op="call_function", target=F.batch_norm)):
+    for node in found:
         kind = _kind(module, node)
-        changed = changed_tensors(module) if changed is None else changed
-        made = None if kind is None else _module(module, node, kind, changed)
+        made = None if kind is None else _module(module, node, kind, constants)
         if made is not None:
             path = names.take(f"{str(node.args[0].target).replace('.', '_')}_batch_norm_")
             module.add_module(path, made)
@@ -78,14 +78,17 @@ def _kind(module: fx.GraphModule, node: fx.Node) -> type[nn.Module] | None:
 
 
 def _module(
-    module: fx.GraphModule, node: fx.Node, kind: type[nn.Module], changed: set[str]
+    module: fx.GraphModule, node: fx.Node, kind: type[nn.Module], constants: Constants
 ) -> nn.Module | None:
     """The batch norm that ``node`` computes, with the same tensors; ``None``: it is none of constants."""
     given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
-    tensors = {name: _tensor(module, given.get(name), changed) for name in _NAMES[1:5]}
+    tensors = {name: constants.value(given.get(name)) for name in _NAMES[1:5]}
     mean, var = tensors["running_mean"], tensors["running_var"]
     is_known = all(tensors[name] is not None for name in tensors if given.get(name) is not None)
     if mean is None or var is None or not is_known or given.get("training", False) is not False:
+        return None
+    source: Any = module.get_submodule(str(node.args[0].target))  # type: ignore[union-attr]
+    if len(mean) != source.out_channels:  # of an input without a batch: another axis is normalised
         return None
     if any(isinstance(given.get(name), fx.Node) for name in ("momentum", "eps")):
         return None
@@ -101,15 +104,6 @@ def _module(
         )
     made.num_batches_tracked = torch.tensor(0)
     return made.eval()  # type: ignore[no-any-return]
-
-
-def _tensor(module: fx.GraphModule, node: Any, changed: set[str]) -> torch.Tensor | None:
-    if not isinstance(node, fx.Node) or node.op != "get_attr" or str(node.target) in changed:
-        return None
-    value: Any = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value if isinstance(value, torch.Tensor) else None
 
 
 def _write(graph: fx.Graph, node: fx.Node, path: str, scopes: dict[str, Scope]) -> None:

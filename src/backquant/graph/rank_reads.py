@@ -37,15 +37,16 @@ def move_rank_reads(module: fx.GraphModule) -> int:
 
 
 def _reads_rank(node: fx.Node) -> bool:
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
     if node.op == "call_function" and node.target is getattr:
-        return len(node.args) == 2 and node.args[1] == "ndim"
-    is_method = node.op == "call_method" and node.target in ("dim", "ndimension")
-    return is_method and isinstance(node.args[0], fx.Node)
+        return node.args[1:] == ("ndim",)
+    return node.op == "call_method" and node.target in ("dim", "ndimension")
 
 
 def _source(module: fx.GraphModule, node: fx.Node) -> fx.Node:
     """The first value with the rank of ``node``, up a chain of modules that keep it."""
-    while node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+    while node.op == "call_module" and len(node.args) == len(node.all_input_nodes) == 1:
         if type(module.get_submodule(str(node.target))) not in _KEEP_RANK:
             break
         node = node.all_input_nodes[0]

@@ -117,7 +117,14 @@ def _outermost(paths: Collection[str]) -> list[str]:
     >>> _outermost(["a.b", "a", "ab"])
     ['a', 'ab']
     """
-    return [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
+    known = set(paths)
+    return [p for p in paths if known.isdisjoint(_around(p))]
+
+
+def _around(path: str) -> Iterator[str]:
+    """The paths of the modules that a module lies in."""
+    while path := path.rpartition(".")[0]:
+        yield path
 
 
 @contextmanager
