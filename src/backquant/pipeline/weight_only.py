@@ -187,6 +187,7 @@ def _refused(config: BackendConfig, row: QDType, group_size: int | None) -> Usag
     has = [
         other for other in list_backends() if other != config.name and _has(other, row, group_size)
     ]
+    has.sort(key=lambda name: get_backend_config(name).engine != config.engine)
     own = dict.fromkeys(_own(config))
     listed = ", ".join(own) or "none"
     return UsageError(
