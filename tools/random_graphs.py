@@ -1,9 +1,12 @@
-"""Random models beside PyTorch's quantization, by the thousand.
+"""Random models beside PyTorch's quantization, or beside our own reference model, by the thousand.
 
     python tools/random_graphs.py --count 5000 --seed 0 --backends native,fbgemm,qnnpack,x86,onednn
+    python tools/random_graphs.py --against reference --count 20000 --results generated.jsonl
 
-Each model is captured, fused, matched, prepared, calibrated, converted and lowered by both. What each
-comparison is, and which differences have a cause, is told by ``tests/against_torch/compare.py``.
+Beside PyTorch's, each model is captured, fused, matched, prepared, calibrated, converted and lowered by
+both on each backend. What each comparison is, and which differences have a cause, is told by
+``tests/against_torch/compare.py``. Beside the reference model, models of families with odd shapes and
+extreme values take the backends in turn; ``tests/generated/check.py`` says what is compared.
 
 With ``--results FILE`` each outcome is appended to a file of JSON lines as it is known, and what the
 file holds already is not run again: stop the command at any time and repeat it to go on. Exit status:
@@ -17,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -49,27 +52,41 @@ def run(key: Key) -> Row:
     return row
 
 
+def run_generated(key: Key) -> Row:
+    """One model beside our reference model; without a label where nothing is wrong."""
+    _find_packages()
+    import torch
+
+    from generated.check import check
+
+    torch.set_num_threads(1)
+    row = asdict(check(*key))
+    return row if row["findings"] else {**row, "label": ""}
+
+
 def _find_packages() -> None:
     for folder in ("tests", "src"):
         if str(ROOT / folder) not in sys.path:
             sys.path.insert(0, str(ROOT / folder))
 
 
-def run_all(keys: Sequence[Key], jobs: int, console: Console) -> Iterator[Row]:
-    """Compare all, in ``jobs`` processes, with a bar on the terminal."""
+def run_all(
+    keys: Sequence[Key], jobs: int, console: Console, one: Callable[[Key], Row]
+) -> Iterator[Row]:
+    """Compare all by ``one``, in ``jobs`` processes, with a bar on the terminal."""
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         yield from progress.track(
-            _results(keys, jobs), total=len(keys), description="random graphs"
+            _results(keys, jobs, one), total=len(keys), description="random graphs"
         )
 
 
-def _results(keys: Sequence[Key], jobs: int) -> Iterator[Row]:
+def _results(keys: Sequence[Key], jobs: int, one: Callable[[Key], Row]) -> Iterator[Row]:
     if jobs == 1:
-        yield from map(run, keys)
+        yield from map(one, keys)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run, keys, chunksize=4)
+        yield from pool.map(one, keys, chunksize=4)
 
 
 def known(path: Path | None) -> dict[Key, Row]:
@@ -148,9 +165,31 @@ def causes(rows: Sequence[Row]) -> Table:
     return table
 
 
+def generated(rows: Sequence[Row]) -> Table:
+    """Per family: models, what was compared, what is wrong."""
+    table = Table(title="generated models beside the reference model")
+    names = ("family", "models", "inputs", "integer results", "refused", "wrong")
+    for name in names:
+        table.add_column(name, justify="left" if name == "family" else "right")
+    for family in (*sorted({row["family"] for row in rows}), "all"):
+        own = [row for row in rows if family in ("all", row["family"])]
+        figures = (
+            len(own),
+            sum(row["calls"] for row in own),
+            sum(row["compared"] for row in own),
+            sum(bool(row["refused"]) for row in own),
+            sum(bool(row["findings"]) for row in own),
+        )
+        table.add_row(family, *map(str, figures))
+    return table
+
+
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=200, help="models per backend")
+    parser.add_argument("--against", choices=("torch", "reference"), default="torch")
+    parser.add_argument(
+        "--count", type=int, default=200, help="models per backend; beside the reference, in all"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first model's")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="names, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -167,16 +206,32 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return found
 
 
+def _rows(wanted: Sequence[Key], asked: argparse.Namespace, one: Callable[[Key], Row]) -> list[Row]:
+    """The rows of all ``wanted``: known ones, and those that are run now."""
+    done = known(asked.results)
+    missing = [key for key in wanted if key not in done]
+    fresh = appended(run_all(missing, asked.jobs, Console(stderr=True), one), asked.results)
+    done |= {(row["seed"], row["backend"]): row for row in fresh}
+    return [done[key] for key in wanted]
+
+
 def main(given: Sequence[str] | None = None) -> int:
     asked = arguments(given)
     console = Console()
     seeds = range(asked.seed, asked.seed + asked.count)
+    if asked.against == "reference":
+        # each family meets each backend
+        turns = ((seed, (seed // 10) % len(asked.backends)) for seed in seeds)
+        rows = _rows([(seed, asked.backends[turn]) for seed, turn in turns], asked, run_generated)
+        console.print(generated(rows))
+        wrong = [row for row in rows if row["findings"]]
+        for row in wrong:
+            console.print(
+                f"seed {row['seed']}, {row['backend']}: {row['findings'][0]}", markup=False
+            )
+        return 1 if wrong else 0
     wanted = [(seed, backend) for seed in seeds for backend in asked.backends]
-    done = known(asked.results)
-    missing = [key for key in wanted if key not in done]
-    fresh = appended(run_all(missing, asked.jobs, Console(stderr=True)), asked.results)
-    done |= {(row["seed"], row["backend"]): row for row in fresh}
-    rows = [done[key] for key in wanted]
+    rows = _rows(wanted, asked, run)
     for table in (agreement(rows), lowered(rows), causes(rows)):
         console.print(table)
     wrong = [row for row in rows if row["verdict"] == "unexplained"]

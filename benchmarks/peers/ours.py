@@ -11,9 +11,10 @@ from benchmarks.peers import Prepared, Task
 __all__ = ["prepare", "prepare_compiled"]
 
 
-def _quantized(task: Task) -> QuantizedModel:
+def _quantized(task: Task, recipe: str = "default") -> QuantizedModel:
+    batches = task.calibration
     return backquant.quantize(
-        task.model, task.calibration[0], backend="x86", calibration=task.calibration
+        task.model, batches[0], backend="x86", calibration=batches, recipe=recipe
     )
 
 
@@ -32,9 +33,9 @@ def _prepared(model: QuantizedModel, **facts: Any) -> Prepared:
     return Prepared(lambda x: x, lambda x: model(*x), lambda y: y.numpy(), facts)
 
 
-def prepare(task: Task) -> Prepared:
+def prepare(task: Task, recipe: str = "default") -> Prepared:
     """As ``quantize`` gives it."""
-    return _prepared(_quantized(task))
+    return _prepared(_quantized(task, recipe))
 
 
 def prepare_compiled(task: Task) -> Prepared:

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from backquant.api import *
     from backquant.artifact import *
     from backquant.backend_config import *
+    from backquant.conformance import *
     from backquant.dtypes import *
     from backquant.errors import *
     from backquant.interop import *
     from backquant.observe import *
     from backquant.qconfig import *
 
-_ROOMS = ("errors", "dtypes", "backend_config", "observe", "qconfig", "artifact", "interop", "api")
+_ROOMS = (
+    "errors", "dtypes", "backend_config", "observe", "qconfig", "artifact", "interop", "api", "conformance",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

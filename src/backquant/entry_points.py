@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from backquant.errors import BackquantError
 
-__all__ = ["read_entry_point"]
-
 _T = TypeVar("_T")
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "PassError",
+    "RankError",
     "SpecError",
     "UnknownBackendError",
     "UsageError",
@@ -76,6 +77,10 @@ class UnknownBackendError(BackquantError, KeyError):
 
 class ConfigError(BackquantError, ValueError):
     """What the user asks (QConfig, QConfigMapping, custom configs) is malformed."""
+
+
+class RankError(BackquantError):
+    """Another rank of the group has ended, or gives no sign of life."""
 
 
 class CaptureError(BackquantError):

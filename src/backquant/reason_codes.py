@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ReasonCode", "remedy_of"]
-
 _ENTRY = "an entry of your own in a BackendConfig, where a kernel exists; `backquant diff` compares backends"
 _FIRST = "prepare it before its parent"
 _REWRITE = "write the operator with what the kernel takes; else it stays float"
@@ -100,6 +98,11 @@ class ReasonCode(str, Enum):
     SCALE_MAX = "scale-max", "a scale, as measured, is larger than admitted", _OBSERVER
     POWER_OF_TWO_SCALE = "power-of-two-scale", "a scale is no power of two", _OBSERVER
     SCALE_SET = "scale-set", "a scale is none of those that the hardware has", _OBSERVER
+    REQUANTIZATION_RATIO = (
+        "requantization-ratio",
+        "input × weight / output scale, as measured, is none of those that the hardware computes",
+        "observers whose scales leave it a choice: none that is fixed or shared",
+    )
     ZERO_POINT = (
         "zero-point",
         "values were measured that the fixed zero point has no room for",
@@ -146,6 +149,11 @@ class ReasonCode(str, Enum):
         "slower-than-float",
         "on integers it took longer here than in float",
         'slower="keep" quantizes it all the same; docs/speed.md',
+    )
+    SEARCH = (
+        "search",
+        "a search under a budget left it in float",
+        "another budget; docs/accuracy.md",
     )
     NOISE_OF_WEIGHTS = (
         "noise-of-weights",

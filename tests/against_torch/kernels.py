@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import quantize, requantize, saturate
+from backquant.lower.kernels.linear_dynamic import DynamicLinear
 from backquant.lower.qdq import is_quantize
 from backquant.runtime import QuantizedModel
 
@@ -24,7 +25,9 @@ class KernelCheck:
     """``checked``: kernels compared; ``worst``: the largest distance in integer steps, at ``node``.
 
     ``floats``: kernels that give floats; ``relative``: their largest distance, as a share of the greatest
-    value of the reference model there, at ``float_node``.
+    value of the reference model there, at ``float_node``. Layers that quantize their input at each
+    call, some of
+    them to 7 bits: by how many steps of 7 bits, where one of each input adds up, is ``dynamic``.
 
     ``tuples``: kernels that give several tensors of floats, as recurrent layers do, which quantize their
     state at each step as the reference model does not; ``decibels``: the smallest distance of their noise.
@@ -39,6 +42,7 @@ class KernelCheck:
     floats: int = 0
     relative: float = 0.0
     float_node: str = ""
+    dynamic: float = 0.0
     tuples: int = 0
     decibels: float = math.inf
 
@@ -51,7 +55,13 @@ class _Recorder(fx.Interpreter):
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
+        if is_quantize(n):
+            # NaN as an integer is undefined in C++; kernels give the highest (docs/kernels.md).
+            first, *rest = self.fetch_args_kwargs_from_env(n)[0]
+            infinite = (torch.inf, torch.inf, -torch.inf)
+            value = n.target(first.nan_to_num(*infinite), *rest)
+        else:
+            value = super().run_node(n)
         self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
         return value
 
@@ -82,6 +92,9 @@ class _Forced(fx.Interpreter):
         if expected.is_floating_point():
             # Otherwise moved as integers, and dequantized by its readers.
             same = value.dtype == expected.dtype and value.shape == expected.shape
+            step = self._dynamic_step(n)
+            if same and step is not None:
+                return self._dynamic(value, expected, step)
             return self._float(n.name, value, expected) if same else value
         assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
         far, share = (value.int() - expected.int()).abs(), 0.0
@@ -98,6 +111,28 @@ class _Forced(fx.Interpreter):
             node=node,
             cut=max(share, self.found.cut),
         )
+        return expected.clone()
+
+    def _dynamic_step(self, n: fx.Node) -> float | None:
+        """What one step of 7 bits of each input adds up to, of a layer that quantizes it at each call."""
+        kernel = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if not isinstance(kernel, DynamicLinear) or kernel.weight.is_floating_point():
+            return None
+        x = self.fetch_args_kwargs_from_env(n)[0][0].double()
+        scale = kernel.weight_scale.double().reshape(-1, 1)
+        weight = (kernel.weight.double() - kernel.weight_zero_point.reshape(-1, 1)) * scale
+        span = float(x.amax().clamp(min=0) - x.amin().clamp(max=0)) if x.numel() else 0.0
+        return span / 127 * float(weight.abs().sum(1).max())
+
+    def _dynamic(self, value: torch.Tensor, expected: torch.Tensor, step: float) -> torch.Tensor:
+        if not bool(expected.isfinite().all()):  # ranges of NaN and infinities are undefined
+            return expected.clone()
+        far = float((value.double() - expected.double()).abs().max()) if value.numel() else 0.0
+        small = 1e-6 * float(expected.abs().max()) if value.numel() else 0.0
+        steps = far / max(step, small, 1e-300)
+        if not steps <= self.found.dynamic:
+            self.found = replace(self.found, dynamic=steps)
+        self.found = replace(self.found, floats=self.found.floats + 1)
         return expected.clone()
 
     def _float(self, name: str, value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -168,7 +203,9 @@ def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: An
             use = uses[replaced]
             behind = _only_quantize(nodes[use.nodes[-1]])
             result = _saturated(node)
-            if behind is not None and _same_grid(result, behind):
+            if any(user.target is quantize for user in node.users):
+                expected[node.name] = recorder.values[use.nodes[-1]]  # a float, quantized behind it
+            elif behind is not None and _same_grid(result, behind):
                 expected[result.name] = recorder.values[behind.name]
                 between = [_only_quantize(nodes[name]) for name in use.nodes[:-1]]
                 for inner in between if "rounds once" in use.kernel else ():

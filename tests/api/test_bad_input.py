@@ -215,6 +215,31 @@ class Holder(nn.Module):
         return self.gate(self.fc(x))
 
 
+class Masking(nn.Module):
+    """Makes a mask in an export only, which does not fit, as transformers' Nystromformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.fc = Masked(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.gate(x, torch.zeros(3) if torch.compiler.is_exporting() else None))
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return x if mask is None else x + mask
+
+
+def test_a_model_that_does_something_else_when_it_is_exported(
+    snapshot: Callable[..., None],
+) -> None:
+    x = torch.ones(2, 4)
+    with pytest.raises(CaptureError) as caught:
+        backquant.quantize(Masking().eval(), x, calibration=[x], capture="export")
+    snapshot("capture-another-way", caught.value)
+
+
 def test_a_model_that_cannot_be_captured(unchanged: Any, snapshot: Callable[..., None]) -> None:
     model = Branching()
     for call in (

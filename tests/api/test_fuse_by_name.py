@@ -17,7 +17,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.bn, self.relu = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
-        self.up, self.up_bn = nn.ConvTranspose2d(4, 4, 2), nn.BatchNorm2d(4)
+        self.up, self.up_bn = nn.ConvTranspose2d(4, 4, 3), nn.BatchNorm2d(4)
         self.head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.ReLU())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

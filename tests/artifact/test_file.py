@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 import re
+import resource
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,19 +79,6 @@ def test_permissions_are_those_of_new_files_or_of_the_old_one(tmp_path: Path) ->
     assert (tmp_path / "old").stat().st_mode & 0o777 == 0o604
 
 
-FULL_DISK = """
-import json, resource, signal, sys, torch
-from backquant.artifact.file import write_file
-from backquant.errors import ArtifactError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-try:
-    write_file(sys.argv[1], json.loads(sys.argv[2]), {"t0": torch.arange(1000.0)})
-except ArtifactError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize("before", [None, b"what was there"])
 def test_a_full_disk_leaves_what_was_there(
     tmp_path: Path, before: bytes | None, snapshot: Callable[..., None]
@@ -100,14 +86,16 @@ def test_a_full_disk_leaves_what_was_there(
     target = tmp_path / "model.bq"
     if before is not None:
         target.write_bytes(before)
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(target), json.dumps(MANIFEST)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    snapshot("file-full-disk", done.stdout)
-    assert only(tmp_path) == ([] if before is None else ["model.bq"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 1, 2000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(ArtifactError) as caught:
+                write_file(target, MANIFEST, {"t0": torch.arange(1000.0)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert only(tmp_path) == ([] if before is None else ["model.bq"])
+    snapshot("file-full-disk", caught.value)
     assert before is None or target.read_bytes() == before
 
 
@@ -194,6 +182,9 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, snapshot: Callable[..
     with pytest.raises(ArtifactError) as caught:
         write_file(tmp_path, MANIFEST, TENSORS)
     snapshot("file-is-folder", caught.value)
+    with pytest.raises(ArtifactError) as caught:
+        write_file(Path(os.fsdecode(b"model-\xff.bq")), MANIFEST, TENSORS)
+    snapshot("file-no-utf8", caught.value)
     assert only(tmp_path) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.artifact.calls import check_call
 from backquant.artifact.file import manifest_text, packed, read_file
-from backquant.artifact.kernels import check_tensors
+from backquant.artifact.kernel_tensors import check_tensors
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule
 from backquant.runtime import QuantizedModel
@@ -20,6 +22,7 @@ from backquant.runtime import QuantizedModel
 Document = dict[str, Any]
 NODE = {"node": "x"}
 ATEN, OURS = "torch.ops.aten", "backquant.lower.kernels"
+QDQ = "torch.ops.quantized_decomposed"
 BYTES = [0, 0, 255, {"dtype": "uint8"}]
 FUNCTIONS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "memory is read": ("torch.ops.aten._reshape_alias.default", [NODE, [1 << 20], [1]], {}),
@@ -42,6 +45,10 @@ FUNCTIONS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "pooling of a kernel": (f"{OURS}.pooling.max_pool2d", [NODE, [3], [1], [0], [1 << 62], False], {}),
     "a scale of a kernel": (f"{OURS}.boundary.quantize", [NODE, 0.0, *BYTES], {}),
     "a number that is computed": (f"{OURS}.boundary.quantize", [NODE, NODE, *BYTES], {}),
+    "a dtype that there is not": (f"{ATEN}._to_copy.default", [NODE], {"dtype": 64}),
+    "a dtype by its place": (f"{QDQ}.dequantize_per_tensor.default", [NODE, 1.0, 0, 0, 9, 64], {}),
+    "a dtype of any overload": (f"{ATEN}.to", [NODE, 64], {}),
+    "a resize that grows": ("torch.nn.functional.interpolate", [NODE], {"scale_factor": 256}),
     "sparse indices": ("torch.zeros", [[4]], {"layout": {"layout": "sparse_csr"}}),
     "a number without an end": ("math.factorial", [1 << 30], {}),
 }  # fmt: skip
@@ -74,7 +81,9 @@ def test_a_call_that_is_fine_is_not(quantized: QuantizedModel, tmp_path: Path) -
     assert loaded(torch.ones(2)).shape == (4,)
 
 
-@pytest.mark.parametrize("hole", ["results into an argument", "a window that overflows"])
+@pytest.mark.parametrize(
+    "hole", ["results into an argument", "a window that overflows", "a dtype that there is not"]
+)
 def test_the_refusal_of_a_call(
     hole: str, quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
 ) -> None:
@@ -212,3 +221,39 @@ def test_values_are_nested_only_so_deep(quantized: QuantizedModel, tmp_path: Pat
     call = {"op": "call_function", "target": "operator.add", "args": [NODE, deep]}
     with pytest.raises(ArtifactError, match="64 deep"):
         backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+
+
+GROWTH = {
+    "stride": (nn.ConvTranspose1d(2, 2, 2), "stride", (65536,)),
+    "stride of two axes": (nn.ConvTranspose2d(2, 2, 2), "stride", (256, 256)),
+    "dilation": (nn.ConvTranspose1d(2, 2, 2), "dilation", (65536,)),
+    "padding": (nn.Conv2d(2, 2, 3), "padding", (65536, 1)),
+    "scale factor": (nn.Upsample(scale_factor=2), "scale_factor", 65536.0),
+    "size": (nn.Upsample(size=2), "size", (65536, 65536)),
+}
+
+
+@pytest.mark.parametrize("what", GROWTH)
+def test_a_layer_does_not_grow_beyond_its_weights(
+    what: str,
+    wrapped: Callable[[nn.Module], QuantizedModel],
+    round_trip: Callable[..., QuantizedModel],
+    snapshot: Callable[..., None],
+) -> None:
+    """A stride of 65,536 in a file of a few kilobytes computed for minutes."""
+    module, name, value = GROWTH[what]
+    module = copy.deepcopy(module).eval()
+    round_trip(wrapped(nn.Sequential(module)))
+    module.__dict__[name] = value
+    with pytest.raises(ArtifactError, match="makes") as caught:
+        round_trip(wrapped(nn.Sequential(module)))
+    if what == "stride":
+        snapshot("growth", caught.value)
+
+
+def test_a_call_does_not_grow_beyond_what_layers_do() -> None:
+    check_call("torch.conv_transpose1d", torch.conv_transpose1d, (None, None, None, 320), {}, "n")
+    with pytest.raises(ArtifactError, match="makes"):
+        check_call(
+            "torch.conv_transpose2d", torch.conv_transpose2d, (None,) * 3, {"stride": 256}, "n"
+        )

@@ -57,8 +57,8 @@ def test_nested_patterns():
         ),
         ({"symmetric": True}, "quint8, symmetric"),
         ({"symmetric": False}, "quint8, affine"),
-        ({"granularity": "per_tensor"}, "quint8, per-tensor only"),
-        ({"granularity": "per_channel", "ch_axis": 1}, "quint8, per-channel only, channel axis 1"),
+        ({"granularity": "per_tensor"}, "quint8, per tensor"),
+        ({"granularity": "per_channel", "ch_axis": 1}, "quint8, per channel, channels on axis 1"),
         ({"power_of_two_scale": True}, "quint8, power-of-two scale"),
     ],
 )

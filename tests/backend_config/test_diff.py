@@ -187,9 +187,9 @@ def test_to_dict_is_json():
 def test_render_groups_patterns_with_the_same_changes():
     text = diff(get_backend_config("x86"), get_backend_config("qnnpack")).render()
     lines = text.splitlines()
-    assert lines[0].startswith("x86 ⇒ qnnpack: 0 entries added, 2 removed")
+    assert lines[0].startswith("x86 ⇒ qnnpack: 0 entries added, 6 removed")
     assert "- .shape(), .size()" in lines
-    assert len(lines) < 80
+    assert len(lines) < 100
     assert max(len(line) for line in lines if line.startswith(("~ nn.", "  "))) <= 160
 
 

@@ -1,6 +1,6 @@
 """All entries of the eight backends against PyTorch's own, in order and field by field.
 
-They are equal except for what ``WEIGHT_WITHOUT_WEIGHTS`` lists.
+They are equal except for what ``WEIGHT_WITHOUT_WEIGHTS`` lists, and for what no kernel keeps (``unkept``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from torch.ao.quantization.backend_config.x86 import get_x86_backend_config as t
 from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
 from backquant.backend_config import MatchAllNode, get_backend_config
+from backquant.graph.grouped import grouped_linear
 from backquant.operators import find, find_root, fixed_qparams
+from unkept import CONDITIONS, as_kept
 
 TORCH = {
     "native": torch_backends.get_native_backend_config,
@@ -38,12 +40,12 @@ TORCH = {
     "qnnpack_pt2e": torch_qnnpack_pt2e,
 }
 COUNTS = {
-    "native": 194,
-    "fbgemm": 192,
-    "qnnpack": 190,
-    "x86": 192,
-    "onednn": 221,
-    "tensorrt": 149,
+    "native": 192,
+    "fbgemm": 190,
+    "qnnpack": 185,
+    "x86": 191,
+    "onednn": 220,
+    "tensorrt": 147,
     "executorch": 84,
     "qnnpack_pt2e": 13,
 }
@@ -104,7 +106,15 @@ def _arity(function: Any) -> int | None:
     return None if function is None else len(inspect.signature(function).parameters)
 
 
-_OURS = ("symmetric", "granularity", "ch_axis", "power_of_two_scale", "scales", "scale_range")
+_OURS = (
+    "symmetric",
+    "granularity",
+    "ch_axis",
+    "power_of_two_scale",
+    "scales",
+    "scale_range",
+    "scale_dtype",
+)
 
 
 def _dtype(constraints: Any) -> dict[str, Any]:
@@ -168,14 +178,18 @@ def _without_weight(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "dtype_configs": configs}
 
 
+#: An operator of this package: PyTorch quantizes no grouped products.
+NOT_IN_TORCH = (grouped_linear,)
+
+
 @pytest.mark.parametrize("name", TORCH)
 def test_entries_equal_torch_in_order(name: str) -> None:
     listed = {_op(op) for op in WEIGHT_WITHOUT_WEIGHTS.get(name, ())}
     expected = [
         _without_weight(entry) if _first(entry["pattern"]) in listed else entry
-        for entry in _entries(TORCH[name]())
+        for entry in _entries(as_kept(name, TORCH[name]()))
     ]
-    ours = _entries(get_backend_config(name))
+    ours = [e for e in _entries(get_backend_config(name)) if e["pattern"] not in NOT_IN_TORCH]
     assert [e["pattern"] for e in ours] == [e["pattern"] for e in expected]
     for mine, theirs in zip(ours, expected, strict=True):
         assert mine == theirs
@@ -190,6 +204,14 @@ def test_every_listed_difference_exists_in_torch(name: str) -> None:
         if entry != _without_weight(entry) and _first(entry["pattern"]) in listed
     }
     assert found == listed
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_conditions_are_the_listed_ones(name: str) -> None:
+    """PyTorch's form has none: each stands for uses that a kernel does not take."""
+    limited = [c for c in get_backend_config(name).configs if c.where is not None]
+    ops = {node.op.__name__ for c in limited for node in c.normal_pattern.nodes}
+    assert ops - {"BatchNorm2d"} == CONDITIONS.get(name, set())
 
 
 def _takes_weight(op: Any) -> bool:
@@ -209,7 +231,7 @@ def test_weight_dtype_where_and_only_where_there_is_a_weight(name: str) -> None:
 
 def test_counts() -> None:
     assert {name: len(get_backend_config(name).configs) for name in TORCH} == COUNTS
-    assert sum(COUNTS.values()) == 1235
+    assert sum(COUNTS.values()) == 1222
 
 
 @pytest.mark.parametrize("name", TORCH)

@@ -13,7 +13,20 @@ import backquant
 from backquant.cli.app import app
 
 Run = Callable[..., Any]
-COMMANDS = ("backends", "show", "diff", "check", "schema", "explain", "quantize", "inspect", "demo")
+COMMANDS = (
+    "backends",
+    "show",
+    "diff",
+    "check",
+    "schema",
+    "explain",
+    "quantize",
+    "inspect",
+    "compare",
+    "sensitivity",
+    "search",
+    "demo",
+)
 
 
 def test_the_commands_are_there() -> None:
@@ -43,15 +56,17 @@ def test_version(run: Run, spawn: Run) -> None:
     assert (process.status, process.out) == (0, f"backquant {backquant.__version__}\n")
 
 
-def test_as_a_process(spawn: Run) -> None:
+def test_as_a_process(run: Run, spawn: Run) -> None:
     """Exit statuses and streams of a real process, in a pipe."""
     refused = spawn("check", "images.npz.yaml")
     assert refused.status == 2 and refused.out == ""
     differing = spawn("diff", "x86", "onednn", "--json")
     assert differing.status == 1 and differing.data["second"] == "onednn" and differing.err == ""
-    done = spawn("quantize", "zoo:make", "-d", "zoo:loader", "-o", "out.bq", "--json")
+    done = spawn(
+        "quantize", "zoo:make", "-d", "zoo:loader", "-o", "out.bq", "--json", "--slower", "keep"
+    )
     assert done.status == 0 and done.data["artifact"] == "out.bq" and done.err == ""
-    assert spawn("inspect", "out.bq").out.startswith("out.bq: x86 on ")
+    assert run("inspect", "out.bq").out.startswith("out.bq: x86 on ")
 
 
 def test_a_reader_that_leaves_early_is_no_error(here: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backquant.cli.app import app
-from backquant.cli.export_command import beside, parse_dynamic
+from backquant.cli.export_command import beside, parse_dynamic, parse_options
 from backquant.errors import UsageError
 
 MODELS = """
@@ -128,3 +128,10 @@ def test_a_dynamic_axis_has_a_name_and_a_number(text: str, snapshot: Any) -> Non
     with pytest.raises(UsageError) as raised:
         parse_dynamic([text])
     snapshot("export-axis", raised.value, {repr(text): "'<text>'"})
+
+
+@pytest.mark.parametrize("text", ["opset", "=21", "opset=", "opset={"])
+def test_an_option_has_a_name_and_a_value(text: str, snapshot: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_options([text])
+    snapshot("export-option", raised.value, {repr(text): "'<text>'"})

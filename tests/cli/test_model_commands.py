@@ -42,6 +42,12 @@ def test_explain_needs_no_engine(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert run("explain", "zoo:PAIR").status == 0
 
 
+def test_resume_needs_a_folder(run: Run, snapshot: Callable[..., None]) -> None:
+    result = run(*quantize("--resume"))
+    assert result.status == 2
+    snapshot("resume-without-folder", result.err)
+
+
 def test_quantize_then_inspect(run: Run, here: Path) -> None:
     result = run(*quantize("--html", "page.html"))
     assert result.status == 0 and "written: out.bq (" in result.out

@@ -18,7 +18,7 @@ def test_backends(run: Run) -> None:
     rows = run("backends", "--json").data
     assert [row["name"] for row in rows] == list_backends()
     by_name = {row["name"]: row for row in rows}
-    assert by_name["x86"]["entries"] == 192 and by_name["tensorrt"]["engine"] is None
+    assert by_name["x86"]["entries"] == 191 and by_name["tensorrt"]["engine"] is None
     assert by_name["x86"]["runs_here"].startswith("yes, ")
 
 

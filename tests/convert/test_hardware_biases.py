@@ -120,6 +120,35 @@ def test_onnx_holds_int32_biases_with_their_scale(tmp_path) -> None:
     assert np.abs(found - made(x).detach().numpy()).max() <= 1.01 * step
 
 
+class Product(Mixed):
+    """A linear layer, written as a product with a constant matrix and an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(100, 5))
+
+    def forward(self, x):
+        return self.conv(x).flatten(1) @ self.weight + self.bias
+
+
+def test_the_addition_behind_a_product_is_an_int32_bias(tmp_path) -> None:
+    import onnx
+
+    path = tmp_path / "npu.yaml"
+    path.write_text(SPEC.replace("BIAS", "int32").replace("SCALE", "input_times_weight"))
+    torch.manual_seed(0)
+    model, x = Product().eval(), torch.rand(2, 3, 7, 7)
+    made = backquant.quantize(model, x, backend=path, calibration=[x])
+    assert made.report.coverage == 1.0
+    backquant.export(made, tmp_path / "m.onnx", example_inputs=x, require=0.0)
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    held = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    producers = {name: node for node in graph.node for name in node.output}
+    [product] = [n for n in graph.node if n.op_type in ("Gemm", "MatMul")]
+    bias = product.input[2] if product.op_type == "Gemm" else None
+    assert bias is not None and held[producers[bias].input[0]].dtype.name == "int32"
+
+
 def held_of(node, held):
     return held[node.input[1]]
 

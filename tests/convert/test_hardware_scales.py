@@ -125,3 +125,74 @@ def test_what_has_no_room_stays_float(snapshot) -> None:
     snapshot("no_room_below_zero", str(decision))
     _, decision = quantized({"scales": (2**-9, 2**-8)}, UP_TO_2)
     snapshot("above_every_scale_of_the_set", str(decision))
+
+
+def _e2m1(value: float) -> float:
+    """The nearest element of the OCP MX specification's table 7, ties to the even mantissa."""
+    table = [(0.0, 0), (0.5, 1), (1.0, 0), (1.5, 1), (2.0, 0), (3.0, 1), (4.0, 0), (6.0, 1)]
+    distance = [(abs(abs(value) - element), mantissa) for element, mantissa in table]
+    return math.copysign(table[distance.index(min(distance))][0], value)
+
+
+def _blocks(weight: torch.Tensor, size: int) -> list[list[float]]:
+    return weight.double().reshape(-1, size).tolist()
+
+
+def _mx(block: list[float], largest: float, element) -> tuple[float, list[float]]:
+    """Algorithm of section 6.3: a shared exponent, then each element rounded and saturated."""
+    exponent = math.frexp(max(map(abs, block)))[1] - 1 - (math.frexp(largest)[1] - 1)
+    scale = 2.0**exponent
+    return scale, [element(max(-largest, min(largest, value / scale))) for value in block]
+
+
+def _e4m3(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float64).to(torch.float8_e4m3fn))
+
+
+def weights_alone(dtype: torch.dtype, size: int, scale_dtype: torch.dtype) -> nn.Module:
+    """A linear layer whose weight spans many magnitudes, as a reference module."""
+    demand = DTypeWithConstraints(
+        dtype, granularity=f"per_group(size={size})", scale_dtype=scale_dtype
+    )
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(
+        DTypeConfig(torch.float, torch.float, demand)
+    )
+    entry.set_root_module(nn.Linear).set_reference_quantized_module(reference.Linear)
+    config = BackendConfig("npu").set_backend_pattern_config(entry)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 8, bias=False)).eval()
+    with torch.no_grad():
+        model[0].weight.mul_(torch.exp2(torch.randint(-9, 9, (8, 128)).float()))
+    observer = backquant.observe.BlockMinMaxObserver.with_args(
+        granularity=f"per_group(size={size})", dtype=dtype, qscheme=torch.per_channel_symmetric
+    )
+    floats = backquant.PlaceholderObserver.with_args(dtype=torch.float)
+    mapping = backquant.QConfigMapping().set_global(backquant.QConfig(floats, observer))
+    made = backquant.quantize(model, torch.randn(1, 128), backend=config, qconfig_mapping=mapping)
+    return model, made.graph_module.get_submodule("0")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "element"),
+    [(torch.float4_e2m1fn_x2, 6.0, _e2m1), (torch.float8_e4m3fn, 448.0, _e4m3)],
+    ids=["mxfp4", "mxfp8"],
+)
+def test_mx_formats(dtype: torch.dtype, largest: float, element) -> None:
+    model, layer = weights_alone(dtype, 32, torch.float8_e8m0fnu)
+    wanted = [_mx(block, largest, element) for block in _blocks(model[0].weight.detach(), 32)]
+    assert layer.weight_scale.flatten().tolist() == [scale for scale, _ in wanted]
+    assert _blocks(layer.weight, 32) == [elements for _, elements in wanted]
+    floats = [[scale * element for element in elements] for scale, elements in wanted]
+    assert _blocks(layer.get_weight(), 32) == floats
+
+
+def test_nvfp4() -> None:
+    model, layer = weights_alone(torch.float4_e2m1fn_x2, 16, torch.float8_e4m3fn)
+    blocks = _blocks(model[0].weight.detach(), 16)
+    unit = max(abs(value) for block in blocks for value in block) / 6 / 448
+    for block, scale, found in zip(
+        blocks, layer.weight_scale.flatten().tolist(), _blocks(layer.weight, 16), strict=True
+    ):
+        wanted = max(_e4m3(max(map(abs, block)) / 6 / unit), 2**-9) * unit
+        assert scale == pytest.approx(wanted, rel=1e-6)
+        assert found == [_e2m1(max(-6, min(6, value / scale))) for value in block]

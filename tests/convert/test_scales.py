@@ -13,7 +13,7 @@ from backquant.backend_config import get_x86_backend_config
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference, reference_state
 from backquant.match import Outcome
-from backquant.match.constraints import is_power_of_two
+from backquant.match.scale_rules import is_power_of_two
 from backquant.nn.quantized import reference as nnqr
 from backquant.prepare import prepared_state
 

@@ -30,6 +30,6 @@ def test_the_example(
 def test_the_tables() -> None:
     rules = {field.name for field in fields(QDQRules)}
     assert rules <= set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    targets = set(re.findall(r"^\| `(\w+)` \| `\.", PAGE, re.MULTILINE))
-    assert targets == {"onnx", "openvino", "tensorrt", "executorch", "inductor"}
+    targets = set(re.findall(r"^\| `([\w-]+)` \| `\.", PAGE, re.MULTILINE))
+    assert targets == {"onnx", "openvino", "tensorrt", "executorch", "inductor", "qdq-onnx", "pt2e"}
     assert targets <= set(list_targets())

@@ -192,19 +192,10 @@ def _functional(dtype: torch.dtype, weight: Any) -> Any:
 def test_weights_that_are_arguments(
     six_bits: None, dtype: torch.dtype, storage: torch.dtype, error: float
 ) -> None:
-    observer = bq.PerChannelMinMaxObserver if dtype != torch.float8_e4m3fn else bq.MinMaxObserver
-    made, model, x = _functional(dtype, observer.with_args(dtype=dtype))
+    made, model, x = _functional(dtype, bq.PerChannelMinMaxObserver.with_args(dtype=dtype))
     stored = [buffer.dtype for name, buffer in made.named_buffers() if "quantized" in name]
     assert stored == [storage]
     assert _relative_error(made, model, x) < error
-
-
-def test_narrow_floats_have_one_scale() -> None:
-    channels = bq.PerChannelMinMaxObserver.with_args(
-        dtype=torch.float8_e4m3fn, qscheme=torch.per_channel_symmetric
-    )
-    with pytest.raises(ConfigError, match="with one scale"):
-        _functional(torch.float8_e4m3fn, channels)
 
 
 def test_training_rounds_to_it(six_bits: None) -> None:

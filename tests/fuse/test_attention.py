@@ -78,3 +78,17 @@ def test_whole_unless_integer_products_are_asked_for() -> None:
     assert not is_whole(
         apart(Attention(), QConfigMapping().set_object_type(torch.matmul, STATIC.global_qconfig))
     )
+
+
+def test_its_result_may_lie_otherwise_in_memory() -> None:
+    """The operator gives heads that are turned back without a copy (transformers' decoders, exported)."""
+
+    class Joined(Attention):
+        def forward(self, q: Any, k: Any, v: Any) -> torch.Tensor:
+            x = F.scaled_dot_product_attention(q, k, v).view(2, 3, 5, 4)
+            return x.transpose(1, 2).view(2, 5, 12)
+
+    heads = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in drawn()[:3]]
+    captured, wanted = capture(Joined()), Joined()(*heads)
+    decompose_attention(captured, APART, STATIC)
+    assert torch.allclose(captured.module(*heads), wanted, atol=1e-6)

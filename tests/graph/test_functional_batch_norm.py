@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import backquant
 from backquant.graph import batch_norm_modules, capture
+from backquant.graph.values import GraphValues
 
 
 class NormAct(nn.BatchNorm2d):
@@ -35,12 +39,19 @@ class Block(nn.Module):
         return self.alone(F.max_pool2d(self.first["norm"](self.first["conv"](x)), 2))
 
 
+def _statistics(norm: nn.BatchNorm2d) -> tuple[Any, ...]:
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias
+
+
 def test_one_behind_a_convolution_is_a_module() -> None:
     for affine in (True, False):
         model, x = Block(affine).eval(), torch.randn(2, 3, 8, 8)
         captured = capture(model, decomposition=None)
-        assert batch_norm_modules(captured.module, captured.scopes, {F.batch_norm}) == 0
-        assert batch_norm_modules(captured.module, captured.scopes) == 1
+        module, scopes = captured.module, captured.scopes
+        values = GraphValues(module, x)
+        assert batch_norm_modules(module, scopes, values, {F.batch_norm}) == 0
+        assert batch_norm_modules(module, scopes, GraphValues(None)) == 0  # of an unknown rank
+        assert batch_norm_modules(module, scopes, values) == 1
         assert torch.equal(captured.module(x), model(x))
         if affine:  # the tensors of the model, and no copies
             held = {id(tensor) for tensor in captured.module.state_dict(keep_vars=True).values()}
@@ -52,18 +63,23 @@ def test_statistics_that_change_stay() -> None:
     [norm, _] = module.graph.find_nodes(op="call_function", target=F.batch_norm)
     with module.graph.inserting_before(norm):
         module.graph.call_method("add_", (norm.args[1], 1))
-    assert batch_norm_modules(module, {}) == 0
+    assert batch_norm_modules(module, {}, GraphValues(module, torch.zeros(2, 3, 8, 8))) == 0
 
 
 def test_one_over_another_axis_stays() -> None:
-    """Of an image without a batch the batch norm's axis is the height."""
-    module = capture(Block(True).eval()).module
-    module.get_submodule("first.conv").out_channels = 5
-    assert batch_norm_modules(module, {}) == 0
+    """Of an image without a batch the batch norm's axis is the height, here as many as the channels."""
+    parts = Block(True).first.eval()
+    parts["norm"].forward = lambda x: F.batch_norm(x, *_statistics(parts["norm"]))
+    module, x = capture(nn.Sequential(*parts.values())).module, torch.randn(3, 6, 8)
+    assert batch_norm_modules(module, {}, GraphValues(module, x)) == 0
+    assert batch_norm_modules(module, {}, GraphValues(module, x[None])) == 1
 
 
-def test_it_is_fused() -> None:
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_it_is_fused(capture: str) -> None:
     model, x = Block(True).eval(), torch.randn(2, 3, 8, 8)
-    quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
+    quantized = backquant.quantize(
+        model, x, backend="x86", calibration=[x], slower="keep", capture=capture
+    )
     [row] = [row for row in quantized.report.rows if row.multiply_adds]
     assert (row.operator, row.outcome) == ("ConvReLU2d", "quantized"), row

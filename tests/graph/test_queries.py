@@ -45,7 +45,8 @@ def test_no_tensors_like_torch() -> None:
     for node in gm.graph.nodes:
         if node.op != "output":
             expected = all_node_args_have_no_tensors(node, modules, {})
-            assert index.has_no_tensors(node) is expected, node
+            # PyTorch observes half of a size, which is a number, and fails.
+            assert index.has_no_tensors(node) is (expected or node.name == "truediv"), node
     assert any(index.has_no_tensors(node) for node in gm.graph.nodes)
 
 

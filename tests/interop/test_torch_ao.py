@@ -37,9 +37,11 @@ from backquant.backend_config import (
     SequentialFuser,
 )
 from backquant.errors import SpecError, UsageError
+from backquant.graph.grouped import grouped_linear
 from backquant.nn import intrinsic, quantizable
 from backquant.nn import quantized as own_quantized
 from backquant.operators import find, find_root
+from unkept import as_kept
 
 SRC = Path(backquant.__file__).parent
 
@@ -79,8 +81,13 @@ def _has_weight(entry: BackendPatternConfig) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_backends_of_torch_are_ours(name: str) -> None:
     ours = backquant.get_backend_config(name).set_engine(None).set_defaults(None).set_qdq(None)
-    found = from_torch_ao(theirs(name))
-    pairs = list(zip(found.configs, ours.configs, strict=True))
+    found = from_torch_ao(as_kept(name, theirs(name)))
+    for own in ours.configs:  # PyTorch's say nothing of how exact kernels are
+        own.set_where(None).set_dtype_configs(
+            [{**c.to_dict(), "tolerance": None} for c in own.dtype_configs]
+        )
+    theirs_too = [own for own in ours.configs if own.pattern is not grouped_linear]
+    pairs = list(zip(found.configs, theirs_too, strict=True))
     different = [entry for entry, own in pairs if entry != own]
     assert len(different) == WITH_WEIGHTLESS.get(name, 0)
     assert not any(map(_has_weight, different))
@@ -113,7 +120,8 @@ def test_ours_in_torchs_flow() -> None:
     """A backend of ours drives PyTorch's prepare and convert, with PyTorch's modules."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()).eval()
     x = torch.randn(2, 1, 6, 6)
-    backend = to_torch_ao(backquant.get_backend_config("x86"), without=("engine", "defaults"))
+    without = ("engine", "defaults", "tolerance", "where")
+    backend = to_torch_ao(backquant.get_backend_config("x86"), without=without)
     mapping = to_torch_ao(backquant.get_default_qconfig_mapping("x86"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

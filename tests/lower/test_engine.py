@@ -22,13 +22,13 @@ def offer(monkeypatch: pytest.MonkeyPatch, *values: str, name: str = "mine") -> 
 
 def test_the_engine_of_another_package(monkeypatch):
     offer(monkeypatch, f"{__name__}:MINE", f"{__name__}:MINE")
-    assert list_engines() == ["x86", "onednn", "fbgemm", "qnnpack", "mine"]
+    assert list_engines() == ["x86", "onednn", "fbgemm", "qnnpack", "integer_reference", "mine"]
     assert engine_info("mine").name == "mine"
 
 
 def test_our_engines_are_not_replaced(monkeypatch):
     offer(monkeypatch, f"{__name__}:MINE", name="x86")
-    assert list_engines() == ["x86", "onednn", "fbgemm", "qnnpack"]
+    assert list_engines() == ["x86", "onednn", "fbgemm", "qnnpack", "integer_reference"]
     assert find_engine("x86").name == "x86"
 
 

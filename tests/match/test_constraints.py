@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.match.constraints import check_tensor, demand_text, scale_demands
+from backquant.backend_config.describe import describe_dtype
+from backquant.match.constraints import check_tensor
 from backquant.match.plan import TensorRequest
+from backquant.match.scale_rules import scale_demands
 
 INT8 = TensorRequest(
     torch.qint8, "MinMaxObserver", "per_tensor_affine", quant_min=-128, quant_max=127, eps=2**-23
@@ -117,7 +119,7 @@ def test_every_demand_is_written_out() -> None:
         ch_axis=1,
         power_of_two_scale=True,
     )
-    assert demand_text(demand) == (
+    assert describe_dtype(demand) == (
         "qint8 [-127, …], scale ≥ 2**-12, scale ≤ 0.5, scale = 0.25, zero point = 0, symmetric, "
         "per channel, channels on axis 1, power-of-two scale"
     )

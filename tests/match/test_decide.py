@@ -416,7 +416,7 @@ class TestData:
                 "  asked     weight qint8 [-128, 127], scale ≥ 2**-23 (eps)"
                 '   QConfigMapping: module_name_regex "encoder.*"',
                 "  admitted  weight qint8 [-127, 127], scale ≥ 2**-12"
-                '   qnnpack, entry "Linear", dtype config 1 of 4',
+                '   qnnpack, entry "Linear", dtype config 1 of 3',
                 "  fix       qconfig_mapping.set_module_name('encoder.fc2', QConfig(",
                 "                activation=MinMaxObserver.with_args(dtype=torch.qint8, "
                 "eps=0.000244140625),",

@@ -145,3 +145,51 @@ def test_constants_get_no_nodes_where_they_are_not_quantized() -> None:
     nodes = quantized.graph_module.graph.nodes
     [add] = [n for n in nodes if n.name == "add"]
     assert [n.op for n in add.all_input_nodes].count("get_attr") == 1  # folded at capture
+
+
+class Detector(nn.Module):
+    """A convolution before a recurrent cell, and a probability that is averaged at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pooled = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 3)
+        self.cell, self.last = nn.LSTMCell(8, 8), nn.Conv1d(8, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.max_pool1d(self.conv(x), 2)
+        x = self.pooled(x).relu()
+        h, _ = self.cell(x.squeeze(-1))
+        return self.last(h.unsqueeze(-1)).sigmoid().squeeze(1).mean(1, keepdim=True)
+
+
+def test_what_moves_and_averages_values_that_only_floats_read_stays_float() -> None:
+    torch.manual_seed(0)
+    model, batch = Detector().eval(), torch.randn(2, 4, 8)
+    quantized = backquant.quantize(model, calibration=[batch], slower="keep")
+    rows = {row.node: row for row in quantized.report.rows}
+    floats = {name for name, row in rows.items() if row.outcome == "float"}
+    assert floats >= {"squeeze", "sigmoid", "squeeze_1", "mean"}
+    assert rows["max_pool1d"].outcome == "quantized"
+    assert [r.rule for r in rows["squeeze"].reasons] == ["float-neighbours"]
+    assert any("2 results" in note for note in quantized.report.notes)
+
+
+class Halves(nn.Module):
+    """Moves between a float operator and one that no entry is for; and before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.exp()
+        a, b = x.reshape(-1, 4, 16).transpose(1, 2).chunk(2, 1)
+        return self.first(a.transpose(1, 2)) + self.second(b.transpose(1, 2))
+
+
+def test_moves_of_floats_count_readers_of_integers_without_a_gap_alone() -> None:
+    torch.manual_seed(0)
+    model = backquant.quantize(Halves().eval(), calibration=[torch.randn(2, 4, 16)], slower="keep")
+    outcomes = {row.node: row.outcome for row in model.report.rows}
+    assert [outcomes[n] for n in ("reshape", "transpose")] == ["float", "float"]
+    assert [outcomes[n] for n in ("transpose_1", "transpose_2")] == ["quantized", "quantized"]

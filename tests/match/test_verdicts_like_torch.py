@@ -21,6 +21,7 @@ from backquant.backend_config import get_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
 from backquant.match import Decision, Outcome, make_plan, plan_fusion
+from unkept import as_kept
 
 BACKENDS: dict[str, Any] = {
     "native": get_native_backend_config,
@@ -93,7 +94,7 @@ def test_verdicts_equal(
         zoo_model.model,
         zoo_model.inputs,
         tq.QConfigMapping().set_global(theirs),
-        BACKENDS[backend_name](),
+        as_kept(backend_name, BACKENDS[backend_name]()),
     )
     backend = get_backend_config(backend_name)
     captured = capture(zoo_model.model)

@@ -24,7 +24,7 @@ SPELLINGS = [pytest.param(o, s, id=_id(o, s)) for o in all_operators() for s in 
 
 
 def _tensor(result: Any) -> Any:
-    while isinstance(result, tuple) and not isinstance(result, torch.Size):
+    while isinstance(result, (list, tuple)) and not isinstance(result, torch.Size):
         result = result[0]
     return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import pickle
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import fx
 
 from backquant.backend_config import get_backend_config, list_backends
 from backquant.graph import register_quantized_decomposed
-from backquant.match.plan import TensorRequest
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 
 register_quantized_decomposed()
@@ -57,9 +55,3 @@ def test_graphs_keep_names_and_arguments():
         str(node.format_node()) for node in graph.nodes
     ]
     assert str(again) == str(graph)
-
-
-def test_classes_that_were_renamed_are_found():
-    """``TensorAsk`` became ``TensorRequest``; a pickle of protocol 0 names a class in plain text."""
-    stored = pickle.dumps(TensorRequest, protocol=0)
-    assert load(stored.replace(b"TensorRequest", b"TensorAsk")) is TensorRequest

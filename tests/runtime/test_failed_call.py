@@ -32,3 +32,9 @@ def test_errors_of_ours_stay_as_they_are() -> None:
     given = ((torch.rand(2, 3),), {"flag": True})
     for error in (InputError("no"), EngineError("no"), ArtifactError("no")):
         assert failed_call(error, given, None, "model.bq") is error
+
+
+def test_an_example_in_a_file_may_be_anything() -> None:
+    example = ExampleSpec([{"tensor": 3, "dtype": "float32"}], {})
+    found = failed_call(ERROR, ((torch.rand(2),), {}), example, "model.bq")
+    assert isinstance(found, InputError) and "tensor: 3" in found.fix

@@ -25,4 +25,4 @@ def test_models_take_turns() -> None:
     one, other = nn.ReLU(), nn.Tanh()
     result = race([one, other], torch.zeros(1), clock)
     assert order[:4] == [one, other, one, other]
-    assert len(result.turns[0]) == len(result.turns[1]) >= 5
+    assert len(result.turns[0]) == len(result.turns[1]) >= 3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,18 +38,25 @@ CALLED = [
     "backquant.load",
     "backquant.quantize",
     "backquant.cli.app.app",
+    "torch.Tensor.set_",
+    "torch.Tensor.register_hook",
+    "torch.ops.aten._reshape_alias.default",
 ]
 
 
+MINE = {"schema_version": 1, "name": "mine"}
+
+
 def with_fuser(name: str) -> str:
-    entry = {"pattern": ["torch.nn.Linear", "torch.nn.ReLU"], "fuser": name}
-    return json.dumps({"schema_version": 1, "name": "mine", "entries": [entry]})
+    entry = {"pattern": ["torch.nn.Linear", "torch.nn.ReLU"], "fuser_method": name}
+    return json.dumps({**MINE, "entries": [entry]})
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_what_is_no_module_operator_or_fuser_is_refused(name: str) -> None:
-    with pytest.raises(SpecError):
+    with pytest.raises(SpecError, match=re.escape(name)) as caught:
         loads(with_fuser(name), "json")
+    assert "fuser_method" in caught.value.where
 
 
 @pytest.mark.parametrize("name", list_backends())
@@ -116,3 +125,21 @@ def test_a_billion_laughs_are_counted() -> None:
         loads("\n".join(lines))
     with pytest.raises(SpecError):
         loads("[" * 100_000)
+
+
+def test_what_is_wrong_thousands_of_times_is_told_shortly(snapshot: Callable[..., None]) -> None:
+    """Unknown fields ask for the nearest word each; patterns are walked; names are printed."""
+    keys = "".join(f"k{number}: 1\n" for number in range(30_000))
+    texts = {
+        "fields": ("schema_version: 1\nname: a\n" + keys, "yaml"),
+        "merge": ("schema_version: 1\nname: a\n<<: {a: 1}\n", "yaml"),
+        "pattern": (
+            json.dumps({**MINE, "entries": [{"pattern": ["torch.relu"] * 20_000}]}),
+            "json",
+        ),
+        "surrogate": (json.dumps({"schema_version": 1, "name": "\ud800"}), "json"),
+    }
+    for name, (text, format) in texts.items():
+        with pytest.raises(SpecError) as caught:
+            loads(text, format)
+        snapshot(name, str(caught.value)[:400])

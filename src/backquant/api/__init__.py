@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from backquant.accuracy.search.budget import Budget
+from backquant.accuracy.search.result import SearchResult
+from backquant.api.accuracy import compare, sensitivity
 from backquant.api.dynamic_modules import quantize_dynamic
 from backquant.api.exporting import export
 from backquant.api.flow import (
@@ -11,18 +14,27 @@ from backquant.api.flow import (
     prepare_export,
     prepare_fx,
 )
+from backquant.api.from_files import quantize_files
 from backquant.api.fuse_by_name import fuse_modules, fuse_modules_qat
+from backquant.api.integer_reference import convert_to_integer_reference
 from backquant.api.one_call import default_mapping, explain, quantize
 from backquant.api.qat import prepare_qat_fx
+from backquant.api.search import search
 from backquant.calibrate import synchronize_observers
+from backquant.calibrate.checkpoint import Checkpoint
 from backquant.nn.stubs import DeQuantStub, QuantStub, QuantWrapper
 from backquant.pipeline.weight_only import weight_only_mapping
 
 __all__ = [
+    "Budget",
+    "Checkpoint",
     "DeQuantStub",
     "QuantStub",
     "QuantWrapper",
+    "SearchResult",
+    "compare",
     "convert_fx",
+    "convert_to_integer_reference",
     "convert_to_reference_fx",
     "default_mapping",
     "explain",
@@ -35,6 +47,9 @@ __all__ = [
     "prepare_qat_fx",
     "quantize",
     "quantize_dynamic",
+    "quantize_files",
+    "search",
+    "sensitivity",
     "synchronize_observers",
     "weight_only_mapping",
 ]

@@ -22,20 +22,6 @@ from backquant.qconfig import (
 )
 from backquant.runtime import QuantizedModel
 
-__all__ = [
-    "Backend",
-    "Model",
-    "given_backend",
-    "given_conversion",
-    "given_custom",
-    "given_fusion",
-    "given_mapping",
-    "given_model",
-    "given_request",
-    "opened_model",
-    "resolve_backend",
-]
-
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
 Backend = str | os.PathLike[str] | BackendConfig

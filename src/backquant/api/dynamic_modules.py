@@ -24,8 +24,6 @@ from backquant.qconfig import (
     float_qparams_weight_only_qconfig_4bit,
 )
 
-__all__ = ["quantize_dynamic"]
-
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _KINDS = (nn.Linear, *_RECURRENT, *_TABLES)

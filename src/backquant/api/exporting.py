@@ -30,12 +30,12 @@ from backquant.deploy import (
 from backquant.deploy.computed_ahead import compute_ahead
 from backquant.deploy.examples import with_two_on_free_axes
 from backquant.deploy.files import check_place
-from backquant.deploy.plain_arguments import with_plain_arguments
 from backquant.errors import ExportError, InputError, UsageError, first_line
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.graph.example import describe_value
 from backquant.graph.example_spec import ExampleSpec
+from backquant.graph.plain_arguments import with_plain_arguments
 from backquant.match import Plan
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.plan import evaluation_copy, planned
@@ -44,8 +44,6 @@ from backquant.qconfig import get_default_qconfig_mapping
 from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.runtime.as_integers import as_integers
-
-__all__ = ["check_exportable", "export"]
 
 
 # size: the model, the file, and one keyword per independent choice of the user
@@ -112,6 +110,21 @@ def export(
     check_modules(job, required)
     check_version(target)
     return run_export(job, target, target_path, required)
+
+
+def export_job(reference: ReferenceModel, target: Target, args: tuple[Any, ...]) -> ExportJob:
+    """What ``target`` is given to write ``reference`` for inputs of these sizes. Raises as ``export`` does.
+
+    >>> import torch
+    >>> from backquant import convert_to_reference_fx, get_default_qconfig_mapping, prepare_fx
+    >>> x, mapping = (torch.ones(1, 2),), get_default_qconfig_mapping("onnxruntime")
+    >>> prepared = prepare_fx(nn.Sequential(nn.Linear(2, 2)), mapping, x, backend_config="onnxruntime")
+    >>> _ = prepared(*x)
+    >>> reference = convert_to_reference_fx(prepared, dialect="decomposed")
+    >>> export_job(reference, find_target("onnx", Path("model.onnx")), x).expected[0].node
+    '_0'
+    """
+    return _job(_reference(reference, target), args, {}, None, {})
 
 
 def _backend_name(quantized: nn.Module) -> str:

@@ -36,8 +36,6 @@ from backquant.qconfig import (
 from backquant.report.recorded import with_reporting
 from backquant.runtime import QuantizedModel
 
-__all__ = ["convert_fx", "convert_to_reference_fx", "fuse_fx", "prepare_export", "prepare_fx"]
-
 
 def fuse_fx(
     model: nn.Module,

@@ -13,8 +13,7 @@ from backquant.backend_config import BackendConfig, get_fuser_method_mapping
 from backquant.backend_config.fusers import ForwardFuser
 from backquant.errors import UsageError, did_you_mean
 from backquant.graph import get_module, set_module
-
-__all__ = ["fuse_modules", "fuse_modules_qat"]
+from backquant.nn.intrinsic.rank import TakesRank, rank_to_fold
 
 Fuse = Callable[[list[nn.Module]], list[nn.Module]]
 Names = Sequence[str] | Sequence[Sequence[str]]
@@ -119,6 +118,9 @@ def _by_backend(
         fuser = additional.get(kinds) or _fuser_of(backend, kinds)
         hooks = _taken_hooks(modules)  # before a fuser copies the modules, and them
         fused = fuser(is_qat, *modules)
+        rank = None if is_qat else rank_to_fold(*modules[:2])
+        if rank is not None:
+            fused.register_forward_pre_hook(TakesRank(rank))
         for hook in hooks[0]:
             fused.register_forward_pre_hook(hook)
         for hook in hooks[1]:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
 
 from backquant.api.arguments import (
     Backend,
     Model,
-    given_custom,
-    given_mapping,
     opened_model,
     resolve_backend,
 )
-from backquant.backend_config import BackendConfig, LeaveFloat
-from backquant.calibrate.examples import checked_example, data_from, example_from
-from backquant.calibrate.measure import measure
-from backquant.convert import ConvertRequest, convert_to_reference
-from backquant.errors import CaptureError, EngineError, UsageError
+from backquant.api.calibrated import CalibrationCall, checked_recipe, given_request, planned_for
+from backquant.backend_config import BackendConfig
+from backquant.calibrate.checkpoint import Checkpoint
+from backquant.calibrate.examples import checked_example
+from backquant.calibrate.group import sharing
+from backquant.errors import EngineError
 from backquant.lower import EngineInfo, find_engine
-from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest, mapping_on_engine
-from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import engine_of, quantized_model
-from backquant.pipeline.plan import Planned, evaluation_copy, planned
+from backquant.pipeline.plan import evaluation_copy
 from backquant.pipeline.prepare import prepared_for_inference
-from backquant.pipeline.recurrent import has_recurrent, quantizes_recurrent, rules_for_recurrent
-from backquant.pipeline.weight_only import weight_only_mapping
+from backquant.pipeline.recurrent import quantizes_recurrent
+from backquant.prepare import prepared_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
@@ -40,9 +37,8 @@ from backquant.report.recorded import report_of, report_source, with_reporting
 from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Ways
+from backquant.speed.by_rank import chosen_on_rank_0
 from backquant.speed.slower import TIMING, slower_choice, the_faster
-
-__all__ = ["default_mapping", "explain", "quantize"]
 
 
 # size: the model, its inputs, and one keyword per independent choice of the user
@@ -60,7 +56,10 @@ def quantize(
     capture: str = "auto",
     dynamic_shapes: Any = None,
     slower: str | None = None,
+    recipe: str | os.PathLike[str] | Sequence[str] = "default",
     progress: bool = False,
+    group: dist.ProcessGroup | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> QuantizedModel:
     """Quantize ``model`` for ``backend``. The model is not changed.
 
@@ -94,7 +93,13 @@ def quantize(
             on the example inputs: ``"float"`` leaves them in float (all of them, where the model is slower
             than float in every other way and nothing is required), ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
+        recipe: what is done after calibration so that less accuracy is lost: ``"default"`` (nothing),
+            ``"better"``, ``"best"``, a list of steps, or a YAML file. Needs data and no labels; what does not
+            help at the outputs is not kept, and the report says what each step gained. Not with ``group``.
         progress: show a progress bar on standard error while calibrating.
+        group: the ranks that quantize together: each passes its own batches (which may be none), and all get
+            the same model. Default: this process alone. See docs/distributed.md.
+        checkpoint: where to keep what was measured, to go on after a crash.
 
     Returns:
         A module called like the original, floats in and floats out, with tensors of its own. Its
@@ -110,6 +115,7 @@ def quantize(
         UsageError: an argument is of the wrong kind.
 
     >>> import torch
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     >>> quantized = quantize(model, backend="x86", calibration=[torch.randn(4, 8)])
     >>> quantized(torch.randn(2, 8)).shape, quantized.report.coverage
@@ -130,57 +136,57 @@ def quantize(
     >>> [kernel.kernel for kernel in quantized.kernels]
     ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
-    config = resolve_backend(_backend(backend, weights))
-    engine = engine_of(config)
-    required = given_requirement(require)
-    asked_mapping = _asked_mapping(config, qconfig_mapping, weights, group_size)
-    leaves_slower = slower_choice(slower, has_mapping=asked_mapping is not None)
-    model = opened_model(model)
-    frozen = evaluation_copy(model)
-    requested = DefaultedRequest.of(config, engine, *_given(asked_mapping, prepare_custom_config))
-    if weights is not None:
-        requested = replace(requested, implied=True)
-    example, batches = example_from(frozen, example_inputs, calibration)
-    data, batches = _data(frozen, example, batches)
-    capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
-    step = _planned(frozen, requested, capturing, data)
-    config, plan = step.record.backend_config, step.record.plan
-    if engine is not None:
-        check_engine_dtypes(plan, config, engine)
-    prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
-    check_requirement(report_of(prepared), required)
-    measure(prepared, batches, progress=progress)
-
-    def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
-        reference = convert_to_reference(
-            prepared,
-            request=ConvertRequest(leave_float=_left_by_default(config), in_float=in_float),
+    steps = checked_recipe(recipe, group)
+    if steps.steps and calibration is not None and iter(calibration) is calibration:
+        calibration = list(calibration)  # recipes go over it again
+    with sharing(group) as ranks:
+        required = given_requirement(require)
+        calls = CalibrationCall(
+            backend,
+            qconfig_mapping,
+            weights,
+            group_size,
+            prepare_custom_config,
+            capture,
+            dynamic_shapes,
         )
-        check_requirement(report_of(reference), required)
-        lowered = quantized_model(reference, model)
-        check_requirement(lowered.report, required)
-        return lowered
-
-    def in_float(reason: Reason) -> QuantizedModel | None:
-        if required is not None:
-            return None
-        try:
-            whole = planned_in_float(frozen, requested.request, capturing, reason)
-        except CaptureError:
-            return None
-        reference = convert_to_reference(
-            with_reporting(prepared_for_inference(whole, requested.request), frozen, example)
+        leaves_slower = slower_choice(slower, has_mapping=calls.has_mapping)
+        made_ready = calls.calibrated(
+            model,
+            example_inputs,
+            calibration,
+            required=required,
+            progress=progress,
+            ranks=ranks,
+            checkpoint=checkpoint,
         )
-        return quantized_model(reference, model)
+        made_ready = made_ready.improved(steps, progress=progress)
+        prepared, frozen, example = made_ready.prepared, made_ready.frozen, made_ready.example
+        engine, source = made_ready.engine, made_ready.source
 
-    made = converted({})
-    keep = required if isinstance(required, tuple) else ()
-    timing = replace(TIMING, keep_named=asked_mapping is not None, keep=keep)
-    if quantizes_recurrent(plan):
-        timing = replace(timing, least=timing.least_recurrent)
-    if leaves_slower and timing.is_worthwhile(engine, made.record):
-        made = the_faster(made, Ways(converted, in_float), prepared, frozen, example, timing)
-    return made
+        def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
+            reference = made_ready.reference(in_float)
+            check_requirement(report_of(reference), required)
+            lowered = quantized_model(reference, source)
+            check_requirement(lowered.report, required)
+            return lowered
+
+        def in_float(reason: Reason) -> QuantizedModel | None:
+            return None if required is not None else made_ready.in_float(reason)
+
+        made = converted({})
+        keep = required if isinstance(required, tuple) else ()
+        timing = replace(TIMING, keep_named=calls.has_mapping, keep=keep)
+        if quantizes_recurrent(prepared_state(prepared).plan):
+            timing = replace(timing, least=timing.least_recurrent)
+        if leaves_slower and timing.is_worthwhile(engine, made.record):
+            made = chosen_on_rank_0(
+                ranks,
+                made,
+                Ways(converted, in_float),
+                lambda ways: the_faster(made, ways, prepared, frozen, example, timing),
+            )
+        return made
 
 
 def explain(  # size: as quantize
@@ -203,6 +209,7 @@ def explain(  # size: as quantize
         UsageError: an argument is of the wrong kind.
 
     >>> import torch
+    >>> from torch import nn
     >>> report = explain(nn.Sequential(nn.Linear(8, 8), nn.Softplus()), torch.zeros(1, 8))
     >>> [(row.operator, row.outcome) for row in report.rows]
     [('Linear', 'quantized'), ('Softplus', 'float')]
@@ -210,10 +217,12 @@ def explain(  # size: as quantize
     config = resolve_backend(backend)
     frozen = evaluation_copy(opened_model(model))
     engine = _engine_here(config)
-    requested = DefaultedRequest.of(config, engine, *_given(qconfig_mapping, prepare_custom_config))
+    requested = DefaultedRequest.of(
+        config, engine, *given_request(qconfig_mapping, prepare_custom_config)
+    )
     example = checked_example(frozen, example_inputs)
     capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
-    step = _planned(frozen, requested, capturing, example)
+    step = planned_for(frozen, requested, capturing, example)
     prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
     engine_name = f"engine {config.engine}" if config.engine else ""
     return build_report(replace(report_source(prepared), engine=engine_name))
@@ -226,6 +235,7 @@ def default_mapping(backend: Backend = "x86") -> QConfigMapping:
     without saturation. Raises ``UsageError`` and ``BackendNotFoundError`` as ``quantize`` does.
 
     >>> import torch
+    >>> from torch import nn
     >>> mapping = default_mapping("x86").set_module_name("1", None)
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     >>> report = quantize(model, calibration=[torch.randn(8, 4)], qconfig_mapping=mapping).report
@@ -235,36 +245,6 @@ def default_mapping(backend: Backend = "x86") -> QConfigMapping:
     config = resolve_backend(backend)
     engine = engine_of(config)
     return mapping_on_engine(config, engine)[0]
-
-
-def _given(mapping: Any, custom: Any) -> tuple[QConfigMapping | None, PrepareCustomConfig | None]:
-    return None if mapping is None else given_mapping(mapping), given_custom(custom)
-
-
-def _backend(backend: Backend | None, weights: str | None) -> Backend:
-    if backend is not None:
-        return backend
-    return "x86" if weights is None else "x86_lowbit"
-
-
-def _asked_mapping(
-    config: BackendConfig,
-    mapping: QConfigMapping | None,
-    weights: str | None,
-    group_size: int | None,
-) -> QConfigMapping | None:
-    """What ``weights`` stands for, or the mapping."""
-    if weights is None and group_size is None:
-        return mapping
-    if weights is None or mapping is not None:
-        what = "group_size says nothing without weights" if weights is None else ""
-        raise UsageError(
-            what or "weights and qconfig_mapping both say what is asked for",
-            where="quantize",
-            fix='quantize(model, x, weights="int4", group_size=128)\n'
-            'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
-        )
-    return weight_only_mapping(config, weights, group_size)
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:
@@ -279,24 +259,3 @@ def _engine_here(config: BackendConfig) -> EngineInfo | None:
         return engine_of(config)
     except EngineError:
         return None
-
-
-def _data(
-    model: nn.Module, example: Any, calibration: Iterable[Any] | None
-) -> tuple[Any, Iterable[Any] | None]:
-    """What recurrent layers are tried on, and the calibration set that still holds every batch."""
-    if has_recurrent(model):
-        return data_from(model, example, calibration)
-    return example, calibration
-
-
-def _planned(
-    model: nn.Module, requested: DefaultedRequest, capturing: Capturing, data: Any
-) -> Planned:
-    recurrent = partial(rules_for_recurrent, data=data)
-    step = planned(model, requested.request, capturing, (recurrent,))
-    return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))
-
-
-def _left_by_default(config: BackendConfig) -> tuple[LeaveFloat, ...]:
-    return () if config.defaults is None else config.defaults.leave_float

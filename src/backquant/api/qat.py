@@ -18,6 +18,7 @@ from backquant.graph import (
     own_tensors,
     rebuilt,
 )
+from backquant.graph.values import GraphValues
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.pipeline.capture import captured_with
@@ -32,8 +33,6 @@ from backquant.prepare import (
 )
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.recorded import with_reporting
-
-__all__ = ["prepare_qat_fx"]
 
 _SHOWN = 10
 
@@ -88,9 +87,9 @@ def prepare_qat_fx(
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     # in evaluation mode: there a batch of one is no error
     frozen = evaluation_copy(given_model(model))
-    _, shapes = example_that_runs(frozen, example_inputs)
-    graph = _fused(model, request.backend_config, request.custom)
-    prepared = _prepared(graph, request, None if shapes else example_inputs)
+    example, shapes = example_that_runs(frozen, example_inputs)
+    graph = _fused(model, request.backend_config, request.custom, example)
+    prepared = _prepared(graph, request, example)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs)
     notes = (graph.difference, _unrounded(prepared, request.backend_config.name), shapes)
     inside = skipped_inside(prepared)
@@ -151,10 +150,14 @@ class _FusedForTraining(NamedTuple):
 
 
 def _fused(
-    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None
+    model: nn.Module,
+    backend: BackendConfig,
+    custom: PrepareCustomConfig | None,
+    example: Any = None,
 ) -> _FusedForTraining:
     captured, difference = capture_for_training(model, partial(captured_with, custom))
     made_plain = without_sync(captured.module)
-    fusions = plan_fusion(captured.module, backend, is_qat=True)
+    values = GraphValues(captured.module, example)
+    fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
     return _FusedForTraining(FusedGraph(fused, fusions), difference, made_plain)

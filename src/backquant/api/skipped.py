@@ -11,8 +11,6 @@ from backquant.calibrate import prepared_parts
 from backquant.match import Plan
 from backquant.prepare import prepared_state
 
-__all__ = ["skipped_inside", "warn_of_skipped"]
-
 _SHOWN = 10
 
 

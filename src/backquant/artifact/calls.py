@@ -7,26 +7,32 @@ A node of a graph that comes from a file is checked when it is read:
    the operators' arithmetic.
 3. ``repeat_interleave`` repeats by a literal: with a tensor of repeats the operator writes where they add up
    to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
-4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536.
+4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536, ``interpolate``
+   factors that make no more positions of one than a layer does (``backquant.artifact.growth``).
 5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).
-6. What our kernels are told: ``backquant.artifact.kernels``.
+6. Dtypes, layouts and memory formats are those of torch: an operator takes any integer for one, and what
+   reads the name of one that there is not ends the process.
+7. What our kernels are told: ``backquant.artifact.kernels`` and ``kernel_tensors``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
+from torch import SymInt
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
 from backquant.artifact import kernels
+from backquant.artifact.growth import RESIZES, check_call_growth
 from backquant.errors import ArtifactError
-
-__all__ = ["check_call", "check_method_call"]
 
 _NEVER = frozenset({"out", "key", "generator"})
 _LARGEST = 1 << 16
+_ENUMERATED = ("ScalarType", "Layout", "MemoryFormat")
 _CONVOLUTION = re.compile(r"conv\d|conv_t|conv_tbc|convolution$")
 _WINDOWED = re.compile(r"pool\d?d?|unpool|^unfold$|^fold$|im2col|col2im")
 _UPSAMPLE = re.compile(r"^_?upsample_\w+\d")
@@ -50,11 +56,43 @@ def check_call(path: str, target: Callable[..., Any], args: Any, kwargs: Any, wh
     if path in kernels.FUNCTIONS:
         kernels.check_arguments(target, args, kwargs, where)
         return
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        _check_enumerated(name, target, args, kwargs, where)
     if parts[0] == "builtins" and name in ("min", "max"):
         _refuse_keywords(name, kwargs, where)
     if parts[0] == "torch":
         is_view = path.startswith("torch.ops.aten.unfold.")  # that of tensors, not of images
         _check(name, args, kwargs, where, is_method=is_view)
+
+
+def _check_enumerated(name: str, target: Any, args: Any, kwargs: Any, where: str) -> None:
+    """Rule 6."""
+    for place in _enumerated(target):
+        given = kwargs.get(place) if isinstance(place, str) else dict(enumerate(args)).get(place)
+        if isinstance(given, int | float | Node | SymInt):
+            raise ArtifactError(
+                f"{name} may not be called with {given} where it takes a dtype, a layout or a memory format",
+                where=where,
+                fix='{"dtype": "int8"}, and so on, as backquant.save writes them',
+            )
+
+
+@lru_cache(maxsize=1024)
+def _enumerated(target: OpOverload | OpOverloadPacket) -> frozenset[int | str]:
+    """The positions and names of arguments that torch numbers."""
+    return frozenset(_places(target))
+
+
+def _places(target: OpOverload | OpOverloadPacket) -> Iterator[int | str]:
+    found: list[Any] = [target]
+    if isinstance(target, OpOverloadPacket):
+        found = [getattr(target, name) for name in target.overloads()]
+    for schema in (overload._schema for overload in found):
+        for position, argument in enumerate(schema.arguments):
+            if any(kind in str(argument.real_type) for kind in _ENUMERATED):
+                yield argument.name
+                if not argument.kwarg_only:
+                    yield position
 
 
 def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
@@ -76,6 +114,8 @@ def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) ->
     wrong = ""
     if _CONVOLUTION.search(name):
         wrong = _windows(args[3:], kwargs, {"input", "weight", "bias"})
+        if not wrong:
+            check_call_growth(name, args, kwargs, where)
     elif _WINDOWED.search(name) and not (name == "unfold" and is_method):
         known = _SIZED.get(name, 2 if "unpool" in name or "adaptive" in name else 1)
         wrong = _windows(args[known:], kwargs, {"input", "indices", "output_size", "self"})
@@ -86,6 +126,8 @@ def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) ->
         wrong = _literals([*args, *(kwargs.get(key, 0) for key in ("row", "col"))], 0, "sizes")
     elif _UPSAMPLE.search(name):
         wrong = _scales(args[1:], kwargs)
+    elif name in RESIZES:
+        check_call_growth(name, args, kwargs, where)
     elif name in ("div", "divide", "div_", "divide_"):
         wrong = _division(args, kwargs)
     if wrong:

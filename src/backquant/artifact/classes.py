@@ -15,8 +15,6 @@ from torch import nn
 from backquant.artifact.functions import find_defined, is_within, stranger
 from backquant.errors import ArtifactError
 
-__all__ = ["MODULE_PACKAGES", "class_path", "find_class", "find_module_class", "storable_path"]
-
 _TORCH = (
     "activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold "
     "instancenorm linear loss module normalization padding pixelshuffle pooling rnn sparse transformer "

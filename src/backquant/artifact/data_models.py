@@ -15,8 +15,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, create_model
 
-__all__ = ["STRICT", "DTypeName", "data_model"]
-
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 

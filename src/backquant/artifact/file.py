@@ -20,22 +20,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as safetensors_save
 
 from backquant.artifact.manifest import check_manifest
+from backquant.artifact.stream import bytes_of, pieces
 from backquant.errors import ArtifactError, BackquantError, EngineError
-from backquant.files import replace_file
-
-__all__ = [
-    "FORMAT_VERSION",
-    "ManifestText",
-    "manifest_text",
-    "packed",
-    "read_file",
-    "read_text",
-    "readable",
-    "write_file",
-]
+from backquant.files import is_folder, replace_file
 
 _KEY = "backquant"
 FORMAT_VERSION = 2
@@ -70,34 +59,50 @@ def write_file(
     full; what stood at ``path`` before then still does.
     """
     target = Path(path)
-    if not target.parent.is_dir():
+    check_place(target)
+    manifest = manifest_text(document, tensors)
+    check_manifest(manifest)
+    try:
+        replace_file(target, _pieces(manifest, tensors))
+    except OSError as error:
+        size = sum(map(len, _pieces(manifest, tensors)))
+        raise ArtifactError(
+            f"{target} cannot be written: {error.strerror or error}",
+            where=str(target),
+            fix=f"make room or choose another folder; the file needs {size:,} bytes",
+        ) from error
+
+
+def check_place(target: Path) -> None:
+    if not is_folder(target.parent):
         raise ArtifactError(
             f"the folder {target.parent} does not exist",
             where=str(target),
             fix=f"create it first: mkdir -p {target.parent}",
         )
-    if target.is_dir():
+    if is_folder(target):
         raise ArtifactError(
             f"{target} is a folder", where=str(target), fix=f"name a file: {target / 'model.bq'}"
         )
-    manifest = manifest_text(document, tensors)
-    check_manifest(manifest)
-    payload = packed(manifest, tensors)
     try:
-        replace_file(target, payload)
-    except OSError as error:
+        str(target).encode()
+    except UnicodeEncodeError as error:
         raise ArtifactError(
-            f"{target} cannot be written: {error.strerror or error}",
-            where=str(target),
-            fix=f"make room or choose another folder; the file needs {len(payload):,} bytes",
+            f"the name {str(target)!r} is no UTF-8, and safetensors opens no other files",
+            where="path",
+            fix="choose another name",
         ) from error
 
 
 def packed(manifest: str, tensors: dict[str, torch.Tensor]) -> bytes:
     """The bytes of a file, whatever the manifest says."""
+    return b"".join(_pieces(manifest, tensors))
+
+
+def _pieces(manifest: str, tensors: dict[str, torch.Tensor]) -> Iterator[memoryview]:
     digest = hashlib.sha256(manifest.encode()).hexdigest()
     text = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{digest}", "manifest": {manifest}}}'
-    return safetensors_save(tensors, metadata={_KEY: text})
+    return pieces(tensors, {_KEY: text})
 
 
 def manifest_text(document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
@@ -112,8 +117,7 @@ def _entry(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _digest(tensor: torch.Tensor) -> str:
     """Of the bytes, as they lie in the file."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().data).hexdigest()
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
 @contextlib.contextmanager

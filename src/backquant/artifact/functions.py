@@ -44,8 +44,6 @@ from backquant.graph import (
     register_requantize,
 )
 
-__all__ = ["OP_NAMESPACES", "find_function", "function_path", "is_within", "stranger"]
-
 # of our own namespace
 _OWN_OPS = (
     "quantize_float8",
@@ -53,6 +51,7 @@ _OWN_OPS = (
     "quantize_rounded",
     "requantize",
     "dequantize_blocks",
+    "grouped_linear",
 )
 OP_NAMESPACES = ("aten", "quantized_decomposed")
 

@@ -23,8 +23,6 @@ from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.graph import part
 
-__all__ = ["check_targets", "decode_graph", "encode_graph"]
-
 _CHECKS: dict[str, Callable[[str, str], str]] = {
     "placeholder": names.check_argument,
     "get_attr": names.check_path,

@@ -14,8 +14,6 @@ from backquant.artifact.functions import function_path
 from backquant.errors import ArtifactError
 from backquant.graph import copied_graph, inline_call
 
-__all__ = ["inlined"]
-
 
 def inlined(graph: fx.Graph, allow: Sequence[str] = ()) -> fx.Graph:
     """``graph``, or one like it with the operators of functions in place of calls that no file can hold.

@@ -23,8 +23,6 @@ from backquant.lower import EngineInfo, KernelUse
 from backquant.match.plan import Decision, Plan, Reason
 from backquant.report.model import Report
 
-__all__ = ["check_manifest", "json_schema"]
-
 # What reading a manifest takes in memory is some 30 times its length, at most.
 _LONGEST, _MOST = 1 << 26, 1 << 21
 _Plain = bool | int | float | str | None

@@ -19,15 +19,15 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.artifact.classes import class_path, find_module_class, storable_path
 from backquant.artifact.functions import is_within
 from backquant.artifact.graph import check_targets, decode_graph, encode_graph
+from backquant.artifact.growth import check_growth
 from backquant.artifact.inline import inlined
-from backquant.artifact.kernels import check_config, check_tensors
+from backquant.artifact.kernel_tensors import check_tensors
+from backquant.artifact.kernels import check_config
 from backquant.artifact.names import check_keyword, check_path
 from backquant.artifact.parts import check_attribute_names, check_module
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import decode_config
-
-__all__ = ["ModuleDecoder", "ModuleEncoder"]
 
 
 @runtime_checkable
@@ -156,6 +156,10 @@ class ModuleDecoder:
             decoded = decode_config(config_class, config)
             check_config(cls, decoded, path)
             check_tensors(cls, decoded, tensors, path)
+            weight = tensors.get("weight")
+            kernel = None if weight is None or not hasattr(decoded, "stride") else weight.shape[2:]
+            kind = getattr(decoded, "operator", cls.__name__)
+            check_growth(kind, vars(decoded), kernel, path)
         elif not is_within(entry["class"], self._decoder.allow):
             raise ArtifactError(f"{entry['class']} is no kernel that a file may build", where=path)
         module = cls.from_artifact(config, tensors)

@@ -17,15 +17,6 @@ import torch
 from backquant.artifact.operators import is_method
 from backquant.errors import ArtifactError
 
-__all__ = [
-    "check_argument",
-    "check_attribute",
-    "check_keyword",
-    "check_method",
-    "check_path",
-    "is_attribute",
-]
-
 _words = re.compile(r"\w+").findall
 _DATA = frozenset(
     _words(

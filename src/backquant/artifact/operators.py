@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_admitted", "is_function", "is_method"]
-
 _words = re.compile(r"\w+").findall
 _PREFIX = re.compile(r"^(special|linalg|fft)_")
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from backquant.artifact.growth import check_growth
 from backquant.errors import ArtifactError
-
-__all__ = ["check_attribute_names", "check_module"]
 
 _TABLES = ("attributes", "parameters", "buffers", "children")
 _GATES = {"LSTM": 4, "GRU": 3, "LSTMCell": 4, "GRUCell": 3}
@@ -52,6 +51,9 @@ def check_module(module: nn.Module, where: str) -> None:
     backquant.errors.ArtifactError: the weights of LSTM do not fit: weight_ih_l0 is [12, 2]
       where  lstm
     """
+    weight = _shape(module, "weight")
+    kernel = weight[2:] if weight is not None and "stride" in vars(module) else None
+    check_growth(type(module).__name__, vars(module), kernel, where)
     wrong = ""
     if isinstance(module, nn.RNNBase):
         wrong = _recurrent(module)

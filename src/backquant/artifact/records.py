@@ -24,8 +24,6 @@ from backquant.errors import ArtifactError
 from backquant.graph.export import Structure, maker
 from backquant.graph.objects import Shell
 
-__all__ = ["decode_records", "encode_records"]
-
 # Modules of transformers that define outputs and caches, and do nothing when they are imported.
 _KNOWN = re.compile(r"transformers\.(modeling_outputs|cache_utils|models\.\w+\.modeling_\w+)\.\w+")
 

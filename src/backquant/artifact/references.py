@@ -7,8 +7,6 @@ from typing import Any
 
 from backquant.errors import ArtifactError
 
-__all__ = ["check_references"]
-
 
 def check_references(model: dict[str, Any], tensors: set[str]) -> None:
     """Raise ``ArtifactError`` for a reference in the modules and graphs of ``model`` to what is not there.

@@ -32,8 +32,6 @@ from backquant.report.text import renderable
 from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.version import __version__
 
-__all__ = ["Description", "describe", "digest", "load", "save"]
-
 
 def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> None:
     """Write a quantized model to one file: tensors, graph, spec, plan, qparams, engine, report.
@@ -66,7 +64,13 @@ def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence
             where="backquant.save",
             fix="backquant.save(backquant.quantize(model, ...), path)",
         )
-    writer = TensorWriter()
+    write_model(model, path, TensorWriter(), allow)
+
+
+def write_model(
+    model: QuantizedModel, path: str | os.PathLike[str], writer: TensorWriter, allow: Sequence[str]
+) -> None:
+    """``save`` with a writer of its own."""
     encoder = Encoder(writer.add, allow)
     report = model.report
     document = {

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from torch import nn
 
 from backquant.dtypes import bits_of_values, dtype_name, pack_integers, unpack_integers
 from backquant.errors import ArtifactError, ConfigError
-
-__all__ = ["TensorReader", "TensorWriter"]
 
 
 def _dense_strides(tensor: torch.Tensor) -> list[int] | None:
@@ -47,9 +45,13 @@ def _is_dense(shape: Any, strides: list[int]) -> bool:
 
 
 class TensorWriter:
-    """Collects tensors under short keys; one that is seen twice (tied weights) is stored once."""
+    """Collects tensors under short keys; one that is seen twice (tied weights) is stored once.
 
-    def __init__(self) -> None:
+    ``kept``: gives back a tensor that was made for the file, which may then lie elsewhere.
+    """
+
+    def __init__(self, kept: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach) -> None:
+        self._kept = kept
         self.tensors: dict[str, torch.Tensor] = {}
         self.strides: dict[str, list[int]] = {}
         self.packed: dict[str, dict[str, Any]] = {}
@@ -83,14 +85,14 @@ class TensorWriter:
         plain = detached.cpu().resolve_conj().resolve_neg()
         bits = bits_of_values(plain)
         if bits < 8:
-            self.tensors[key] = pack_integers(plain.contiguous(), bits)
+            self.tensors[key] = self._kept(pack_integers(plain.contiguous(), bits))
             self.packed[key] = {
                 "bits": bits,
                 "shape": list(plain.shape),
                 "dtype": dtype_name(plain.dtype),
             }
         else:
-            self.tensors[key] = plain.contiguous().clone()
+            self.tensors[key] = plain.contiguous()
         if (strides := _dense_strides(plain)) is not None:
             self.strides[key] = strides
         return key

@@ -14,8 +14,6 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from backquant.artifact.data_models import STRICT, DTypeName
 
-__all__ = ["Name", "Path", "TensorReference", "Value"]
-
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Path = Annotated[str, StringConstraints(pattern=r"^[^\s'\"\\]{1,1024}$")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]

@@ -26,8 +26,6 @@ from backquant.artifact.functions import find_function, function_path, is_within
 from backquant.artifact.tensors import TensorReader
 from backquant.errors import ArtifactError
 
-__all__ = ["Decoder", "Encoder", "torch_constant"]
-
 _words = re.compile(r"\w+").findall
 # Functions that may be values: the activations that modules of ``torch.nn`` keep as attributes.
 VALUES = frozenset(

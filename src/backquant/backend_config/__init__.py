@@ -69,6 +69,7 @@ from backquant.backend_config.registry import (
     get_x86_backend_config,
     list_backends,
 )
+from backquant.backend_config.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from backquant.backend_config.files import json_schema
@@ -79,6 +80,7 @@ __all__ = [
     "BackendPatternConfig",
     "DTypeConfig",
     "DTypeWithConstraints",
+    "Tolerance",
     "ObservationType",
     "MatchAllNode",
     # defaults

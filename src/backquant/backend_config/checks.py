@@ -10,18 +10,6 @@ import torch
 
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = [
-    "check_bool",
-    "check_callable",
-    "check_choice",
-    "check_count",
-    "check_keys",
-    "check_module_class",
-    "check_number",
-    "renamed",
-    "within",
-]
-
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
     """Raise ``SpecError`` for the first key of ``given`` that is not in ``known``.

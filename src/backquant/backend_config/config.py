@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from backquant.backend_config.diff import BackendDiff
     from backquant.backend_config.validate import Finding
 
-__all__ = ["BackendConfig"]
 
 _KEYS = ("name", "configs", "engine", "defaults", "qdq")
 

@@ -27,8 +27,6 @@ from backquant.backend_config.pattern import normal_form
 from backquant.dtypes import Granularity
 from backquant.errors import SpecError
 
-__all__ = ["FAKE_QUANTIZES", "OBSERVERS", "BackendDefaults", "DefaultOverride", "QuantDefault"]
-
 #: How a tensor is measured.
 OBSERVERS = (
     "histogram",

@@ -8,24 +8,14 @@ from typing import Any
 import torch
 
 from backquant.backend_config.defaults import QuantDefault
-from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints, Ratio
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
-from backquant.backend_config.numbers import number_text
+from backquant.backend_config.numbers import short_text
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.pattern_text import calls_text
 from backquant.dtypes import Granularity, dtype_name
-
-__all__ = [
-    "describe_default",
-    "describe_dtype",
-    "describe_dtype_config",
-    "describe_entry",
-    "describe_pattern",
-    "mode_of",
-    "operator_label",
-]
 
 
 def operator_label(op: Any) -> str:
@@ -84,39 +74,66 @@ def describe_dtype(given: DTypeWithConstraints) -> str:
     ...                                     quant_max_upper_bound=127, scale_min_lower_bound=2**-12))
     'qint8 [-127, 127], scale ≥ 2**-12'
     """
-    words = [dtype_name(given.dtype) if given.dtype is not None else "any"]
+    text = dtype_name(given.dtype) if given.dtype is not None else "any"
     low, high = given.quant_min_lower_bound, given.quant_max_upper_bound
     if low is not None or high is not None:
-        left = "" if low is None else number_text(low)
-        right = "" if high is None else number_text(high)
-        words[0] += f" [{left or '…'}, {right or '…'}]"
+        text += f" {range_text(low, high)}"
+    words = []
     if given.scale_min_lower_bound is not None:
-        words.append(f"scale ≥ {number_text(given.scale_min_lower_bound)}")
+        words.append(f"scale ≥ {short_text(float(given.scale_min_lower_bound))}")
     if given.scale_max_upper_bound is not None:
-        words.append(f"scale ≤ {number_text(given.scale_max_upper_bound)}")
+        words.append(f"scale ≤ {short_text(float(given.scale_max_upper_bound))}")
     if given.scale_exact_match is not None:
-        words.append(f"scale = {number_text(given.scale_exact_match)}")
+        words.append(f"scale = {short_text(given.scale_exact_match)}")
     if given.zero_point_exact_match is not None:
         words.append(f"zero point = {given.zero_point_exact_match}")
-    return ", ".join([*words, *_extended(given)])
-
-
-def _extended(given: DTypeWithConstraints) -> list[str]:
-    words = []
     if given.symmetric is not None:
         words.append("symmetric" if given.symmetric else "affine")
     if given.granularity is not None:
-        words.append(Granularity.parse(given.granularity).words.replace("per ", "per-") + " only")
+        words.append(Granularity.parse(given.granularity).words)
     if given.ch_axis is not None:
-        words.append(f"channel axis {given.ch_axis}")
-    if given.power_of_two_scale is not None:
-        words.append("power-of-two scale" if given.power_of_two_scale else "any scale")
+        words.append(f"channels on axis {given.ch_axis}")
+    if given.power_of_two_scale:
+        words.append("power-of-two scale")
+    if given.scales is not None or given.scale_range is not None:
+        words.append(scales_text(given))
+    if given.scale_dtype is not None:
+        words.append(f"scales in {dtype_name(given.scale_dtype)}")
+    return ", ".join([text, *words])
+
+
+def range_text(low: float | None, high: float | None) -> str:
+    """A range of which an end may be open.
+
+    >>> range_text(-127, None)
+    '[-127, …]'
+    """
+    ends = ("…" if end is None else f"{end:g}" for end in (low, high))
+    return f"[{', '.join(ends)}]"
+
+
+def scales_text(given: DTypeWithConstraints) -> str:
+    """The scales that a demand leaves, in words.
+
+    >>> scales_text(DTypeWithConstraints(torch.quint8, scale_range=(2**-8, None)))
+    'scale in [2**-8, …]'
+    """
     if given.scales is not None:
-        words.append(f"scale one of {', '.join(map(number_text, given.scales))}")
-    if given.scale_range is not None:
-        low, high = ("…" if end is None else number_text(end) for end in given.scale_range)
-        words.append(f"scale moved into [{low}, {high}]")
-    return words
+        return f"scale one of {', '.join(map(short_text, given.scales))}"
+    ends = ("…" if end is None else short_text(end) for end in given.scale_range or ())
+    return f"scale in [{', '.join(ends)}]"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """The ratios of scales that are admitted, in words.
+
+    >>> ratio_text("power_of_two"), ratio_text((None, 1.0))
+    ('input × weight / output scale a power of two', 'input × weight / output scale in […, 1]')
+    """
+    if ratio == "power_of_two":
+        return "input × weight / output scale a power of two"
+    ends = ("…" if end is None else short_text(end) for end in ratio)
+    return f"input × weight / output scale in [{', '.join(ends)}]"
 
 
 def describe_dtype_config(config: DTypeConfig) -> str:
@@ -142,8 +159,14 @@ def describe_dtype_config(config: DTypeConfig) -> str:
         words.append(f"rounded {config.rounding.replace('_', ' ')}")
     if config.requantization is not None:
         words.append(f"requantized by {config.requantization.replace('_', ' ')}")
+    if config.requantization_ratio is not None:
+        words.append(ratio_text(config.requantization_ratio))
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
+    if config.table_entries is not None:
+        words.append(f"from a table of {config.table_entries}")
+    if config.tolerance is not None:
+        words.append(f"off by {config.tolerance.steps:g} at most")
     if config.where is not None:
         words.append(f"where {config.where}")
     return ", ".join(words)
@@ -193,7 +216,7 @@ def describe_default(default: QuantDefault) -> str:
     if default.reduce_range is not None:
         words.append("reduced range" if default.reduce_range else "full range")
     if default.eps is not None:
-        words.append(f"scale ≥ {number_text(default.eps)}")
+        words.append(f"scale ≥ {short_text(default.eps)}")
     if default.ch_axis is not None:
         words.append(f"channel axis {default.ch_axis}")
     if default.granularity is not None:

@@ -31,8 +31,6 @@ from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.ports import NamedNode, NamedNodes, Port
 from backquant.backend_config.qdq import QDQRules
 
-__all__ = ["BackendDiff", "EntryChange", "FieldChange", "diff"]
-
 Kind = Literal["added", "removed", "changed"]
 
 _WIDTH = 100
@@ -384,7 +382,9 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
             left, right = getattr(old, field.name), getattr(new, field.name)
             if left != right:
                 yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
-    for name in ("bias_scale", "rounding", "requantization", "where"):
+    results = ("bias_scale", "rounding", "requantization", "requantization_ratio")
+    own = (*results, "table_entries", "tolerance", "where")
+    for name in own:
         one, two = (str(getattr(config, name) or "") for config in (before, after))
         if one != two:
             yield FieldChange(f"{head}.{name}", one, two)

@@ -26,10 +26,9 @@ from backquant.backend_config.conditions.condition import (
     condition_from,
 )
 from backquant.backend_config.numbers import number_text
+from backquant.backend_config.tolerance import Tolerance, tolerance_from
 from backquant.dtypes import Granularity
 from backquant.errors import SpecError
-
-__all__ = ["DTypeConfig", "DTypeWithConstraints", "as_dtype_config"]
 
 _DTYPE_CONFIG_KEYS = (
     "input_dtype",
@@ -40,13 +39,26 @@ _DTYPE_CONFIG_KEYS = (
     "bias_scale",
     "rounding",
     "requantization",
+    "table_entries",
+    "tolerance",
+    "requantization_ratio",
     "where",
 )
 #: How the results of weighted operators may be rounded, and by which arithmetic they are made of sums.
 ROUNDINGS = ("half_even", "half_up", "half_away")
 REQUANTIZATIONS = ("float", "fixed_point", "fixed_point_twice", "shift")
 BIAS_SCALES = ("input_times_weight", "output")
-_OWN = ("bias_dtype", "is_dynamic", "bias_scale", "rounding", "requantization")
+_OWN = (
+    "bias_dtype",
+    "is_dynamic",
+    "bias_scale",
+    "rounding",
+    "requantization",
+    "table_entries",
+    "requantization_ratio",
+)
+#: input × weight / output scale: a power of two, or between two ends of which one may be open.
+Ratio = Literal["power_of_two"] | tuple[float | None, float | None]
 
 
 @dataclass(repr=False)
@@ -67,6 +79,8 @@ class DTypeWithConstraints:
     * ``scales``: the scales that the hardware has: the smallest that is not below what was measured.
     * ``scale_range``: smallest and largest scale, either may be None; what was measured is moved to the
       nearest end. (The bounds above judge, this one produces.)
+    * ``scale_dtype``: what scales are stored in. ``torch.float8_e8m0fnu``: powers of two by the rule of OCP's
+      MX formats; ``torch.float8_e4m3fn``: rounded to it, beside one float32 scale for the tensor (NVFP4).
 
     The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
 
@@ -88,9 +102,11 @@ scale_min_lower_bound=2**-12)
     power_of_two_scale: bool | None = None
     scales: tuple[float, ...] | None = None
     scale_range: tuple[float | None, float | None] | None = None
+    scale_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         _check_dtype(self.dtype, "dtype")
+        _check_dtype(self.scale_dtype, "scale_dtype")
         for name in (
             "quant_min_lower_bound",
             "quant_max_upper_bound",
@@ -123,6 +139,7 @@ scale_min_lower_bound=2**-12)
         """Whether measured qparams become others by what is demanded of them."""
         alone = self.zero_point_exact_match is not None and self.scale_exact_match is None
         asked = self.power_of_two_scale or self.scales is not None or self.scale_range is not None
+        asked = asked or self.scale_dtype is not None
         return self.dtype is not None and bool(asked or alone)
 
     @classmethod
@@ -163,7 +180,15 @@ class DTypeConfig:
     ``bias_scale``: the bias is quantized with the scale ``"input_times_weight"``, or that of the
     ``"output"``. ``rounding`` (``"half_even"``, ``"half_up"``, ``"half_away"``): how results are rounded.
     ``requantization``: by which arithmetic sums become results, see ``backquant.dtypes.requantization``.
-    The reference model computes so.
+    ``table_entries``: how many entries the hardware's table of a function of one value has (sigmoid, the
+    exponential of softmax); between them it interpolates (``backquant.dtypes.interpolated_table``). None: one
+    for each integer.
+    ``tolerance``: how far an engine's results may be from the integer reference (``Tolerance``, or its
+    mapping); None: not at all. It changes nothing but the verdicts of ``backquant.conform``.
+    ``requantization_ratio``: input scale × weight scale / output scale is ``"power_of_two"``, or lies between
+    two numbers (None: open); scales are chosen so.
+    The reference model computes as these say; tables are the integer reference's, which interpolates as
+    the hardware does, where the reference model has the function itself.
     ``where``: the uses of the operator that are admitted so, as a condition or its mapping
     (``{"groups": 1}``); see ``BackendPatternConfig.set_where``.
 
@@ -185,6 +210,9 @@ bias_dtype=torch.float32)
     bias_scale: Literal["input_times_weight", "output"] | None
     rounding: Literal["half_even", "half_up", "half_away"] | None
     requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None
+    table_entries: int | None
+    tolerance: Tolerance | None
+    requantization_ratio: Ratio | None
     where: Condition | None
 
     def __init__(  # size: PyTorch's arguments, and demands by keyword
@@ -198,6 +226,9 @@ bias_dtype=torch.float32)
         bias_scale: Literal["input_times_weight", "output"] | None = None,
         rounding: Literal["half_even", "half_up", "half_away"] | None = None,
         requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None = None,
+        table_entries: int | None = None,
+        tolerance: Tolerance | Mapping[str, Any] | None = None,
+        requantization_ratio: Ratio | None = None,
         where: Condition | Mapping[str, Any] | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
@@ -208,10 +239,15 @@ bias_dtype=torch.float32)
         check_choice(bias_scale, "bias_scale", BIAS_SCALES)
         check_choice(rounding, "rounding", ROUNDINGS)
         check_choice(requantization, "requantization", REQUANTIZATIONS)
+        check_number(table_entries, "table_entries", (int,))
         self.rounding, self.requantization = rounding, requantization
+        self.table_entries = table_entries
+        self.requantization_ratio = _ratio(requantization_ratio)
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
         self.bias_scale = bias_scale
+        with within("tolerance"):
+            self.tolerance = tolerance_from(tolerance)
         with within("where"):
             self.where = condition_from(where)
 
@@ -237,7 +273,7 @@ bias_dtype=torch.float32)
         ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
         ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
         ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``rounding``;
-        ``requantization``; ``where``.
+        ``requantization``; ``requantization_ratio``; ``table_entries``; ``tolerance``; ``where``.
         Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
 
         >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})
@@ -266,6 +302,8 @@ bias_dtype=torch.float32)
         for key in _OWN:
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
+        if self.tolerance is not None:
+            values["tolerance"] = self.tolerance.to_dict()
         if self.where is not None:
             values["where"] = condition_data(self.where)
         return values
@@ -304,6 +342,20 @@ def _constrained(value: Any, field: str) -> DTypeWithConstraints:
         where=field,
         fix=_dtype_fix(value),
     )
+
+
+def _ratio(value: Any) -> Ratio | None:
+    if value is None:
+        return None
+    if value == "power_of_two":
+        return "power_of_two"
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        message = f"requantization_ratio must be power_of_two, or two numbers, got {value!r}"
+        raise SpecError(message, where="requantization_ratio", fix="[2**-31, 1]")
+    for index, end in enumerate(value):
+        check_number(end, f"requantization_ratio[{index}]")
+    low, high = (None if end is None else float(end) for end in value)
+    return low, high
 
 
 def _granularity(value: Any) -> str | None:

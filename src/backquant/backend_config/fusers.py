@@ -18,18 +18,6 @@ from backquant.backend_config.checks import check_callable
 from backquant.backend_config.naming import operator_name
 from backquant.errors import SpecError
 
-__all__ = [
-    "ForwardFuser",
-    "Fuser",
-    "ReversedFuser",
-    "SequentialFuser",
-    "folds_for_inference_only",
-    "in_forward_order",
-    "in_reversed_order",
-    "is_for_inference_only",
-    "reverse_sequential_wrapper2",
-]
-
 Fuser: TypeAlias = Callable[..., Any]
 _FuserT = TypeVar("_FuserT", bound=Callable[..., Any])
 _MARK = "folds_for_inference_only"

@@ -23,8 +23,6 @@ from backquant.backend_config.pattern import (
 )
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = ["AnyOrder", "GraphNode", "GraphPattern", "Value"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_ORDERS = 6  # each doubles the trials at a node that a pattern may end in
 

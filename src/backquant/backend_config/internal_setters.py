@@ -12,8 +12,6 @@ from backquant.backend_config.observation import ObservationType, check_observat
 from backquant.backend_config.pattern import Pattern
 from backquant.backend_config.ports import as_getter, check_getters
 
-__all__ = ["InternalSetters"]
-
 
 class InternalSetters:
     """A part of ``BackendPatternConfig``: what its underscore setters set, and themselves."""

@@ -20,8 +20,6 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
 
-__all__ = ["LeaveFloat", "given_rules", "rules_from"]
-
 _LISTS = ("operators", "after", "before")
 _FLAGS = ("with_table", "beside_float", "results")
 

@@ -13,8 +13,6 @@ from backquant.backend_config.fusers import in_forward_order
 from backquant.backend_config.pattern import from_reversed, to_forward
 from backquant.errors import SpecError
 
-__all__ = ["upgrade"]
-
 _VERSIONS = (None, "1.13")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["functional_name", "operator_name", "short_name", "spelled"]
-
 # Public modules that offer functions whose own module is private (``torch._C._nn``, ``_operator``).
 _PUBLIC_MODULES = ("torch", "torch.nn.functional", "operator", "builtins", "math")
 

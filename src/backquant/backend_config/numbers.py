@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["number_text", "short_text"]
-
 _SMALL = 2.0**-4
 
 

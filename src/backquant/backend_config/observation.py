@@ -7,8 +7,6 @@ from typing import Any
 
 from backquant.errors import SpecError
 
-__all__ = ["ObservationType", "check_observation_type"]
-
 
 class ObservationType(Enum):
     """Where observers (later: quantize/dequantize pairs) stand around a pattern.

@@ -23,20 +23,6 @@ from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern_text import calls_text
 from backquant.errors import SpecError
 
-__all__ = [
-    "MatchAllNode",
-    "NormalPattern",
-    "Pattern",
-    "PatternNode",
-    "Spelling",
-    "beyond_tuples",
-    "classify",
-    "from_reversed",
-    "normal_form",
-    "to_forward",
-    "to_reversed",
-]
-
 #: A pattern as users write it: an operator, or a tuple in one of the two tuple forms.
 Pattern: TypeAlias = Any
 

@@ -37,8 +37,6 @@ from backquant.backend_config.pattern import (
 from backquant.backend_config.ports import Port, checked_ports
 from backquant.errors import SpecError
 
-__all__ = ["BackendPatternConfig"]
-
 #: Dict key → attribute, in the order of ``to_dict``.
 _OPTIONAL_FIELDS = {
     "pattern": "pattern",

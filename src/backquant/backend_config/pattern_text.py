@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backquant.backend_config.pattern import NormalPattern
 
-__all__ = ["calls_text"]
-
 
 def calls_text(pattern: NormalPattern, name: Callable[[Any], str]) -> str:
     """``last(before(…), …)`` with operators named by ``name``.

@@ -10,8 +10,6 @@ from backquant.backend_config.checks import check_callable, check_choice, check_
 from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.errors import SpecError
 
-__all__ = ["NamedNode", "NamedNodes", "Port", "as_getter", "check_getters", "checked_ports"]
-
 Role: TypeAlias = Literal["activation", "weight", "bias", "float"]
 
 _ROLES = ("activation", "weight", "bias", "float")

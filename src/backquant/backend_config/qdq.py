@@ -26,7 +26,6 @@ ATTENTIONS = ("whole", "products")
 #: The fields that name operators.
 OPERATOR_FIELDS = ("epilogues",)
 
-__all__ = ["ADDITIONS", "ATTENTIONS", "BIASES", "OPERATOR_FIELDS", "WEIGHTS", "QDQRules"]
 
 #: How the weights of an exported model are stored.
 WEIGHTS = ("integer", "quantized_float")

@@ -8,8 +8,6 @@ from typing import Any
 from backquant.backend_config.naming import functional_name
 from backquant.backend_config.pattern import Pattern
 
-__all__ = ["entry_to_pretty_str", "pattern_to_human_readable"]
-
 _FIELDS_WITH_LAYOUT = ("pattern", "dtype_configs", "num_tensor_args_to_observation_type")
 
 

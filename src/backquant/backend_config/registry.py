@@ -11,25 +11,6 @@ from typing import Any
 from backquant.backend_config.config import BackendConfig
 from backquant.errors import SpecError, UnknownBackendError, did_you_mean
 
-__all__ = [
-    "get_backend_config",
-    "get_executorch_backend_config",
-    "get_fbgemm_backend_config",
-    "get_native_backend_config",
-    "get_native_backend_config_dict",
-    "get_onednn_backend_config",
-    "get_onnxruntime_backend_config",
-    "get_openvino_backend_config",
-    "get_qnnpack_backend_config",
-    "get_qnnpack_pt2e_backend_config",
-    "get_tensorrt_backend_config",
-    "get_tensorrt_backend_config_dict",
-    "get_tensorrt_fp8_backend_config",
-    "get_x86_backend_config",
-    "is_spec_file",
-    "list_backends",
-]
-
 _GROUP = "backquant.backends"
 #: The backends of this package; they need no installed metadata and cannot be replaced.
 _BUILT_IN = (

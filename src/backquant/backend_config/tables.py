@@ -36,17 +36,6 @@ from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.dtypes import Granularity
 
-__all__ = [
-    "COLUMNS",
-    "SupportRow",
-    "default_lines",
-    "qdq_lines",
-    "support_rows",
-    "to_html",
-    "to_markdown",
-    "to_text",
-]
-
 #: Field of ``SupportRow`` → heading.
 COLUMNS = {
     "operators": "operators",

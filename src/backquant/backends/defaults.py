@@ -27,17 +27,7 @@ from backquant.backend_config import (
     LeaveFloat,
     QuantDefault,
 )
-from backquant.operators import clamped, elementwise, fixed_qparams, shape, spellings
-
-__all__ = [
-    "EXECUTORCH_DEFAULTS",
-    "FBGEMM_DEFAULTS",
-    "ONEDNN_DEFAULTS",
-    "QNNPACK_DEFAULTS",
-    "QNNPACK_PT2E_DEFAULTS",
-    "TENSORRT_DEFAULTS",
-    "X86_DEFAULTS",
-]
+from backquant.operators import catalog, clamped, elementwise, fixed_qparams, shape, spellings
 
 TENSOR_WEIGHT = QuantDefault("minmax", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 CHANNEL_WEIGHT = QuantDefault(
@@ -104,17 +94,19 @@ JOINED = LeaveFloat((*ADDITIONS, torch.cat), before=NORMS)
 TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
 # Arithmetic that floats enter, or whose result only float operators read (squares that are summed before
 # a root, a gate written out): between two conversions an integer kernel saves nothing, and rounds once more.
+# The same holds of what moves, clips and averages values: where nothing behind it reads integers, what made
+# the values need not round them (a convolution before a recurrent layer, a sigmoid before the output).
 FIXED = tuple(pattern for pattern, _ in fixed_qparams.PATTERNS if pattern is not nn.Softmax)
 CLIPS = (*elementwise.RELUS, *clamped.CLAMPS)
 ARITHMETIC = LeaveFloat(
-    tuple(dict.fromkeys((*ADDITIONS, *PRODUCTS, *shape.CAT, *FIXED, *CLIPS))), beside_float=True
+    tuple(dict.fromkeys((*ADDITIONS, *PRODUCTS, *shape.CAT, *FIXED, *CLIPS, *catalog.SHARING))),
+    beside_float=True,
 )
 # On the way to a softmax: what masks and biases were added to has no good scale. A mask of -100 leaves the
 # scores a ninth of the range, and a step that is too long for them.
 SOFTMAX = spellings("softmax")
 SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
-MOVED_SCORES = LeaveFloat(spellings("view", "reshape", "permute", "transpose"), before=SOFTMAX)
-LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, SCORES, MOVED_SCORES)
+LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, SCORES)
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
 RESULTS = LeaveFloat((*CONVOLUTIONS, *TRANSPOSED, nn.Linear, F.linear), results=True)

@@ -20,8 +20,10 @@ from backquant.backend_config import (
     DTypeWithConstraints,
     LeaveFloat,
     QuantDefault,
+    Tolerance,
 )
 from backquant.backends.defaults import QAT_CHANNEL_WEIGHT, RESHAPE, SCORES, SOFTMAX
+from backquant.backends.dtypes import FLOAT32
 from backquant.operators import spellings
 
 __all__ = [
@@ -44,15 +46,23 @@ __all__ = [
 ]
 
 WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True)
-STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float)
-VALUES = DTypeConfig(torch.quint8, torch.quint8)
+STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float, tolerance=FLOAT32)
+VALUES = DTypeConfig(torch.quint8, torch.quint8, tolerance=FLOAT32)
 WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float)
 
 
-def in_groups(dtype: torch.dtype, *, affine: bool = False, where: dict[str, Any]) -> DTypeConfig:
+def in_groups(
+    dtype: torch.dtype,
+    *,
+    affine: bool = False,
+    where: dict[str, Any],
+    tolerance: Tolerance | None = None,
+) -> DTypeConfig:
     """Weights of few bits in groups along the input features, with activations in float."""
     weight = DTypeWithConstraints(dtype, symmetric=not affine, granularity="per_group")
-    return DTypeConfig(torch.float, torch.float, weight, torch.float, where=where)
+    return DTypeConfig(
+        torch.float, torch.float, weight, torch.float, where=where, tolerance=tolerance
+    )
 
 
 def tables_in_groups(dtype: torch.dtype, where: dict[str, Any]) -> DTypeConfig:

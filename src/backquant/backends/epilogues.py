@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-__all__ = ["EPILOGUES"]
+from backquant.operators import named
 
 # a pair between a convolution and one of these would keep TensorRT from computing both in one kernel
-EPILOGUES: tuple[Any, ...] = (
-    operator.add,
-    torch.add,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.LeakyReLU,
-    F.relu,
-    F.relu6,
-    F.hardtanh,
-    F.leaky_relu,
-    torch.relu,
-    "relu",
-    torch.ops.aten.add.Tensor,
-    torch.ops.aten.relu.default,
-    torch.ops.aten.relu6.default,
-    torch.ops.aten.hardtanh.default,
-    torch.ops.aten.leaky_relu.default,
+EPILOGUES: tuple[Any, ...] = tuple(
+    spelling
+    for name in ("add", "relu", "relu6", "hardtanh", "leaky_relu")
+    for spelling in named(name).spellings
 )

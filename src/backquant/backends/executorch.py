@@ -29,8 +29,6 @@ from backquant.backends.dtypes import (
 from backquant.operators import conv, elementwise, embedding, linear, shape
 from backquant.operators.entry import admit, observed
 
-__all__ = ["backend_config", "get_executorch_backend_config"]
-
 WEIGHTED = [WEIGHTED_SYMMETRIC_QINT8, WEIGHTED_QUINT8]
 PLAIN = [SYMMETRIC_QINT8, QUINT8]
 DYNAMIC_QINT8 = DTypeConfig(

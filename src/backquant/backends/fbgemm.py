@@ -11,7 +11,9 @@ from backquant.backends.defaults import FBGEMM_DEFAULTS
 from backquant.backends.dtypes import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    FBGEMM_TRANSPOSED,
     QUINT8,
+    RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
     WEIGHTED_QUINT8,
@@ -28,8 +30,6 @@ from backquant.operators import (
     shape,
 )
 
-__all__ = ["backend_config", "get_fbgemm_backend_config"]
-
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 
 
@@ -38,7 +38,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('fbgemm', 'fbgemm', 192)
+    ('fbgemm', 'fbgemm', 190)
     """
     return (
         BackendConfig("fbgemm")
@@ -46,7 +46,7 @@ def backend_config() -> BackendConfig:
         .set_defaults(FBGEMM_DEFAULTS)
         .set_backend_pattern_configs(
             [
-                *conv.entries([WEIGHTED_QUINT8]),
+                *conv.entries([WEIGHTED_QUINT8], FBGEMM_TRANSPOSED),
                 *linear.entries([WEIGHTED_QUINT8, *DYNAMIC]),
                 *elementwise.binary_entries([QUINT8]),
                 *elementwise.matmul_entries([QUINT8]),
@@ -56,7 +56,7 @@ def backend_config() -> BackendConfig:
                 *catalog.sharing_qparams_entries([QUINT8]),
                 *shape.tensor_info_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
-                *recurrent.entries(DYNAMIC),
+                *recurrent.entries([RECURRENT_INT8, DYNAMIC_FLOAT16]),
                 *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )

@@ -32,17 +32,18 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import CHANNEL_WEIGHT, CONVOLUTIONS, QAT_CHANNEL_WEIGHT, RESHAPE
+from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
 from backquant.nn import intrinsic
 from backquant.nn.quantized import reference
 from backquant.operators import clamped, conv, conv_add, elementwise, linear, shape, spellings
 from backquant.operators.entry import admit, observed, swapped
 
-__all__ = ["backend_config"]
-
 WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True, granularity="per_channel", ch_axis=0)
-STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float)
-DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
-VALUES = DTypeConfig(torch.quint8, torch.quint8)
+STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float, tolerance=FLOAT32)
+DYNAMIC = DTypeConfig(
+    torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True, tolerance=AT_EACH_CALL
+)
+VALUES = DTypeConfig(torch.quint8, torch.quint8, tolerance=FLOAT32)
 
 ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)
 ADDED: tuple[Any, ...] = (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)

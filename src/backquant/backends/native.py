@@ -14,8 +14,10 @@ from backquant.backends.defaults import FBGEMM_DEFAULTS
 from backquant.backends.dtypes import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    FBGEMM_TRANSPOSED,
     FLOAT_WEIGHT_QUINT8,
     QUINT8,
+    RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
     WEIGHTED_QUINT8,
@@ -32,8 +34,6 @@ from backquant.operators import (
     shape,
 )
 
-__all__ = ["backend_config", "get_native_backend_config", "get_native_backend_config_dict"]
-
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 
 
@@ -42,7 +42,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('native', 'fbgemm', 194)
+    ('native', 'fbgemm', 192)
     """
     return (
         BackendConfig("native")
@@ -50,7 +50,7 @@ def backend_config() -> BackendConfig:
         .set_defaults(FBGEMM_DEFAULTS)
         .set_backend_pattern_configs(
             [
-                *conv.entries([WEIGHTED_QUINT8]),
+                *conv.entries([WEIGHTED_QUINT8], FBGEMM_TRANSPOSED),
                 *linear.entries([WEIGHTED_QUINT8, *DYNAMIC]),
                 *elementwise.binary_entries([QUINT8]),
                 *elementwise.matmul_entries([QUINT8]),
@@ -61,7 +61,7 @@ def backend_config() -> BackendConfig:
                 *shape.tensor_info_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
                 *norm.layer_norm_entries([FLOAT_WEIGHT_QUINT8]),
-                *recurrent.entries(DYNAMIC),
+                *recurrent.entries([RECURRENT_INT8, DYNAMIC_FLOAT16]),
                 *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )

@@ -7,11 +7,18 @@ linear + Tanh as one kernel, and layer norm.
 
 from __future__ import annotations
 
-import torch
-
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig
 from backquant.backends.defaults import ONEDNN_DEFAULTS
-from backquant.backends.dtypes import DYNAMIC_INT8, FLOAT_WEIGHT_QUINT8, QUINT8, WEIGHTED_QUINT8
+from backquant.backends.dtypes import (
+    DYNAMIC_INT8,
+    FBGEMM_TRANSPOSED,
+    FLOAT_WEIGHT_QUINT8,
+    QUINT8,
+    RECURRENT_INT8,
+    WEIGHT_ONLY_QUINT4X2,
+    WEIGHT_ONLY_QUINT8,
+    WEIGHTED_QUINT8,
+)
 from backquant.operators import (
     catalog,
     conv,
@@ -19,16 +26,14 @@ from backquant.operators import (
     elementwise,
     embedding,
     fixed_qparams,
+    grouped,
     linear,
     norm,
     recurrent,
     shape,
 )
 
-__all__ = ["backend_config", "get_onednn_backend_config"]
-
 LINEAR = [WEIGHTED_QUINT8, DYNAMIC_INT8]
-WEIGHT_ONLY_QINT8 = DTypeConfig(torch.float, torch.float, torch.qint8)
 
 
 def backend_config() -> BackendConfig:
@@ -36,7 +41,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('onednn', 'onednn', 221)
+    ('onednn', 'onednn', 220)
     """
     return (
         BackendConfig("onednn")
@@ -44,9 +49,10 @@ def backend_config() -> BackendConfig:
         .set_defaults(ONEDNN_DEFAULTS)
         .set_backend_pattern_configs(
             [
-                *conv.entries([WEIGHTED_QUINT8]),
+                *conv.entries([WEIGHTED_QUINT8], FBGEMM_TRANSPOSED),
                 *conv_add.entries([WEIGHTED_QUINT8]),
                 *linear.entries(LINEAR),
+                *grouped.entries([WEIGHTED_QUINT8, DYNAMIC_INT8]),
                 *linear.leaky_relu_entries(LINEAR),
                 *linear.tanh_entries(LINEAR),
                 *elementwise.binary_entries([QUINT8]),
@@ -57,8 +63,8 @@ def backend_config() -> BackendConfig:
                 *catalog.sharing_qparams_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
                 *norm.layer_norm_entries([FLOAT_WEIGHT_QUINT8]),
-                *recurrent.entries([DYNAMIC_INT8]),
-                *embedding.entries([WEIGHT_ONLY_QINT8]),
+                *recurrent.entries([RECURRENT_INT8]),
+                *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )
     )

@@ -33,14 +33,24 @@ from backquant.backends.deployed import (
     in_groups,
     tables_in_groups,
 )
+from backquant.backends.dtypes import AT_EACH_CALL
 from backquant.dtypes.tokens import INT4, UINT4
-from backquant.operators import clamped, conv, elementwise, embedding, fixed_qparams, linear, shape
+from backquant.operators import (
+    clamped,
+    conv,
+    elementwise,
+    embedding,
+    fixed_qparams,
+    grouped,
+    linear,
+    shape,
+)
 from backquant.operators.entry import admit, observed
 
-__all__ = ["backend_config"]
-
 # DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
-DYNAMIC = DTypeConfig(torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True)
+DYNAMIC = DTypeConfig(
+    torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True, tolerance=AT_EACH_CALL
+)
 # MatMulNBits and GatherBlockQuantized, activations in float32
 SIZES = {"group_size": [16, 32, 64, 128, 256]}
 GROUPS = [
@@ -80,6 +90,7 @@ def backend_config() -> BackendConfig:
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
                 *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY, *GROUPS]),
+                *grouped.entries([STATIC]),
                 *embedding.table_entries(TABLES),
                 *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),

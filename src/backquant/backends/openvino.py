@@ -38,15 +38,14 @@ from backquant.backends.deployed import (
     SOFTMAX,
     STATIC,
     VALUES,
-    WEIGHT_ONLY,
+    WEIGHT,
     in_groups,
     tables_in_groups,
 )
+from backquant.backends.dtypes import BFLOAT16, FLOAT32
 from backquant.dtypes.tokens import INT4, UINT4
-from backquant.operators import clamped, conv, elementwise, embedding, linear, shape
+from backquant.operators import clamped, conv, elementwise, embedding, grouped, linear, shape
 from backquant.operators.entry import admit, observed
-
-__all__ = ["backend_config"]
 
 BETWEEN = (*ADDITIONS, *PRODUCTS, *shape.CAT, *POOLS, *MOVES)
 
@@ -56,6 +55,7 @@ BETWEEN = (*ADDITIONS, *PRODUCTS, *shape.CAT, *POOLS, *MOVES)
 SIGNED = DTypeConfig(
     DTypeWithConstraints(torch.qint8, symmetric=True),
     DTypeWithConstraints(torch.qint8, symmetric=True),
+    tolerance=FLOAT32,
 )
 SYMMETRIC = QuantDefault("histogram", dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 PRODUCT = DefaultOverride(MATMULS, activation=SYMMETRIC)
@@ -66,6 +66,7 @@ DECONVOLUTION = DTypeConfig(
     DTypeWithConstraints(torch.qint8, symmetric=True, ch_axis=1),
     torch.float,
     where={"groups": 1, "stride[-1]": {"max": 3}},
+    tolerance=FLOAT32,
 )
 BY_OUTPUT_CHANNEL = DefaultOverride(
     TRANSPOSED,
@@ -75,13 +76,18 @@ BY_OUTPUT_CHANNEL = DefaultOverride(
 )
 # An average over integers takes padding as the integer 0, whatever number the zero point makes of that.
 UNPADDED = DTypeConfig(
-    torch.quint8, torch.quint8, where={"any": [{"padding": 0}, {"count_include_pad": False}]}
+    torch.quint8,
+    torch.quint8,
+    where={"any": [{"padding": 0}, {"count_include_pad": False}]},
+    tolerance=FLOAT32,
 )
+# weights alone: activations are rounded to bfloat16 where the CPU computes in it
+ROUNDED_WEIGHT_ONLY = DTypeConfig(torch.float, torch.float, WEIGHT, torch.float, tolerance=BFLOAT16)
 # compressed fully connected layers and gathers
 SIZES = {"group_size": {"min": 16, "multiple_of": 16}}
 GROUPS = [
-    in_groups(INT4, where=SIZES),
-    in_groups(UINT4, affine=True, where=SIZES),
+    in_groups(INT4, where=SIZES, tolerance=BFLOAT16),
+    in_groups(UINT4, affine=True, where=SIZES, tolerance=BFLOAT16),
 ]
 TABLES = [tables_in_groups(INT4, where=SIZES)]
 DEFAULTS = replace(
@@ -119,7 +125,8 @@ def backend_config() -> BackendConfig:
                     for kind in conv.TRANSPOSED.values()
                     for entry in admit(conv.transposed_entries(kind), [DECONVOLUTION])
                 ),
-                *linear.entries([STATIC, WEIGHT_ONLY, *GROUPS]),
+                *linear.entries([STATIC, ROUNDED_WEIGHT_ONLY, *GROUPS]),
+                *grouped.entries([STATIC]),
                 *embedding.table_entries(TABLES),
                 *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),

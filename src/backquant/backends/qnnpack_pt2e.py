@@ -13,8 +13,6 @@ from backquant.backends.defaults import QNNPACK_PT2E_DEFAULTS
 from backquant.backends.dtypes import QUINT8, WEIGHTED_QUINT8
 from backquant.operators import conv, elementwise, linear, pooling, shape
 
-__all__ = ["backend_config", "get_qnnpack_pt2e_backend_config"]
-
 
 def backend_config() -> BackendConfig:
     """What QNNPACK can run, in aten operators.

@@ -16,8 +16,6 @@ from backquant.backends.defaults import TENSORRT_DEFAULTS
 from backquant.backends.epilogues import EPILOGUES
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
-__all__ = ["backend_config", "get_tensorrt_backend_config", "get_tensorrt_backend_config_dict"]
-
 WEIGHTED_QINT8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
 QINT8 = DTypeConfig(torch.qint8, torch.qint8)
 
@@ -27,7 +25,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('tensorrt', None, 149)
+    ('tensorrt', None, 147)
     """
     return (
         BackendConfig("tensorrt")

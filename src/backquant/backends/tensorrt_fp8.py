@@ -23,8 +23,6 @@ from backquant.backends.defaults import RESHAPE
 from backquant.backends.epilogues import EPILOGUES
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
-__all__ = ["backend_config"]
-
 FP8 = DTypeWithConstraints(torch.float8_e4m3fn, symmetric=True, granularity="per_tensor")
 WEIGHTED_FP8 = DTypeConfig(FP8, FP8, FP8, torch.float)
 PLAIN_FP8 = DTypeConfig(FP8, FP8)

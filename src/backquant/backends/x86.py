@@ -11,7 +11,9 @@ from backquant.backends.defaults import X86_DEFAULTS
 from backquant.backends.dtypes import (
     DYNAMIC_FLOAT16,
     DYNAMIC_INT8,
+    FBGEMM_TRANSPOSED,
     QUINT8,
+    RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
     WEIGHTED_QUINT8,
@@ -22,13 +24,12 @@ from backquant.operators import (
     elementwise,
     embedding,
     fixed_qparams,
+    grouped,
     linear,
     norm,
     recurrent,
     shape,
 )
-
-__all__ = ["backend_config", "get_x86_backend_config"]
 
 DYNAMIC = [DYNAMIC_INT8, DYNAMIC_FLOAT16]
 
@@ -38,7 +39,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('x86', 'x86', 192)
+    ('x86', 'x86', 191)
     """
     return (
         BackendConfig("x86")
@@ -46,8 +47,9 @@ def backend_config() -> BackendConfig:
         .set_defaults(X86_DEFAULTS)
         .set_backend_pattern_configs(
             [
-                *conv.entries([WEIGHTED_QUINT8]),
+                *conv.entries([WEIGHTED_QUINT8], FBGEMM_TRANSPOSED),
                 *linear.entries([WEIGHTED_QUINT8, *DYNAMIC]),
+                *grouped.entries([WEIGHTED_QUINT8, DYNAMIC_INT8]),
                 *elementwise.binary_entries([QUINT8]),
                 *elementwise.matmul_entries([QUINT8]),
                 *shape.cat_entries([QUINT8]),
@@ -56,7 +58,7 @@ def backend_config() -> BackendConfig:
                 *catalog.sharing_qparams_entries([QUINT8]),
                 *shape.tensor_info_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
-                *recurrent.entries(DYNAMIC),
+                *recurrent.entries([RECURRENT_INT8, DYNAMIC_FLOAT16]),
                 *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )

@@ -26,8 +26,6 @@ from backquant.backend_config import (
 from backquant.dtypes.tokens import INT4
 from backquant.operators import embedding, linear
 
-__all__ = ["backend_config"]
-
 GROUPS = DTypeWithConstraints(INT4, symmetric=True, granularity="per_group")
 GROUPED = DTypeConfig(
     torch.bfloat16,

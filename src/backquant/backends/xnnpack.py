@@ -36,11 +36,10 @@ from backquant.backend_config import (
     QuantDefault,
 )
 from backquant.backends.defaults import RESHAPE, TRANSPOSED
+from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
 from backquant.dtypes.tokens import INT4
 from backquant.operators import conv, elementwise, linear, shape, spellings
 from backquant.operators.entry import admit
-
-__all__ = ["backend_config", "get_xnnpack_backend_config"]
 
 ACTIVATION = DTypeWithConstraints(torch.qint8)
 
@@ -55,22 +54,33 @@ def _weight(**more: Any) -> DTypeWithConstraints:
     )
 
 
-PLAIN = DTypeConfig(ACTIVATION, ACTIVATION)
-WEIGHTED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=0), torch.float)
+PLAIN = DTypeConfig(ACTIVATION, ACTIVATION, tolerance=FLOAT32)
+WEIGHTED = DTypeConfig(ACTIVATION, ACTIVATION, _weight(ch_axis=0), torch.float, tolerance=FLOAT32)
 WEIGHTED_TRANSPOSED = DTypeConfig(
-    ACTIVATION, ACTIVATION, _weight(ch_axis=1), torch.float, where={"groups": 1}
+    ACTIVATION,
+    ACTIVATION,
+    _weight(ch_axis=1),
+    torch.float,
+    where={"groups": 1},
+    tolerance=FLOAT32,
 )
 WEIGHTED_GROUPED = DTypeConfig(
-    ACTIVATION, ACTIVATION, _weight(granularity="per_tensor"), torch.float
+    ACTIVATION, ACTIVATION, _weight(granularity="per_tensor"), torch.float, tolerance=FLOAT32
 )
 TRANSPOSED_WEIGHTS = [WEIGHTED_TRANSPOSED, WEIGHTED_GROUPED]
-MEAN = DTypeConfig(ACTIVATION, ACTIVATION, where={"dim": {"one_of": [(-2, -1), (2, 3)]}})
+MEAN = DTypeConfig(
+    ACTIVATION,
+    ACTIVATION,
+    where={"dim": {"one_of": [(-2, -1), (2, 3)]}},
+    tolerance=FLOAT32,
+)
 DYNAMIC = DTypeConfig(
     torch.qint8,
     torch.float,
     _weight(ch_axis=0, granularity="per_channel"),
     torch.float,
     is_dynamic=True,
+    tolerance=AT_EACH_CALL,
 )
 
 # 8da4w: each row of the activations is quantized at each call, groups of a row of the weight share a scale
@@ -81,6 +91,7 @@ GROUPS = DTypeConfig(
     torch.float,
     is_dynamic=True,
     where={"group_size": {"multiple_of": 32}},
+    tolerance=AT_EACH_CALL,
 )
 
 # depthwise: every channel a group
@@ -92,6 +103,7 @@ DYNAMIC_CONV = DTypeConfig(
     torch.float,
     is_dynamic=True,
     where=NOT_DEPTHWISE,
+    tolerance=AT_EACH_CALL,
 )
 
 _INTEGER_WEIGHT = QuantDefault(
@@ -132,6 +144,9 @@ DEFAULTS = BackendDefaults(
     ),
 )
 
+# a ReLU becomes part of an addition; before one the delegate computes differences and products in float
+ADDITIONS = elementwise.ADD_SUB_MUL[:2]
+OTHERS = elementwise.ADD_SUB_MUL[2:]
 SHARING: tuple[Any, ...] = (
     *spellings("relu", "relu6", "hardtanh", "clamp"),
     *spellings("max_pool2d", "adaptive_avg_pool2d"),
@@ -153,7 +168,7 @@ def backend_config() -> BackendConfig:
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)
-    ('xnnpack', None, 120)
+    ('xnnpack', None, 108)
     """
     return (
         BackendConfig("xnnpack")
@@ -166,7 +181,8 @@ def backend_config() -> BackendConfig:
                 *admit(conv.transposed_entries(conv.TRANSPOSED[1]), TRANSPOSED_WEIGHTS),
                 *admit(conv.transposed_entries(conv.TRANSPOSED[2]), TRANSPOSED_WEIGHTS),
                 *linear.entries([WEIGHTED, DYNAMIC, GROUPS]),
-                *elementwise.binary_entries([PLAIN], elementwise.ADD_SUB_MUL),
+                *elementwise.binary_entries([PLAIN], ADDITIONS),
+                *admit([elementwise.by_tensor_arguments(each) for each in OTHERS], [PLAIN]),
                 *shape.cat_entries([PLAIN], shape.CAT),
                 *shape.sharing_entries([PLAIN], SHARING),
                 *shape.sharing_entries([MEAN], MEANS),

@@ -10,8 +10,6 @@ import torch
 
 from backquant.errors import CalibrationError
 
-__all__ = ["check_set", "first_batch"]
-
 
 class _Rejoined:
     """An iterator with its first batch put back."""
@@ -42,6 +40,19 @@ def check_set(calibration: Any) -> None:
     raise CalibrationError(
         f"the calibration set is a {kind}, not an iterable of batches", where="calibration", fix=fix
     )
+
+
+def check_some(done: int, calibration: Any) -> None:
+    """Raise ``CalibrationError`` where no batch came.
+
+    >>> check_some(1, [torch.zeros(1)])
+    """
+    if done == 0:
+        raise CalibrationError(
+            "the calibration set is empty",
+            where=f"calibration: {type(calibration).__name__} without batches",
+            fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
+        )
 
 
 def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:

@@ -12,8 +12,6 @@ from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 
-__all__ = ["checked_example", "data_from", "example_from", "example_that_runs"]
-
 
 def checked_example(model: nn.Module, example_inputs: Any) -> Any:
     """``example_inputs``, which ``model`` accepts.

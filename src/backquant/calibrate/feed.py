@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from backquant.calibrate.batches import check_some
 from backquant.calibrate.inputs import bound_arguments, check_values, described
 from backquant.calibrate.observers import (
     prepared_parts,
@@ -22,8 +23,6 @@ from backquant.calibrate.redundant_observers import called_directly, measured_ag
 from backquant.errors import BackquantError, CalibrationError, InputError, first_line
 from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
-
-__all__ = ["CalibrationReport", "UnseenObserver", "calibrate"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,11 @@ class CalibrationReport:
 
 
 def calibrate(
-    prepared: fx.GraphModule, batches: Iterable[Any], *, progress: Progress | None = None
+    prepared: fx.GraphModule,
+    batches: Iterable[Any],
+    *,
+    progress: Progress | None = None,
+    first: int = 0,
 ) -> CalibrationReport:
     """Run ``prepared`` on every batch, without gradients, so that its observers measure.
 
@@ -53,6 +56,7 @@ def calibrate(
         batches: any iterable. A batch is a tensor (the first argument), a tuple of positional
             arguments, or a dict of keyword arguments.
         progress: called with (batches done, batches in all or None) after each.
+        first: the number of the first batch, where others were measured before.
 
     Raises:
         CalibrationError: there is no batch, or one holds NaN, infinite values or no values.
@@ -76,12 +80,12 @@ def calibrate(
     interface = interface_of(prepared)
     again, modules = measured_again(prepared), tuple(prepared.modules())
     total = len(batches) if isinstance(batches, Sized) else None
-    done, fitted = 0, ""
-    for index, batch in enumerate(batches):
+    done, fitted = first, ""
+    for index, batch in enumerate(batches, first):
         bound = bound_arguments(prepared, batch, index)
         check_values(bound, index)
         if interface is not None:
-            _check_interface(interface, bound, index)
+            check_interface(interface, bound, index)
         with torch.no_grad(), unchanged_on_error(observers.values()):
             try:
                 with passing_through(prepared, again), called_directly(prepared, modules):
@@ -90,17 +94,12 @@ def calibrate(
             except BackquantError:
                 raise
             except Exception as error:
-                raise _misfit(prepared, bound, index, fitted, error) from error
+                raise misfit(prepared, bound, index, fitted, error) from error
         done, fitted = done + 1, described(bound)
         if progress is not None:
             progress(done, total)
-    if done == 0:
-        raise CalibrationError(
-            "the calibration set is empty",
-            where=f"calibration: {type(batches).__name__} without batches",
-            fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
-        )
-    return CalibrationReport(done, _unseen(prepared, observers))
+    check_some(done, batches)
+    return CalibrationReport(done, unseen_observers(prepared, observers))
 
 
 def _check_set(batches: Any) -> None:
@@ -113,7 +112,7 @@ def _check_set(batches: Any) -> None:
         )
 
 
-def _check_interface(interface: Interface, bound: inspect.BoundArguments, index: int) -> None:
+def check_interface(interface: Interface, bound: inspect.BoundArguments, index: int) -> None:
     """Whether the batch has the sizes that the model was exported for."""
     try:
         interface.check((), bound.arguments)
@@ -125,13 +124,14 @@ def _check_interface(interface: Interface, bound: inspect.BoundArguments, index:
         ) from error
 
 
-def _misfit(
+def misfit(
     prepared: fx.GraphModule,
     bound: inspect.BoundArguments,
     index: int,
     fitted: str,
     error: Exception,
 ) -> InputError:
+    """What ``error`` says about a batch; ``fitted``: what fitted before."""
     reason = first_line(error)
     expected = f"like those before: {fitted}" if fitted else _expected(prepared)
     return InputError(
@@ -164,9 +164,10 @@ def _input_size(module: nn.Module) -> str:
     return ""
 
 
-def _unseen(
+def unseen_observers(
     prepared: fx.GraphModule, observers: Mapping[str, nn.Module]
 ) -> tuple[UnseenObserver, ...]:
+    """Those of ``observers`` that no data reached."""
     values = {
         f"{prefix}{site.name}": f"{prefix}{site.value}"
         for prefix, part in prepared_parts(prepared)

@@ -14,8 +14,6 @@ from backquant.errors import CalibrationError, InputError
 from backquant.graph import as_arguments
 from backquant.graph.example import describe_value
 
-__all__ = ["bound_arguments", "check_values", "described"]
-
 
 def bound_arguments(model: fx.GraphModule, batch: Any, index: int) -> inspect.BoundArguments:
     """The arguments of ``model.forward`` that a batch gives: a tensor is the first, a tuple (or list)

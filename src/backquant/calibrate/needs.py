@@ -17,8 +17,6 @@ from backquant.calibrate.observers import custom_observers, prepared_parts, saw_
 from backquant.observe import is_placeholder
 from backquant.prepare import Role, prepared_state
 
-__all__ = ["waiting_for_data"]
-
 
 def waiting_for_data(prepared: fx.GraphModule) -> tuple[UnseenObserver, ...]:
     """The observers that calibration has to feed, in graph order; none if there is nothing to measure.

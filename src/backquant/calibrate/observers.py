@@ -14,14 +14,6 @@ from backquant.match.plan import MatchKind
 from backquant.observe import is_fixed_qparams, is_observer_or_fake_quantize
 from backquant.prepare import PreparedModule, prepared_state
 
-__all__ = [
-    "custom_observers",
-    "prepared_parts",
-    "saw_data",
-    "site_observers",
-    "unchanged_on_error",
-]
-
 # Attributes of a module that hold no measurement: those that every module has (its buffers apart).
 _STRUCTURE = frozenset(vars(nn.Module()))
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from typing_extensions import Self
 
-__all__ = ["Progress", "ProgressBar"]
-
 
 class Progress(Protocol):
     """Called after every batch that was measured."""

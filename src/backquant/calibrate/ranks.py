@@ -22,8 +22,6 @@ from backquant.observe import HistogramObserver, MinMaxObserver, PerChannelMinMa
 from backquant.observe.storage import with_shape
 from backquant.prepare import buffers_of_histograms, prepared_state
 
-__all__ = ["synchronize_observers"]
-
 _WIDENS = (MinMaxObserver, PerChannelMinMaxObserver)
 _EMPTY = {"min_val": float("inf"), "max_val": float("-inf")}
 

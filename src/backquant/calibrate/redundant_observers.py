@@ -25,8 +25,6 @@ from torch.nn.modules import module as _hooks_of_all
 from backquant.observe import FixedQParamsObserver, HistogramObserver, MinMaxObserver
 from backquant.operators import find, moves_values
 
-__all__ = ["called_directly", "measured_again", "passing_through"]
-
 _COUNTS = (HistogramObserver, MinMaxObserver)
 _DIRECT = (*_COUNTS, FixedQParamsObserver)
 _NONE: frozenset[nn.Module] = frozenset()

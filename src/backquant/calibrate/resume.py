@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import fx, nn
 
+from backquant.calibrate.needs import waiting_for_data
 from backquant.calibrate.observers import site_observers, unchanged_on_error
 from backquant.errors import BackquantError, CalibrationError, ConfigError
-
-__all__ = ["calibration_state", "load_calibration_state", "merge_state"]
 
 
 def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -26,9 +25,14 @@ def calibration_state(prepared: fx.GraphModule) -> dict[str, torch.Tensor]:
     >>> calibration_state(prepared)["activation_post_process_0.min_val"]
     tensor(inf)
     """
+    return state_of(site_observers(prepared))
+
+
+def state_of(observers: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    """``calibration_state`` of these observers."""
     return {
         f"{name}.{key}": value.detach().clone()
-        for name, observer in site_observers(prepared).items()
+        for name, observer in observers.items()
         for key, value in observer.state_dict().items()
         if isinstance(value, torch.Tensor)
     }
@@ -49,7 +53,11 @@ def load_calibration_state(prepared: fx.GraphModule, state: Mapping[str, torch.T
     >>> prepared.activation_post_process_0.min_val
     tensor(inf)
     """
-    observers = site_observers(prepared)
+    load_observers(site_observers(prepared), state)
+
+
+def load_observers(observers: Mapping[str, nn.Module], state: Mapping[str, torch.Tensor]) -> None:
+    """``load_calibration_state`` of these observers."""
     parts = _parts(observers, state)
     with unchanged_on_error(observers.values()):
         for name, observer in observers.items():
@@ -77,7 +85,22 @@ def merge_state(
     >>> prepared.activation_post_process_0.min_val, prepared.activation_post_process_0.max_val
     (tensor(-1.), tensor(1.))
     """
+    merge_observers(site_observers(prepared), others)
+
+
+def check_mergeable(prepared: fx.GraphModule) -> None:
+    """Raise ConfigError that names the first observer that needs data and cannot be merged."""
     observers = site_observers(prepared)
+    for waiting in waiting_for_data(prepared):
+        observer = observers[waiting.site]
+        _merge(f"{waiting.site} ({waiting.value})", copy.deepcopy(observer), observer.state_dict())
+
+
+def merge_observers(
+    observers: Mapping[str, nn.Module],
+    others: Iterable[fx.GraphModule | Mapping[str, torch.Tensor]],
+) -> None:
+    """``merge_state`` of these observers alone."""
     with unchanged_on_error(observers.values()):
         for other in others:
             state = other if isinstance(other, Mapping) else calibration_state(other)

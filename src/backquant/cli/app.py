@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 import backquant
-from backquant.cli import export_command, model_commands, spec_commands
+from backquant.cli import accuracy_commands, export_command, model_commands, spec_commands
+from backquant.cli.conform_command import conform
 from backquant.cli.demo.command import demo
 from backquant.cli.migrate_command import migrate
-
-__all__ = ["app"]
 
 app = typer.Typer(
     name="backquant",
@@ -48,9 +47,13 @@ for _command in (
     spec_commands.diff,
     spec_commands.check,
     spec_commands.schema,
+    conform,
     model_commands.explain,
     model_commands.quantize,
     model_commands.inspect,
+    accuracy_commands.compare,
+    accuracy_commands.sensitivity,
+    accuracy_commands.search,
     export_command.export,
     migrate,
     demo,

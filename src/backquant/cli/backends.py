@@ -9,8 +9,6 @@ from backquant.backend_config.registry import is_spec_file
 from backquant.backend_config.validate import Finding, Severity
 from backquant.errors import EngineError
 
-__all__ = ["findings", "load_backend"]
-
 
 def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendConfig:
     """The description that ``BACKEND`` names; ``allow``: packages that a file may name classes from.

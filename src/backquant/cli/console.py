@@ -20,8 +20,6 @@ from rich.text import Text
 
 from backquant.errors import BackquantError, CoverageError
 
-__all__ = ["DONE", "NO", "USAGE", "console", "emit", "guarded", "note", "print_parts", "stop"]
-
 DONE, NO, USAGE = 0, 1, 2
 WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
 

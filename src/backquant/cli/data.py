@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,8 +27,6 @@ from torch import nn
 from backquant.cli.console import note
 from backquant.cli.models import call, import_object
 from backquant.errors import UsageError
-
-__all__ = ["Batches", "load_data"]
 
 Array = Any  # numpy.ndarray or torch.Tensor
 _FIX = "give an .npz or .safetensors file, a folder of .npy files, or module:iterable"
@@ -57,16 +55,31 @@ class Batches:
         self._batch_size = batch_size
         self._positional = positional
         self._float32 = float32
+        self._ranks, self._rank = 1, 0
         self.samples = len(next(iter(arrays.values())))
 
     def __len__(self) -> int:
-        return math.ceil(self.samples / self._batch_size)
+        return len(self._starts())
 
     def __iter__(self) -> Iterator[Any]:
-        for start in range(0, self.samples, self._batch_size):
+        for start in self._starts():
             rows = slice(start, start + self._batch_size)
             batch = {name: self._read(array[rows]) for name, array in self._arrays.items()}
             yield tuple(batch.values()) if self._positional else batch
+
+    def every(self, ranks: int, rank: int) -> Batches:
+        """The batches of one of so many ranks; the others are not read.
+
+        >>> [len(batch["x"]) for batch in Batches({"x": torch.zeros(5, 2)}, 2).every(2, 0)]
+        [2, 1]
+        """
+        part = copy.copy(self)
+        part._ranks, part._rank = ranks, rank
+        return part
+
+    def _starts(self) -> range:
+        first = self._rank * self._batch_size
+        return range(first, self.samples, self._ranks * self._batch_size)
 
     def _read(self, rows: Array) -> torch.Tensor:
         tensor = _tensor(rows)

@@ -17,8 +17,6 @@ from pathlib import Path
 from backquant.files import replace_file
 from backquant.version import __version__
 
-__all__ = ["engine_here", "engines_here", "memory_file"]
-
 REFERENCE = "reference model"
 _GROUP = "backquant.engines"
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -39,8 +37,8 @@ def engine_here(engine: str | None) -> str:
 def engines_here() -> dict[str, str]:
     """Every engine with whether it runs here: ``yes, <instruction set>`` or ``no: <reason>``.
 
-    >>> sorted(engines_here())[:4]
-    ['fbgemm', 'onednn', 'qnnpack', 'x86']
+    >>> engines_here().keys() >= {"fbgemm", "onednn", "qnnpack", "x86"}
+    True
     """
     path = memory_file()
     try:

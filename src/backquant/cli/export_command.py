@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from backquant.cli.console import emit, guarded
 from backquant.errors import UsageError
 
-__all__ = ["beside", "checked_target", "export", "parse_dynamic"]
+__all__ = ["beside", "checked_target", "export", "parse_dynamic", "parse_options"]
 
 
 def export(  # size: one parameter per option of the command
@@ -38,6 +39,10 @@ def export(  # size: one parameter per option of the command
             help="Least share of multiply-adds on integer kernels (0.9), or a module that must be.",
         ),
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="What the target has of its own, e.g. opset=21."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file.")] = False,
     allow: Annotated[
         list[str] | None, typer.Option("--allow", help="Package that the artifact may name.")
@@ -62,6 +67,7 @@ def export(  # size: one parameter per option of the command
             dynamic_shapes=shapes,
             require=required,
             overwrite=force,
+            options=parse_options(option or ()),
         )
     emit(as_json=as_json, data=exported.to_dict(), shown=exported.renderable())
 
@@ -97,6 +103,34 @@ def checked_target(to: str | None, path: Path, force: bool) -> Path:
         )
     check_place(path, overwrite=force)
     return path
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` as the options of ``backquant.export``; values are read as YAML.
+
+    Raises ``UsageError`` for text of another form.
+
+    >>> parse_options(["opset=21", "translations=mypkg:TABLE", "inductor_configs={max_autotune: true}"])
+    {'opset': 21, 'translations': 'mypkg:TABLE', 'inductor_configs': {'max_autotune': True}}
+    """
+    import yaml
+
+    options = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise _no_option(text) from error
+        if not name.isidentifier() or options[name] is None:
+            raise _no_option(text)
+    return options
+
+
+def _no_option(text: str) -> UsageError:
+    return UsageError(
+        f"{text!r} sets no option", where="--option", fix="a name and a value: --option opset=21"
+    )
 
 
 def parse_dynamic(texts: Any) -> dict[str, dict[int, str]] | None:

@@ -8,8 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["ListedBackend", "artifact_schema", "listed_backends", "published_schema"]
-
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOM = _PACKAGE / "backend_config"
 _GROUP = "backquant.backends"

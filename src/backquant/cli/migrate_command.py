@@ -13,8 +13,6 @@ from rich.text import Text
 
 from backquant.cli.console import DONE, NO, console, emit, guarded, note, stop
 
-__all__ = ["migrate"]
-
 
 def migrate(
     paths: Annotated[list[Path], typer.Argument(help="Files or folders.", metavar="PATH")],

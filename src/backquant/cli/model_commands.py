@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Group
@@ -12,14 +13,21 @@ from rich.text import Text
 
 from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
+from backquant.files import is_folder
 
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
+    from backquant.calibrate.checkpoint import Checkpoint
     from backquant.deploy import Target
     from backquant.report.model import Report
     from backquant.runtime import QuantizedModel
 
-__all__ = ["explain", "inspect", "parse_requirement", "quantize"]
+
+class Page(Protocol):
+    """What can be written as a page."""
+
+    def save_html(self, path: Path, /) -> None: ...
+
 
 Model = Annotated[
     str,
@@ -69,7 +77,7 @@ def explain(
                 "--inputs 1,3,224,224:float32",
             )
         report = backquant.explain(module, example, backend=config)
-        _save_page(report, html)
+        save_page(report, html)
     emit(as_json=as_json, data=report.to_dict(), shown=_renderable(report))
 
 
@@ -88,6 +96,13 @@ def quantize(  # size: one parameter per option of the command
         str | None,
         typer.Option("--backend", "-b", help="Name or file (x86; for --weights x86_lowbit)."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="Another engine than the backend's, e.g. integer_reference: integers only, as described.",
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option("--weights", help="Quantize weights alone: int4, int8, … Needs no data."),
@@ -95,6 +110,14 @@ def quantize(  # size: one parameter per option of the command
     group_size: Annotated[
         int | None,
         typer.Option("--group-size", help="With --weights: how many of a row share a scale."),
+    ] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            help="Weights in .safetensors files (or their folder), for a model larger than memory: "
+            "MODEL is made without any, and they are read a layer at a time.",
+        ),
     ] = None,
     inputs: Inputs = None,
     batch_size: Annotated[
@@ -114,10 +137,30 @@ def quantize(  # size: one parameter per option of the command
             help="What is slower on integers than in float here: float (default), or keep it.",
         ),
     ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", help="What buys accuracy back: default, better, best, or a file."),
+    ] = "default",
     to: Annotated[
         str | None,
         typer.Option("--to", help="Also export for a target, into a file named like OUTPUT."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", help="Folder to keep what was measured in, until all is done."
+        ),
+    ] = None,
+    every: Annotated[
+        int, typer.Option("--checkpoint-every", min=1, help="Batches between two checkpoints.")
+    ] = 100,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from what is in the folder of --checkpoint.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=1, help="Under torchrun: seconds that a rank may be silent."),
+    ] = 600.0,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace OUTPUT if it exists.")
     ] = False,
@@ -130,23 +173,47 @@ def quantize(  # size: one parameter per option of the command
     from backquant.cli.backends import load_backend
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
+    from backquant.cli.files import check_plain, made_empty, written
     from backquant.cli.models import load_model, parse_inputs
+    from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target
 
-    with guarded(as_json=as_json):
+    with guarded(as_json=as_json), launched(timeout) as group:
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)
         config = load_backend(backend or ("x86_lowbit" if weights else "x86"), allow)
+        if engine is not None:
+            config.set_engine(engine)
         if data is None and weights is None:
             raise UsageError(
                 "there is nothing to measure activations on",
                 where="--data",
                 fix="--data batches.npz, or --weights int4 --group-size 128 for weights alone",
             )
-        module, example = load_model(model)
-        batches = None if data is None else load_data(data, module, batch_size)
+        with made_empty(files):
+            module, example = load_model(model)
+        batches = None if data is None else of_rank(load_data(data, module, batch_size), group)
         given = parse_inputs(inputs) if inputs else example
+        if files is not None:
+            check_plain(group, to=to, checkpoint=checkpoint, slower=slower, recipe=recipe)
+            report = backquant.quantize_files(
+                module,
+                files,
+                output,
+                given,
+                backend=config,
+                calibration=batches,
+                require=required,
+                weights=weights,
+                group_size=group_size,
+                allow=tuple(allow or ()),
+                progress=not as_json,
+            )
+            save_page(report, html)
+            shown = Group(Text(f"wrote {output}"), Text(""), _renderable(report))
+            emit(as_json=as_json, data=written(output, report), shown=shown)
+            return
         if exported_to is not None:
             _check_operators(module, given, batches, config, find_target(to, exported_to))
         quantized = backquant.quantize(
@@ -158,30 +225,41 @@ def quantize(  # size: one parameter per option of the command
             weights=weights,
             group_size=group_size,
             slower=slower,
-            progress=not as_json,
+            progress=not as_json and not rank_in(group),
+            group=group,
+            checkpoint=_checkpoint(checkpoint, every, resume),
+            recipe=recipe,
         )
+        if rank_in(group):
+            return  # the first one writes
         backquant.save(quantized, output, allow=tuple(allow or ()))
         exported = (
             backquant.export(quantized, exported_to, to=to, overwrite=force)
             if exported_to is not None
             else None
         )
-        _save_page(quantized.report, html)
+        save_page(quantized.report, html)
     if quantized.engine is None and exported is None:
         note(
             f"{config.name} names no engine: {output} holds the reference model, which computes in float"
         )
     report = quantized.report
-    data_out = {
-        "artifact": str(output),
-        "artifact_bytes": output.stat().st_size,
-        **report.to_dict(),
-    }
+    data_out = written(output, report)
     shown = _summary(quantized, output)
     if exported is not None:
         data_out["exported"] = exported.to_dict()
         shown = Group(shown, Text(""), exported.renderable())
     emit(as_json=as_json, data=data_out, shown=shown)
+
+
+def _checkpoint(folder: Path | None, every: int, resume: bool) -> Checkpoint | None:
+    from backquant.calibrate.checkpoint import Checkpoint
+
+    if folder is None and resume:
+        raise UsageError(
+            "there is nothing to resume from", where="--resume", fix="--checkpoint FOLDER --resume"
+        )
+    return None if folder is None else Checkpoint(folder, every, resume)
 
 
 def _check_operators(
@@ -200,11 +278,13 @@ def _check_operators(
 
 def _check_output(output: Path, force: bool) -> None:
     """Refuse before minutes of work what ``save`` would refuse after them."""
-    if output.is_dir() or not output.parent.is_dir():
-        what = f"{output} is a folder" if output.is_dir() else f"there is no folder {output.parent}"
-        fix = f"-o {output / 'model.bq'}" if output.is_dir() else f"mkdir -p {output.parent}"
+    if is_folder(output) or not is_folder(output.parent):
+        what = (
+            f"{output} is a folder" if is_folder(output) else f"there is no folder {output.parent}"
+        )
+        fix = f"-o {output / 'model.bq'}" if is_folder(output) else f"mkdir -p {output.parent}"
         raise UsageError(what, where="--output", fix=fix)
-    if output.exists() and not force:
+    if os.path.lexists(output) and not force:
         raise UsageError(
             f"{output} exists",
             where="--output",
@@ -243,14 +323,15 @@ def inspect(
 
     with guarded(as_json=as_json):
         description = describe(artifact)
-        _save_page(description.report, html)
+        save_page(description.report, html)
     emit(as_json=as_json, data=description.to_dict(), shown=description.renderable())
 
 
-def _save_page(report: Report, html: Path | None) -> None:
+def save_page(report: Page, html: Path | None) -> None:
+    """Write what ``--html`` asks for. Raises ``UsageError`` where it cannot be written."""
     if html is None:
         return
-    if html.is_dir():
+    if is_folder(html):
         raise UsageError(
             f"{html} is a folder", where="--html", fix=f"--html {html / 'report.html'}"
         )

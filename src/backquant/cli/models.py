@@ -23,8 +23,6 @@ from backquant.graph.export import load_exported
 
 _IMPORTLIB = str(Path(importlib.__file__).parent)
 
-__all__ = ["call", "import_object", "load_model", "parse_inputs"]
-
 
 def import_object(text: str, what: str) -> Any:
     """The object that ``package.module:name`` names; ``what`` is the argument it was given as.

@@ -13,7 +13,6 @@ from backquant.errors import UsageError
 if TYPE_CHECKING:
     from backquant.deploy.tensorrt import Finding
 
-__all__ = ["check_file", "is_onnx"]
 
 _TARGETS = ("tensorrt",)
 _SHOWN = 5  # findings of one rule that are printed; --json has all

@@ -17,7 +17,6 @@ from backquant.cli.console import DONE, NO, emit, guarded, stop
 if TYPE_CHECKING:
     from backquant.backend_config.validate import Finding
 
-__all__ = ["backends", "check", "diff", "schema", "show"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 Backend = Annotated[str, typer.Argument(help="A backend's name, or a YAML or JSON file.")]

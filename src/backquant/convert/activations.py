@@ -12,8 +12,6 @@ from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.state import Conversion
 from backquant.prepare import Site
 
-__all__ = ["convert_activations"]
-
 
 def convert_activations(work: Conversion, needed: frozenset[str], skipped: set[str]) -> None:
     """Replace the call of every observer, in graph order.

@@ -11,8 +11,6 @@ from torch import fx
 from backquant.graph import get_module
 from backquant.observe import is_observer_or_fake_quantize
 
-__all__ = ["Constants"]
-
 
 class Constants:
     """The constant values of one graph; each node is looked at once and computed at most once.

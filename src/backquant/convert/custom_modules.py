@@ -39,14 +39,6 @@ from backquant.nn import quantizable, quantized
 from backquant.prepare import Site, give_qconfigs
 from backquant.qconfig import ConvertCustomConfig, QuantType
 
-__all__ = [
-    "CustomSwap",
-    "fuse_outputs",
-    "convert_custom_modules",
-    "custom_swaps",
-    "dequantize_all",
-]
-
 _OURS: dict[type, type] = {
     quantizable.LSTM: quantized.LSTM,
     quantizable.LSTMCell: quantized.LSTMCell,

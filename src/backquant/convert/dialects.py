@@ -81,8 +81,8 @@ def write_decomposed(writer: Writer, value: fx.Node, found: ObservedQParams) -> 
     register_quantized_decomposed()
     ops = torch.ops.quantized_decomposed
     if is_narrow_float(found.dtype):
-        static, dynamic = ops.convert_element_type.no_fuse, torch.ops.aten.to.dtype
-        cast = dynamic if found.is_dynamic else static
+        may_be_left_out = found.is_dynamic
+        cast = torch.ops.aten.to.dtype if may_be_left_out else ops.convert_element_type.no_fuse
         return writer.call(cast, writer.call(cast, value, found.dtype), torch.float32)
     if found.is_dynamic:
         return _decomposed_dynamic(writer, value, found)
@@ -121,12 +121,15 @@ def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -
     check_narrow_float(found, value.name)
     register_float8()
     ops, scale = torch.ops.backquant, found.number.scale
+    if found.quant_max < qdtype(found.dtype).high:  # hardware whose format ends earlier: 240
+        edges = found.quant_min * scale, found.quant_max * scale
+        value = writer.call(torch.ops.aten.clamp.default, value, *edges)
     quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)
     return writer.call(ops.dequantize_float8.default, quantized, scale)
 
 
 def check_narrow_float(found: ObservedQParams, value: str) -> None:
-    """8-bit floats have one scale, no zero point and their whole range; else ConfigError.
+    """8-bit floats have one scale, no zero point and a range around 0; else ConfigError.
 
     >>> one = torch.ones(())
     >>> check_narrow_float(ObservedQParams(one, one * 0, -448, 448, torch.float8_e4m3fn), "x")
@@ -139,9 +142,9 @@ def check_narrow_float(found: ObservedQParams, value: str) -> None:
             fix="MinMaxObserver.with_args(dtype=torch.float8_e4m3fn, "
             "qscheme=torch.per_tensor_symmetric)",
         )
-    if (found.quant_min, found.quant_max) != (-limit, limit):
+    if found.quant_min != -found.quant_max or not 0 < found.quant_max <= limit:
         raise ConfigError(
-            f"the range [{found.quant_min}, {found.quant_max}] is not that of {found.dtype}",
+            f"the range [{found.quant_min}, {found.quant_max}] is none of {found.dtype}",
             where=f"the observer of {value}",
             fix=f"quant_min={-limit}, quant_max={limit}",
         )

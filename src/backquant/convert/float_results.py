@@ -15,8 +15,6 @@ from backquant.graph import GraphIndex
 from backquant.match.recheck import float_results, only_moves
 from backquant.prepare import Site
 
-__all__ = ["Needed", "needed_sites"]
-
 
 class Needed(NamedTuple):
     """Names of the sites that the final plan needs, and how many results stay float by default."""

@@ -21,8 +21,6 @@ from backquant.fuse import as_plain
 from backquant.graph import get_module, set_module, shallow_copy
 from backquant.match.plan import Match, MatchKind
 
-__all__ = ["fold_after_training"]
-
 
 def fold_after_training(work: Conversion) -> None:
     """Replace every such pair in ``work.module`` by the one module that its fuser gives."""

@@ -88,13 +88,16 @@ def _stored(
         narrow = weight.clamp(-limit, limit).to(found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         return _widened(work, position, ops.convert_element_type.no_fuse, (stored, torch.float32))
+    if is_scaled_float(found.dtype) and found.axis is not None:
+        found = _as_grid(found, weight)
     if found.scale is not None and found.scale.dim() > 1:
         return _in_blocks(work, position, name, weight, found)
     if is_scaled_float(found.dtype):
         check_narrow_float(found, name)
         register_float8()
         scale = found.number.scale
-        narrow = torch.ops.backquant.quantize_float8.default(weight, scale, found.dtype)
+        kept = weight.clamp(found.quant_min * scale, found.quant_max * scale)
+        narrow = torch.ops.backquant.quantize_float8.default(kept, scale, found.dtype)
         stored = _buffer(work, position, f"{name}_quantized_", narrow)
         widen = torch.ops.backquant.dequantize_float8.default
         return _widened(work, position, widen, (stored, scale))
@@ -116,6 +119,15 @@ def _stored(
         )
     stored = _buffer(work, position, f"{name}_quantized_", integers)
     return _widened(work, position, dequantize, (stored, *qparams))
+
+
+def _as_grid(found: ObservedQParams, weight: torch.Tensor) -> ObservedQParams:
+    """Scales of channels as those of blocks that are channels."""
+    assert found.scale is not None and found.zero_point is not None and found.axis is not None
+    shape = [1] * weight.dim()
+    shape[found.axis] = -1
+    grid = found.scale.reshape(shape), found.zero_point.reshape(shape)
+    return replace(found, scale=grid[0], zero_point=grid[1], axis=None)
 
 
 def _in_blocks(
@@ -142,4 +154,4 @@ def _widened(work: Conversion, position: fx.Node, target: Any, args: tuple[Any, 
 
 
 def _buffer(work: Conversion, position: fx.Node, prefix: str, tensor: torch.Tensor) -> fx.Node:
-    return work.editor.read_buffer(position, work.editor.names.take(prefix), tensor)
+    return work.editor.read_buffer(position, work.editor.names.take(prefix), work.kept(tensor))

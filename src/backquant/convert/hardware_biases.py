@@ -22,8 +22,6 @@ from backquant.graph import get_module
 from backquant.match.plan import Match
 from backquant.prepare import Role
 
-__all__ = ["Scales", "accumulator_steps", "round_biases", "scales_by_node"]
-
 _BITS_40 = (-(1 << 39), (1 << 39) - 1)
 
 

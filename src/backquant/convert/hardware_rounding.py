@@ -18,8 +18,6 @@ from backquant.errors import ConfigError
 from backquant.graph import get_module, register_requantize
 from backquant.match.plan import Match
 
-__all__ = ["round_results"]
-
 _DEFAULT = "half_even"
 
 

@@ -4,6 +4,11 @@
 2. ``scale_range``: moved to its nearest end; values beyond the largest saturate.
 3. ``scales``: the smallest of the set that is not below; where all are, it stays, and the plan refuses it.
 4. ``power_of_two_scale``: the next power of two above.
+5. ``scale_dtype``: E8M0 by OCP's rule, ``2**(floor(log2(largest)) - exponent of the dtype's largest)``, so
+   that the largest values of a block may saturate (MX specification 1.0, section 6.3); E4M3 rounded to
+   nearest, in units of the one scale with which the largest block takes E4M3's largest value (NVFP4).
+6. ``requantization_ratio``: weights get the scale next above that makes input × weight / output what is
+   demanded; ``hardware_ratios`` has raised the output's before.
 
 An affine zero point moves with the scale, so that the lower end of the range stays; one of a symmetric scheme
 does not. What several operators demand of a value that they share is met one after the other.
@@ -11,6 +16,7 @@ does not. What several operators demand of a value that they share is met one af
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -19,12 +25,12 @@ from typing import Any
 import torch
 
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.dtypes import Ratio
 from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, is_symmetric
+from backquant.match.described import chosen_dtype_config
 from backquant.match.plan import Match
 from backquant.prepare import Role
-
-__all__ = ["WeightMaker", "chosen_config", "hardware_scales", "produced_dict", "weight_maker"]
 
 #: From the qparams of a weight as they were measured to those that the hardware has.
 WeightMaker = Callable[[dict[str, Any]], dict[str, Any]]
@@ -65,17 +71,41 @@ def hardware_scales(work: Conversion) -> dict[str, ObservedQParams]:
 
 def chosen_config(work: Conversion, match: Match) -> DTypeConfig | None:
     """The dtype config that a match is quantized by; None if it stays float, or no entry is behind it."""
-    decision = work.plan.decisions[match.anchor]
-    if not decision.quantized or decision.dtype_config is None or match.entry < 0:
-        return None
-    return work.prepared.backend_config.configs[match.entry].dtype_configs[decision.dtype_config]
+    return chosen_dtype_config(work.plan, work.prepared.backend_config, match)
 
 
 def weight_maker(work: Conversion, match: Match) -> WeightMaker | None:
     """What makes other qparams of the weight of a match's module; None: they are as measured."""
     config = chosen_config(work, match)
     demand = None if config is None else config.weight_dtype_with_constraints
-    return partial(produced_dict, demand=demand) if demand and demand.produces_scales else None
+    unit = work.ratio_units.get(match.anchor)
+    if config is None or demand is None or not (demand.produces_scales or unit is not None):
+        return None
+    made = partial(produced_dict, demand=demand)
+    if unit is None or config.requantization_ratio is None:
+        return made
+    return partial(_in_ratio, made=made, ratio=config.requantization_ratio, unit=unit.of_weight)
+
+
+def _in_ratio(
+    qparams: dict[str, Any], made: WeightMaker, ratio: Ratio, unit: float
+) -> dict[str, Any]:
+    found = made(qparams)
+    return {**found, "scale": ratio_scale(torch.as_tensor(found["scale"]), ratio, unit)}
+
+
+def ratio_scale(scale: torch.Tensor, ratio: Ratio, unit: float) -> torch.Tensor:
+    """Rule 6; ``unit``: output / input scale.
+
+    >>> ratio_scale(torch.tensor([0.3, 1.0]), "power_of_two", 0.5)
+    tensor([0.5000, 1.0000])
+    """
+    steps = scale.double() / unit
+    if ratio == "power_of_two":
+        steps = torch.exp2(torch.ceil(torch.log2(steps * _SLACK)))
+    elif ratio[0] is not None:
+        steps = steps.clamp(min=ratio[0])
+    return (steps * unit).to(scale.dtype)
 
 
 def _produced(found: ObservedQParams, demands: Iterable[DTypeWithConstraints]) -> ObservedQParams:
@@ -117,13 +147,27 @@ def _met(
         needed = torch.stack([one.double() for one in room]).amax(0)
         scale = torch.where(needed > 0, needed.to(scale.dtype), scale)
         zero_point, kept = torch.full_like(zero_point, fixed), True
-    made = _in_domain(scale.double(), demand).to(scale.dtype)
+    stored = _as_stored(scale.double(), demand, bounds[1])
+    made = _in_domain(stored, demand).to(scale.dtype)
     ratio = scale / made
     moved = bounds[0] - torch.round((bounds[0] - zero_point) * ratio)
     stays = (zero_point == 0) | (ratio > 1)
     if kept or zero_point.is_floating_point():
         return made, zero_point
     return made, torch.where(stays, zero_point, moved.clamp(*bounds).to(zero_point.dtype))
+
+
+def _as_stored(scale: torch.Tensor, demand: DTypeWithConstraints, high: float) -> torch.Tensor:
+    """Rule 5, in float64; ``high``: the largest value of the dtype."""
+    if demand.scale_dtype is torch.float8_e8m0fnu:
+        largest = torch.floor(torch.log2(scale * high)) - math.floor(math.log2(high))
+        return torch.exp2(largest.clamp(-127, 127))
+    if demand.scale_dtype is torch.float8_e4m3fn:
+        unit = (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float().double()
+        parts = (scale / unit).float().to(torch.float8_e4m3fn).double()
+        least = 2.0**-9  # the smallest that E4M3 has: no scale is 0
+        return parts.clamp(min=least) * unit
+    return scale
 
 
 def _in_domain(scale: torch.Tensor, demand: DTypeWithConstraints) -> torch.Tensor:

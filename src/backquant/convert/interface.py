@@ -25,8 +25,6 @@ from backquant.errors import ConfigError
 from backquant.graph import register_quantized_decomposed
 from backquant.prepare import QUANTIZED_INPUT
 
-__all__ = ["dequantize_inputs", "insert_dequantize", "keep_outputs_quantized", "plain_qparams"]
-
 
 def dequantize_inputs(work: Conversion) -> set[str]:
     """Dequantize the inputs that arrive quantized; returns the sites that are gone.

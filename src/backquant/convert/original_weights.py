@@ -17,8 +17,6 @@ from backquant.convert.weights import without_training
 from backquant.match.plan import Match, MatchKind
 from backquant.prepare import PreparedModule, Role, prepared_state
 
-__all__ = ["original_weights"]
-
 Weights = dict[str, list[torch.Tensor | None]]
 
 

@@ -23,6 +23,7 @@ from backquant.convert.functional_weights import (
     measure_functional_weights,
 )
 from backquant.convert.hardware_biases import round_biases
+from backquant.convert.hardware_ratios import ratio_units
 from backquant.convert.hardware_rounding import round_results
 from backquant.convert.hardware_scales import hardware_scales
 from backquant.convert.interface import dequantize_inputs, keep_outputs_quantized
@@ -46,6 +47,7 @@ from backquant.graph import (
     verify,
 )
 from backquant.match.recheck import recheck
+from backquant.nn.intrinsic.rank import drop_rank_checks
 from backquant.observe.qparams import measure
 from backquant.observe.together import calculate_together
 from backquant.prepare import (
@@ -56,8 +58,6 @@ from backquant.prepare import (
     with_state,
 )
 from backquant.qconfig import ConvertCustomConfig
-
-__all__ = ["convert_to_reference"]
 
 
 def convert_to_reference(
@@ -108,11 +108,12 @@ def _converted(
     before = prepared_state(prepared)
     state = replanned(prepared, before, request.qconfig_mapping, request.backend_config)
     work = _working_copy(prepared, before, state, dialect)
-    work.passed = passed
+    work.passed, work.weight_qparams, work.kept = passed, request.weight_qparams, request.kept
     run_pass(fold_after_training, work)
     work.measured = run_pass(_measured, prepared, work)
     work.qparams = work.measured
     work.qparams = run_pass(hardware_scales, work)
+    work.ratio_units = run_pass(ratio_units, work)
     scales = run_pass(measured_scales, work)
     work.plan = recheck(work.plan.refuse(request.in_float.values()), scales)
     needed, count = run_pass(needed_sites, work, request.leave_float)
@@ -144,6 +145,7 @@ def _standalone(
         custom=_for_inner(request.custom),
         backend_config=request.backend_config if inherits else None,
         remove_qconfig=request.remove_qconfig,
+        kept=request.kept,
     )
     if not work.quantized(node.name):
         module = copy.copy(module)
@@ -198,6 +200,7 @@ def _finished(work: Conversion, needed: frozenset[str], request: ConvertRequest)
     for site in work.prepared.sites.sites:
         del work.module._modules[site.name]  # one by one: shared observers have several names
     remove_unused_modules(work.module)
+    drop_rank_checks(work.module)
     result = work.module
     verify(result, after="pass 'convert to reference'")
     sites = work.prepared.sites.sites

@@ -26,8 +26,6 @@ from backquant.prepare import ObserverSource, Record, unobserved
 from backquant.qconfig import QConfigMapping, qconfig_equals
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["all_in_float", "replanned"]
-
 _WHERE = "convert_fx(..., qconfig_mapping=...)"
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.match.plan import Reason
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
-__all__ = ["ConvertRequest"]
+#: Gives back a tensor that was made, which may then lie elsewhere.
+Kept = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    """
+    >>> as_it_is(torch.ones(1))
+    tensor([1.])
+    """
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,9 @@ class ConvertRequest:
     ``qconfig_mapping``: that of prepare with some QConfigs replaced by ``None``. ``remove_qconfig``:
     drop the attributes ``qconfig`` of modules. ``leave_float``: rules for results beside those of the
     backend's ``qdq``; a note in the plan says how many results they leave in float. ``in_float``: matches
-    of the plan, by position, that stay float after all, with the reasons.
+    of the plan, by position, that stay float after all, with the reasons. ``weight_qparams``: chosen ones, in
+    PyTorch's dict, for the weights of modules, by path; the rest is measured. ``kept``: takes each integer
+    weight when it is made.
 
     >>> ConvertRequest().remove_qconfig
     True
@@ -31,3 +45,5 @@ class ConvertRequest:
     remove_qconfig: bool = True
     leave_float: tuple[LeaveFloat, ...] = ()
     in_float: Mapping[int, Reason] = field(default_factory=dict)
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kept: Kept = as_it_is

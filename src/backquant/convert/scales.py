@@ -9,13 +9,11 @@ from backquant.match.plan import Match
 from backquant.match.recheck import MeasuredScales
 from backquant.prepare import Role
 
-__all__ = ["measured_scales"]
-
 
 def measured_scales(work: Conversion) -> list[MeasuredScales]:
     """The scales at every match that the plan has a question about (``Plan.predicates``)."""
     constrained = {predicate.node for predicate in work.plan.predicates}
-    of_weight = {p.node for p in work.plan.predicates if p.role == "weight"}
+    of_weight = {p.node for p in work.plan.predicates if p.role in ("weight", "ratio")}
     matches = [match for match in work.plan.matches if match.anchor in constrained]
     found: dict[tuple[str, str], list[float]] = {}
     anchors_by_root: dict[str, list[str]] = {}
@@ -35,6 +33,9 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
             for anchor in anchors_by_root.get(reader, ()):
                 found.setdefault((anchor, role), []).extend(scales)
                 ranges.setdefault((anchor, role), []).extend(spans)
+    for anchor in work.ratio_units:
+        unit = work.ratio_units[anchor].own
+        found[anchor, "ratio"] = [scale / unit for scale in found.get((anchor, "weight"), [])]
     return [
         MeasuredScales(*place, tuple(scales), tuple(ranges.get(place, ())))
         for place, scales in found.items()

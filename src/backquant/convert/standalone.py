@@ -18,8 +18,6 @@ from backquant.dtypes import QParams
 from backquant.graph import free_path, get_module, set_module
 from backquant.prepare import PreparedModule, prepared_state
 
-__all__ = ["Passed", "convert_standalone_modules"]
-
 #: What a parent passes quantized to a standalone module, by position.
 Passed = Mapping[int, QParams | None]
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
+from backquant.convert.request import Kept, as_it_is
 from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor
 from backquant.match.plan import Plan
 from backquant.prepare import KeptGraphModule, ObserverSource, Record
-
-__all__ = ["Conversion", "ReferenceModel", "reference_state"]
 
 
 def reference_state(module: nn.Module) -> Record:
@@ -47,6 +46,13 @@ class ReferenceModel(KeptGraphModule):
         return reference_state(self).report(self)
 
 
+class RatioUnit(NamedTuple):
+    """Output / input scale of an operator, and of the first one that has the same weight."""
+
+    own: float
+    of_weight: float
+
+
 @dataclass
 class Conversion:
     """One conversion under way: ``module`` is the copy that is edited, ``plan`` is final.
@@ -66,6 +72,9 @@ class Conversion:
         default_factory=dict
     )  # before the hardware's scales
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
+    ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by anchor
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # chosen, by path
+    kept: Kept = as_it_is
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)

@@ -7,6 +7,7 @@
    another observer, keep or get a module of their own: the float calls the original.
 4. Weights that are tied in the float model share one integer tensor if their qparams are equal.
 5. QAT modules that are not quantized become float modules.
+6. Qparams that somebody chose for the weight at a path (``ConvertRequest.weight_qparams``) are taken for it.
 
 The qparams of small weights are calculated together: same bits, less time.
 """
@@ -33,8 +34,6 @@ from backquant.match.plan import Match, MatchKind
 from backquant.observe.qparams import qparam_dict
 from backquant.observe.weights_together import weights_together
 from backquant.prepare import ObserverSpec
-
-__all__ = ["convert_weighted_modules", "weight_scales", "without_training"]
 
 # The qparams of small weights, by what asks for them and the id of the float weight.
 _Known = dict[tuple[ObserverSpec, int], dict[str, Any]]
@@ -104,8 +103,9 @@ def _module_scales(
     part = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else plain
     if not isinstance(getattr(part, "weight", None), torch.Tensor):
         return []
+    chosen = work.weight_qparams.get(str(root.target))
     with torch.no_grad():
-        qparams = _weight_qparams(part, _observer_factory(work, trained, spec))
+        qparams = dict(chosen or _weight_qparams(part, _observer_factory(work, trained, spec)))
     qparams = qparams if maker is None else maker(qparams)
     scale = qparams.get("scale")
     return [] if scale is None else [float(s) for s in torch.as_tensor(scale).flatten()]
@@ -172,8 +172,15 @@ class _Converter:
                     node.target = target
             calls = (node.name for node in variants[spec])
             maker = next((self.makers[name] for name in calls if name in self.makers), None)
-            qparams = partial(self._qparams, part, trained, spec, maker)
+            chosen = work.weight_qparams.get(path)
+            qparams = (
+                partial(self._qparams, part, trained, spec, maker)
+                if chosen is None
+                else partial(_made, dict(chosen), maker)
+            )
             swapped = _reference(path, part, reference, qparams)
+            for name, buffer in swapped._buffers.items():
+                swapped._buffers[name] = None if buffer is None else work.kept(buffer)
             self._tie(part, swapped)
             set_module(work.module, target if part is plain else f"{target}.0", swapped)
 
@@ -182,7 +189,7 @@ class _Converter:
     ) -> dict[str, Any]:
         known = self.known.get((spec, id(part._parameters.get("weight"))))
         found = known or _weight_qparams(part, _observer_factory(self.work, trained, spec))
-        return found if maker is None else maker(found)
+        return _made(found, maker)
 
     def _tie(self, part: nn.Module, made: nn.Module) -> None:
         source = getattr(part, "weight", None)
@@ -194,6 +201,10 @@ class _Converter:
                 made._buffers["weight"] = twin._buffers["weight"]
                 return
         twins.append(made)
+
+
+def _made(qparams: dict[str, Any], maker: WeightMaker | None) -> dict[str, Any]:
+    return qparams if maker is None else maker(qparams)
 
 
 def _observer_factory(

@@ -16,8 +16,6 @@ from backquant.deploy.read_sizes import Recorder, known_nodes
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 
-__all__ = ["compute_ahead"]
-
 
 def compute_ahead(
     module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], products: Collection[str]

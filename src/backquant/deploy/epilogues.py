@@ -19,8 +19,6 @@ from torch import fx, nn
 from backquant.lower.qdq import is_dequantize, is_quantize, is_weight_dequantize
 from backquant.nn.quantized import reference
 
-__all__ = ["join_epilogues"]
-
 _WEIGHTED = (
     reference.Conv1d,
     reference.Conv2d,

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["with_two_on_free_axes"]
-
 
 def with_two_on_free_axes(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, names: Sequence[str]

@@ -15,8 +15,9 @@ from rich.text import Text
 from backquant.match.plan import Reason
 
 _SHOWN = 3
+ON_KERNELS = "on integer kernels"
 
-__all__ = ["Exported", "TargetKernel", "Written"]
+__all__ = ["ON_KERNELS", "Exported", "TargetKernel", "Written"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class Written:
 
     ``left_in_float``: why operators run in float, by node; what is not named gets a general reason.
     ``undelegated``: what runs outside of the target's delegates, quantized or not.
+    ``means``: where operators that count as integer are.
     """
 
     runtime: str  # name and version, e.g. "onnxruntime 1.31.1"
     kernels: tuple[TargetKernel, ...]
     left_in_float: tuple[Reason, ...] = ()
     undelegated: tuple[Reason, ...] = ()
+    means: str = ON_KERNELS
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Exported:
     the share of all multiply-adds of the model (on the example inputs) that integer kernels do, not a
     number where those of some operators (``uncounted``) are not known.
     ``undelegated``: for targets with delegates (ExecuTorch), every operator that runs outside of them, by
-    node, with the reason.
+    node, with the reason. ``means``: where the operators are that count as integer; of a target without a
+    runtime, between quantize and dequantize nodes.
 
     >>> exported = Exported(Path("m.onnx"), "onnx", "onnxruntime 1.31", expected=2, integer=2,
     ...                     integer_share=1.0)
@@ -80,6 +84,7 @@ multiply-adds
     integer_share: float = 0.0
     files: tuple[Path, ...] = field(default_factory=tuple)
     uncounted: tuple[str, ...] = ()
+    means: str = ON_KERNELS
 
     def __str__(self) -> str:
         share = f"{self.integer_share:.1%}"
@@ -87,7 +92,7 @@ multiply-adds
             share = f"an unknown share ({', '.join(self.uncounted)}: not counted)"
         return (
             f"{self.path}: {self.target} for {self.runtime}; {self.integer} of {self.expected} "
-            f"quantized operators on integer kernels, {share} of the multiply-adds"
+            f"quantized operators {self.means}, {share} of the multiply-adds"
         )
 
     @property

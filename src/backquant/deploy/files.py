@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from backquant.errors import ExportError, UsageError
-
-__all__ = ["check_place", "staged"]
+from backquant.files import is_folder, replacing
 
 
 def check_place(path: Path, overwrite: bool) -> None:
@@ -22,13 +20,13 @@ def check_place(path: Path, overwrite: bool) -> None:
       where  path
       fix    name a file in it
     """
-    if path.is_dir():
+    if is_folder(path):
         raise UsageError(f"{path} is a folder", where="path", fix="name a file in it")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise UsageError(
             f"there is no folder {path.parent}", where="path", fix=f"mkdir -p {path.parent}"
         )
-    if path.exists() and not overwrite:
+    if os.path.lexists(path) and not overwrite:
         raise UsageError(
             f"{path} exists", where="path", fix="choose another name, or pass overwrite=True"
         )
@@ -38,23 +36,19 @@ def check_place(path: Path, overwrite: bool) -> None:
 def staged(path: Path, files: list[Path]) -> Iterator[Path]:
     """A path in an empty folder beside ``path``; what is written there is moved when all went well.
 
-    ``files`` is filled with where the files are then, ``path`` first.
+    ``files`` is filled with where the files are then, ``path`` first. A link is replaced by the file, so
+    that what belongs together lies together.
     """
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
-        staging = folder / path.name
-        yield staging
-        written = sorted(folder.iterdir(), key=lambda item: item != staging)
-        if staging not in written:
-            raise ExportError(f"the target wrote no {path.name}", where=str(path))
-        for item in reversed(written):  # the named file last: it refers to the others
-            item.replace(path.parent / item.name)
-        files += [path.parent / item.name for item in written]
+        with replacing(path) as staging:
+            yield staging
+            names = sorted(staging.parent.iterdir(), key=lambda item: item != staging)
+            if staging not in names:
+                raise ExportError(f"the target wrote no {path.name}", where=str(path))
+        files += [path.parent / item.name for item in names]
     except OSError as error:
         raise ExportError(
             f"{path} cannot be written: {error.strerror or error}",
             where=str(path),
             fix="make room, or choose a folder that can be written to",
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
-from backquant.deploy.bags import without_bags
 from backquant.deploy.program import Program, export_program
+from backquant.deploy.taken_apart import taken_apart
 from backquant.dtypes import Granularity, is_quantized
 from backquant.match.plan import MatchKind, Plan
 
@@ -25,6 +25,7 @@ class ExpectedOperator:
 
     ``node``: the node of the reference graph that computes it (of a fused pattern the first).
     ``nodes``: all nodes of its pattern. ``is_dynamic``: its activation is quantized at each call.
+    ``has_float_activations``: only its weight is quantized.
     """
 
     node: str
@@ -33,6 +34,7 @@ class ExpectedOperator:
     nodes: tuple[str, ...]
     multiply_adds: int
     is_dynamic: bool = False
+    has_float_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ExportJob:
 
         Made once. Raises ``CaptureError`` when it cannot be captured, or not with these dynamic shapes.
         """
-        return without_bags(
+        return taken_apart(
             export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
         )
 
@@ -91,8 +93,8 @@ def expected_operators(
         if decision.dtype_config is None:
             continue
         dtypes = config.configs[match.entry].dtype_configs[decision.dtype_config]
-        in_float = _computes_in_float(dtypes.input_dtype) and not _in_groups(dtypes)
-        if in_float or decision.observation.endswith("NOT_OBSERVED"):
+        in_float = _computes_in_float(dtypes.input_dtype)
+        if (in_float and not _in_groups(dtypes)) or decision.observation.endswith("NOT_OBSERVED"):
             continue
         found.append(
             ExpectedOperator(
@@ -102,6 +104,7 @@ def expected_operators(
                 nodes=match.nodes,
                 multiply_adds=sum(costs.get(node, 0) for node in match.nodes),
                 is_dynamic=bool(dtypes.is_dynamic),
+                has_float_activations=in_float,
             )
         )
     return tuple(found)

@@ -47,8 +47,9 @@ def dequantize_per_user(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if not (is_dequantize(node) or is_weight_dequantize(node)):
             continue
-        for user in list(node.users)[1:]:
+        for user in sorted(node.users, key=lambda user: user.op != "output")[1:]:
             with module.graph.inserting_before(user):
                 own = module.graph.call_function(node.target, node.args, node.kwargs)
+            own.meta = dict(node.meta)
             user.replace_input_with(node, own)
     module.recompile()

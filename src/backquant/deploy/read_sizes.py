@@ -19,8 +19,6 @@ from backquant.graph.edit import NamePool
 from backquant.graph.folding import is_random
 from backquant.graph.quiet import quiet
 
-__all__ = ["Recorder", "known_nodes", "write_read_sizes"]
-
 _SIZES = ("size", "dim", "ndimension", "numel", "shape", "ndim")
 _OURS = ("torch", "backquant")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -47,12 +48,27 @@ def _written(job: ExportJob, target: Target, staging: Path) -> Written:
     except BackquantError:
         raise
     except Exception as error:
+        layer = _layer(job, str(error))
         raise ExportError(
-            f"{target.name} does not take the model: {_first_words(error)}",
+            f"{target.name} does not take {layer or 'the model'}: {_first_words(error)}",
             where=f"{type(error).__name__}, while the file was written or read back",
             fix="the operator named above is the target's limit: write it otherwise, or export to another\n"
             "target; the exception above this one has all of the words",
         ) from error
+
+
+# a name of a node in the words of a compiler: %conv2d_1, "conv2d", node conv2d; alone, if it is no plain word
+_NAMES = re.compile(r"""(?:%|\bnode\s+|["'`])([A-Za-z_]\w*)|\b([A-Za-z]+\w*[_\d]\w*)""")
+
+
+def _layer(job: ExportJob, words: str) -> str:
+    """The layer of the first node that ``words`` name, of the program or of the reference graph."""
+    for marked, plain in _NAMES.findall(words):
+        name = marked or plain
+        decision = job.plan.decisions.get(job.program.origins.get(name, name))
+        if decision is not None and decision.module_path:
+            return f"{decision.module_path} ({decision.operator})"
+    return ""
 
 
 def _first_words(error: Exception) -> str:
@@ -112,6 +128,7 @@ def _exported(job: ExportJob, target: Target, path: Path, written: Written) -> E
         integer=len(on_integers),
         integer_share=_share(done, job, not left),
         uncounted=job.uncounted,
+        means=written.means,
     )
 
 

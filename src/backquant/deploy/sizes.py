@@ -18,8 +18,6 @@ from torch.export import Dim, ExportedProgram
 
 from backquant.errors import ExportError
 
-__all__ = ["check_assumptions", "with_inferred_ranges"]
-
 _STEPS = (1, 2, 3, 4, 7, 16, 101)
 
 

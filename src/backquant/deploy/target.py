@@ -39,6 +39,8 @@ _BUILT_IN = {
     "tensorrt": "backquant.deploy.tensorrt.target:TARGET",
     "executorch": "backquant.deploy.executorch:TARGET",
     "inductor": "backquant.deploy.inductor:TARGET",
+    "qdq-onnx": "backquant.deploy.qdq_onnx:TARGET",
+    "pt2e": "backquant.deploy.pt2e:TARGET",
 }
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-__all__ = ["traced_with_values"]
-
 
 def traced_with_values(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
     """The operators that ``run(*values)`` calls on ``values``, which become the placeholders.

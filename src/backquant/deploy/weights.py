@@ -1,8 +1,8 @@
 """Weights of reference modules as nodes: integers and a dequantize node, which every target reads.
 
 A reference module dequantizes its weight by arithmetic; here a copy of it does so by
-``quantized_decomposed`` operators. Float16 weights, and those whose zero points are floats, have no such
-operator and stay arithmetic.
+``quantized_decomposed`` operators. Float16 weights, those whose zero points are floats, and narrow floats
+with several scales have no such operator and stay arithmetic.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from backquant.dtypes import is_scaled_float
 from backquant.graph import register_blocks, register_float8, register_quantized_decomposed
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-__all__ = ["with_weight_nodes"]
-
 
 class _Emitter:
     """Stands in for ``IntegerWeights._dequantized`` of one module; ``weights`` as in ``QDQRules``."""
@@ -32,7 +30,7 @@ class _Emitter:
         weight, scale = getattr(module, name), getattr(module, f"{name}_scale")
         zero_point = getattr(module, f"{name}_zero_point")
         scheme = getattr(module, f"{name}_qscheme")
-        if scheme is not None and is_scaled_float(weight.dtype):
+        if scheme is not None and is_scaled_float(weight.dtype) and scale.dim() == 0:
             [literal, _] = module.__dict__[f"_{name}_literals"]
             return torch.ops.backquant.dequantize_float8(weight, literal)  # type: ignore[no-any-return]
         if scheme is None or weight.is_floating_point() or zero_point.is_floating_point():

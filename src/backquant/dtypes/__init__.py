@@ -8,6 +8,7 @@ from backquant.dtypes.arithmetic import (
     round_to,
 )
 from backquant.dtypes.granularity import Granularity, Undivided, block_of
+from backquant.dtypes.interpolation import between_entries, interpolated_table
 from backquant.dtypes.measured_range import (
     QuantRange,
     affine_qparams,
@@ -59,6 +60,7 @@ __all__ = [
     "Undivided",
     "affine_qparams",
     "array_qparams",
+    "between_entries",
     "bits_of_values",
     "block_of",
     "decode_schemes",
@@ -67,6 +69,7 @@ __all__ = [
     "encode_schemes",
     "find_dtype",
     "integer_range",
+    "interpolated_table",
     "is_narrow_float",
     "is_per_channel",
     "is_per_tensor",

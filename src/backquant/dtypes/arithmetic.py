@@ -25,8 +25,6 @@ from torch import Tensor
 from backquant.dtypes.qparams import QParams, TensorQParams
 from backquant.dtypes.table import is_scaled_float, qdtype
 
-__all__ = ["Rounding", "dequantize_tensor", "quantize_tensor", "requantize_tensor", "round_to"]
-
 
 class Rounding(Enum):
     """Where the values between two integers go."""
@@ -75,7 +73,8 @@ def quantize_tensor(x: Tensor, qparams: TensorQParams) -> Tensor:
     spread = qparams.axis, qparams.block
     if row.is_float:
         steps = x / _spread(qparams.scale, x, *spread)
-        return steps.clamp(qparams.quant_min, qparams.quant_max).to(row.storage)
+        kept = steps.clamp(qparams.quant_min, qparams.quant_max)
+        return (_to_e2m1(kept) if row.bits == 4 else kept).to(row.storage)
     inverse = _spread(1.0 / qparams.scale, x, *spread)
     zero_point = _spread(qparams.zero_point, x, *spread)
     if x.dim() == 0 or x.numel() <= _PART:
@@ -89,6 +88,19 @@ def quantize_tensor(x: Tensor, qparams: TensorQParams) -> Tensor:
         scales = (inverse[own], zero_point[own]) if by_row else (inverse, zero_point)
         quantized[part] = _rounded(x[part], *scales, qparams)
     return quantized
+
+
+def _to_e2m1(x: Tensor) -> Tensor:
+    """The nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, halves to the even mantissa.
+
+    >>> _to_e2m1(torch.tensor([0.25, 0.75, 2.5, -5.0, 5.5])).tolist()
+    [0.0, 1.0, 2.0, -4.0, 6.0]
+    """
+    exponent = (
+        torch.frexp(x.abs().clamp(min=1.0)).exponent - 1
+    )  # below 1 steps are those of subnormals
+    step = torch.ldexp(torch.ones_like(x), exponent - 1)
+    return torch.round(x / step) * step
 
 
 def _rounded(x: Tensor, inverse: Tensor, zero_point: Tensor, qparams: TensorQParams) -> Tensor:

@@ -22,8 +22,6 @@ from typing import Any
 
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = ["Granularity", "Undivided", "block_of"]
-
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "per_tensor": (),
     "per_channel": ("axis",),

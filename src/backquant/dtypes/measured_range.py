@@ -13,8 +13,6 @@ from backquant.dtypes.scheme import is_symmetric
 from backquant.dtypes.table import is_scaled_float, qdtype, quantize_bounds
 from backquant.errors import ConfigError
 
-__all__ = ["QuantRange", "affine_qparams", "array_qparams", "resolve_range"]
-
 
 @dataclass(frozen=True)
 class QuantRange:
@@ -87,6 +85,9 @@ def affine_qparams(
     2. float-qparams: the range is not widened to hold zero, the zero point is real.
     3. affine: the range is widened to hold zero, which is then exactly representable.
 
+    Other than there, a range wider than the largest float has a scale, with which no integer stands for
+    infinity.
+
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
     >>> affine_qparams(torch.tensor(-1.0), torch.tensor(1.55), target, torch.tensor([1e-7]))
     (tensor([0.0100]), tensor([100], dtype=torch.int32))
@@ -97,15 +98,27 @@ def affine_qparams(
     if target.is_symmetric:  # case 1
         scale = torch.maximum(torch.maximum(-low, high) / (span / 2), eps)
         zero_point = torch.full_like(low, target.symmetric_zero_point, dtype=torch.int64)
+        scale = torch.where(scale < _LARGE, scale, _finite(scale, zero_point, target))
     elif target.qscheme == torch.per_channel_affine_float_qparams:  # case 2
         scale = (max_val - min_val) / span
         scale = torch.where(scale > eps, scale, torch.ones_like(scale))
         zero_point = -1 * min_val / scale
     else:  # case 3
         scale = torch.maximum((high - low) / span, eps)
+        scale = torch.where(scale < _LARGE, scale, high / span - low / span)
         zero_point = target.quant_min - torch.round(low / scale).to(torch.int32)
         zero_point = torch.clamp(zero_point, target.quant_min, target.quant_max)
+        scale = torch.where(scale < _LARGE, scale, _finite(scale, zero_point, target))
     return torch.atleast_1d(scale), torch.atleast_1d(zero_point)
+
+
+_LARGE = 1e35  # scales above may reach further than the largest float
+
+
+def _finite(scale: Tensor, zero_point: Tensor, target: QuantRange) -> Tensor:
+    """``scale``, or the largest with which each integer stands for a float."""
+    reach = torch.maximum(zero_point - target.quant_min, target.quant_max - zero_point)
+    return torch.minimum(scale, torch.finfo(torch.float32).max / reach.to(scale.dtype))
 
 
 def array_qparams(
@@ -122,7 +135,16 @@ def array_qparams(
     low, high = np.minimum(min_val, np.float32(0)), np.maximum(max_val, np.float32(0))
     if target.is_symmetric:
         scale = np.maximum(np.maximum(-low, high) / (span / np.float32(2)), np.float32(eps))
-        return scale, np.full(low.shape, target.symmetric_zero_point)
-    scale = np.maximum((high - low) / span, np.float32(eps))
-    zero_point = target.quant_min - np.rint(low / scale)
-    return scale, np.minimum(np.maximum(zero_point, target.quant_min), target.quant_max)
+        zero_point = np.full(low.shape, target.symmetric_zero_point)
+    else:
+        with np.errstate(over="ignore"):
+            scale = np.maximum((high - low) / span, np.float32(eps))
+        if bool((scale >= _LARGE).any()):
+            scale = np.where(scale < _LARGE, scale, high / span - low / span)
+        zero_point = target.quant_min - np.rint(low / scale)
+        zero_point = np.minimum(np.maximum(zero_point, target.quant_min), target.quant_max)
+    if bool((scale >= _LARGE).any()):
+        reach = np.maximum(zero_point - target.quant_min, target.quant_max - zero_point)
+        finite = np.finfo(np.float32).max / reach.astype(np.float32)
+        scale = np.where(scale < _LARGE, scale, np.minimum(scale, finite))
+    return scale, zero_point

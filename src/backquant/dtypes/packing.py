@@ -13,8 +13,6 @@ from torch import Tensor
 
 from backquant.errors import ConfigError
 
-__all__ = ["bits_of_values", "pack_integers", "stored_bytes", "unpack_integers"]
-
 _WIDTHS = (2, 4)
 _PACKED = (torch.int8, torch.uint8)
 _LEAST = 16  # values of a tensor that is worth it

@@ -8,8 +8,6 @@ from zlib import crc32
 
 import torch
 
-__all__ = ["Format", "QDType"]
-
 
 class Format(Enum):
     """How the stored values stand for numbers."""
@@ -33,6 +31,7 @@ class QDType:
       ``torch.quantize_per_tensor`` makes (``torch.quint8`` and the like).
     * ``packed``: several values share a byte in PyTorch's kernels, which take weights only.
     * ``symmetric_zero_point``: the zero point of symmetric schemes; None: the middle of the range.
+    * ``largest``: of narrow floats, where it is not the largest of the storage.
     * ``number``: what the dtype is in saved modules; None: derived from its name.
 
     >>> row = QDType(torch.uint6, torch.uint8, 6, Format.UNSIGNED)
@@ -48,6 +47,7 @@ class QDType:
     packed: bool = False
     symmetric_zero_point: int | None = None
     number: int | None = None
+    largest: int | None = None
 
     @property
     def name(self) -> str:
@@ -89,6 +89,8 @@ class QDType:
     @property
     def high(self) -> int:
         """The largest finite value that is stored."""
+        if not self.is_integer and self.largest is not None:
+            return self.largest
         if not self.is_integer:
             return int(torch.finfo(self.storage).max)
         return (1 << (self.bits - 1)) - 1 if self.format is Format.SIGNED else (1 << self.bits) - 1

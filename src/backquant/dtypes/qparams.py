@@ -12,8 +12,6 @@ from backquant.dtypes.scheme import is_per_channel
 from backquant.dtypes.table import integer_range, storage_dtype
 from backquant.dtypes.words import dtype_name
 
-__all__ = ["ObservedQParams", "QParams", "TensorQParams"]
-
 ScaleT = TypeVar("ScaleT", default=float)
 ZeroPointT = TypeVar("ZeroPointT", default=int)
 

@@ -26,14 +26,7 @@ from torch import Tensor
 
 from backquant.dtypes.arithmetic import Rounding, round_to
 
-__all__ = [
-    "Requantization",
-    "divide_by_power",
-    "high_multiply",
-    "quantize_multiplier",
-    "requantize_sums",
-]
-
+_SLACK = 2**-18  # scales are float32: what rounding makes of a power of two is still that power
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
@@ -110,7 +103,8 @@ def requantize_sums(
         return round_to(sums.double() * real.double(), rounding).to(torch.int64)
     sums = sums.to(torch.int64).clamp(_LOW, _HIGH)
     if arithmetic is Requantization.SHIFT:
-        return _shifted(sums, torch.ceil(torch.log2(real.double())).to(torch.int64), rounding)
+        power = torch.ceil(torch.log2(real.double()) - _SLACK)
+        return _shifted(sums, power.to(torch.int64), rounding)
     multiplier, shift = quantize_multiplier(real)
     if arithmetic is Requantization.FIXED_POINT_TWICE:
         left = (sums << shift.clamp(min=0)).clamp(_LOW, _HIGH)

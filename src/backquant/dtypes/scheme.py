@@ -10,8 +10,6 @@ import torch
 from backquant.dtypes.table import known_dtypes, qdtype
 from backquant.errors import ConfigError
 
-__all__ = ["decode_schemes", "encode_schemes", "is_per_channel", "is_per_tensor", "is_symmetric"]
-
 _PER_TENSOR = frozenset({torch.per_tensor_affine, torch.per_tensor_symmetric})
 _PER_CHANNEL = frozenset(
     {

@@ -13,24 +13,9 @@ from importlib import metadata
 import torch
 
 from backquant.dtypes.qdtype import Format, QDType
-from backquant.dtypes.tokens import INT2, INT4, UINT2, UINT4
+from backquant.dtypes.tokens import E2M1, INT2, INT4, UINT2, UINT4
 from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
-
-__all__ = [
-    "find_dtype",
-    "integer_range",
-    "is_narrow_float",
-    "is_quantized",
-    "is_scaled_float",
-    "known_dtypes",
-    "plain_dtype",
-    "qdtype",
-    "quantize_bounds",
-    "register_dtype",
-    "storage_dtype",
-    "tensor_token",
-]
 
 _GROUP = "backquant.dtypes"
 _SIGNED, _UNSIGNED, _FLOAT, _CAST = Format.SIGNED, Format.UNSIGNED, Format.FLOAT, Format.CAST
@@ -58,6 +43,8 @@ _BUILT_IN = (
     QDType(UINT4, torch.uint8, 4, _UNSIGNED, number=16),
     QDType(INT2, torch.int8, 2, _SIGNED, number=17),
     QDType(UINT2, torch.uint8, 2, _UNSIGNED, number=18),
+    # E4M3 holds every value of E2M1: one a byte in memory.
+    QDType(E2M1, torch.float8_e4m3fn, 4, _FLOAT, number=19, largest=6, packed=True),
 )
 _ROWS = {row.token: row for row in _BUILT_IN}
 

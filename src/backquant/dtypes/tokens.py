@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["INT2", "INT4", "UINT2", "UINT4"]
-
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 INT2: torch.dtype = torch.int2  # type: ignore[attr-defined]
+E2M1: torch.dtype = torch.float4_e2m1fn_x2  # PyTorch's tensors of it hold two in a byte
+E8M0: torch.dtype = torch.float8_e8m0fnu
 UINT2: torch.dtype = torch.uint2  # type: ignore[attr-defined]

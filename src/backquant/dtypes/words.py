@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["dtype_name"]
-
 
 def dtype_name(dtype: torch.dtype | None) -> str:
     """``quint8`` for ``torch.quint8``; ``any dtype`` for None.

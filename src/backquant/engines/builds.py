@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from backquant.lower.machine import MachineFacts
 
-__all__ = ["alternative", "dynamic_kernels", "transposed_kernels"]
-
 _OURS = ("x86", "onednn", "fbgemm", "qnnpack")
 
 

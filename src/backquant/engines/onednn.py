@@ -9,6 +9,7 @@ import torch
 from backquant.engines.builds import alternative, dynamic_kernels, transposed_kernels
 from backquant.engines.tables.common import common_rules
 from backquant.engines.tables.conv_add import conv_add_rules
+from backquant.engines.tables.grouped import grouped_rules
 from backquant.engines.tables.lowbit import lowbit_rules
 from backquant.engines.tables.onednn_weighted import onednn_weighted_rules
 from backquant.engines.tables.quantized_weighted import quantized_transposed_rules
@@ -17,8 +18,6 @@ from backquant.errors import EngineError
 from backquant.lower.engine import Engine, EngineInfo
 from backquant.lower.machine import MachineFacts
 from backquant.lower.rule import LowerRule
-
-__all__ = ["ONEDNN", "X86", "rules"]
 
 _KERNELS = (
     "onednn.qconv_pointwise",
@@ -37,6 +36,7 @@ def rules(kernels: TorchKernels) -> list[LowerRule]:
         *lowbit_rules(),
         *conv_add_rules(),
         *onednn_weighted_rules(),
+        *grouped_rules(kernels),
         *quantized_transposed_rules(kernels),
         *common_rules(kernels),
     ]

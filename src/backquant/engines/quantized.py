@@ -18,8 +18,6 @@ from backquant.lower.engine import Engine, EngineInfo
 from backquant.lower.machine import MachineFacts
 from backquant.lower.rule import LowerRule
 
-__all__ = ["FBGEMM", "QNNPACK", "rules"]
-
 
 def rules(kernels: TorchKernels) -> list[LowerRule]:
     """All rules, in order of preference among those that fit one occurrence.

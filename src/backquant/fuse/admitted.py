@@ -31,8 +31,6 @@ from backquant.match.index import PatternIndex
 from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["FusedPlan", "plan_fused"]
-
 _ALL = Roles(activation=True, weight=True, bias=True)
 
 
@@ -122,8 +120,10 @@ class _Attempts:
     def make(self, declined: frozenset[tuple[str, int]]) -> FusedPlan:
         """The plan without the declined fusions."""
         module, scopes = self._captured.module, self._captured.scopes
-        fusions = plan_fusion(module, self._backend, declined=declined)
-        fused = apply_fusion(module, scopes, fusions, self._backend, is_qat=False)
+        fusions = plan_fusion(module, self._backend, declined=declined, values=self._values)
+        fused = apply_fusion(
+            module, scopes, fusions, self._backend, is_qat=False, values=self._values
+        )
         decided = make_plan(
             fused.module,
             fused.scopes,

@@ -19,9 +19,10 @@ from backquant.graph import (
     assemble,
     verify,
 )
+from backquant.graph.values import GraphValues
+from backquant.match.folded_norms import unseen_rank
 from backquant.match.plan import Fusion
-
-__all__ = ["Fused", "apply_fusion"]
+from backquant.nn.intrinsic.rank import TakesRank
 
 
 class Fused(NamedTuple):
@@ -41,6 +42,7 @@ def apply_fusion(
     fusions: Iterable[Fusion],
     backend_config: BackendConfig,
     is_qat: bool,
+    values: GraphValues | None = None,
 ) -> Fused:
     """A new graph module in which each fusion is one call of its fused module.
 
@@ -61,6 +63,8 @@ def apply_fusion(
         fusions: from ``plan_fusion`` on the same graph and backend.
         backend_config: holds the fusers.
         is_qat: passed on to the fusers, for training-time forms (which keep the batch norm).
+        values: the ranks of the graph's tensors. A folded module refuses others than it was folded for,
+            where they are unknown.
 
     Raises:
         ConfigError: a fuser fails or returns no module; names the entry and the node.
@@ -78,18 +82,20 @@ def apply_fusion(
     planned = tuple(fusions)
     graph = GraphIndex(module)
     made = [_run_fuser(fusion, graph, backend_config, is_qat) for fusion in planned]
+    if not is_qat:  # modules for training refuse by themselves
+        _check_ranks(zip(planned, made, strict=True), graph, values or GraphValues(None))
     provenance = Provenance()
     copied = _copy_graph(graph, planned, provenance)
     paths = _targets(planned, graph, backend_config)
     targets = dict(zip((fusion.root for fusion in planned), paths, strict=True))
-    values: dict[str, Any] = dict(zip(targets.values(), made, strict=True))
+    held: dict[str, Any] = dict(zip(targets.values(), made, strict=True))
     for node in copied.nodes:
         if node.name in targets:
             node.target = targets[node.name]
         elif node.op == "call_module":
-            values[str(node.target)] = graph.modules[str(node.target)]
-    _keep_reads(copied, module, values)
-    result = _graph_module(module, values, copied)
+            held[str(node.target)] = graph.modules[str(node.target)]
+    _keep_reads(copied, module, held)
+    result = _graph_module(module, held, copied)
     verify(result, after="fusion")
     return Fused(result, dict(scopes), provenance)
 
@@ -120,6 +126,15 @@ def _run_fuser(
             fix="set_fuser_method(f) with f(is_qat, *modules) that returns a module",
         )
     return fused
+
+
+def _check_ranks(
+    made: Iterable[tuple[Fusion, nn.Module]], graph: GraphIndex, values: GraphValues
+) -> None:
+    for fusion, module in made:
+        rank = unseen_rank((graph.nodes[name] for name in fusion.nodes), graph, values)
+        if rank is not None:
+            module.register_forward_pre_hook(TakesRank(rank))
 
 
 @dataclass(frozen=True)

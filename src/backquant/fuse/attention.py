@@ -24,8 +24,6 @@ from backquant.match.rules import RuleTable
 from backquant.operators import find, moves_values
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["decompose_attention"]
-
 _ARGUMENTS = (
     *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
 )
@@ -115,11 +113,26 @@ def _decompose(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None
             hidden = call("logical_not", mask)
             scores = call("masked_fill", scores, hidden, torch.finfo(torch.float32).min)
         weights = call(F.softmax, scores, dim=-1)
-        node.replace_all_uses_with(call(torch.matmul, weights, given["value"]))
+        result = call(torch.matmul, weights, given["value"])
+    node.replace_all_uses_with(result)
+    _reshape_views(result)
     scope = captured.scopes.pop(node.name, None)
     graph.erase_node(node)
     if scope is not None:
         captured.scopes.update((one.name, scope) for one in made)
+
+
+def _reshape_views(result: fx.Node) -> None:
+    """Let what views ``result`` turned around reshape it: the operator lays heads inside of positions, a
+    product does not.
+    """
+    reached = [result]
+    while reached:
+        for user in reached.pop().users:
+            known = find(user.target)
+            if known is not None and known.name in ("transpose", "permute", "view", "reshape"):
+                reached.append(user)
+                user.target = "reshape" if user.target == "view" else user.target
 
 
 # -- masks of bools, told by what makes them ------------------------------------------------------------

@@ -23,8 +23,6 @@ from backquant.backend_config import (
 from backquant.backend_config.pattern import NormalPattern
 from backquant.operators import module_for_call
 
-__all__ = ["fuser_arguments", "parts_of_call", "run_fuser"]
-
 
 def run_fuser(
     config: BackendPatternConfig,

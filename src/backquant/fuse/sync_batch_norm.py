@@ -13,8 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from backquant.graph import GraphIndex, set_module
 
-__all__ = ["as_plain", "put_back", "without_sync"]
-
 _AFTER: dict[type[nn.Module], type[_BatchNorm]] = {
     nn.Linear: nn.BatchNorm1d,
     nn.Conv1d: nn.BatchNorm1d,

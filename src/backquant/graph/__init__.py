@@ -19,6 +19,7 @@ from backquant.graph.clone import (
     without_parametrizations,
 )
 from backquant.graph.collector import released
+from backquant.graph.computed_biases import add_computed_biases
 from backquant.graph.constant_products import linear_products
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
@@ -29,10 +30,12 @@ from backquant.graph.edit import (
     remove_unused_modules,
     set_module,
 )
+from backquant.graph.einsum import einsum_products
 from backquant.graph.example import as_arguments, check_inputs
 from backquant.graph.float8 import register_float8
 from backquant.graph.folding import fold_constants
 from backquant.graph.functional_batch_norm import batch_norm_modules
+from backquant.graph.grouped import grouped_linears
 from backquant.graph.modes import (
     CapturedForTraining,
     ModeValue,
@@ -53,6 +56,7 @@ from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.requantize import register_requantize
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import is_leaf
+from backquant.graph.unwritten import zeros_for_unwritten
 from backquant.graph.verify import complaints, verify
 from backquant.graph.wrapped import inline_call, inline_wrapped
 
@@ -71,6 +75,7 @@ __all__ = [
     "Scope",
     "as_arguments",
     "assemble",
+    "add_computed_biases",
     "batch_norm_modules",
     "call_before",
     "called_whole",
@@ -79,10 +84,12 @@ __all__ = [
     "check_inputs",
     "complaints",
     "copied_graph",
+    "einsum_products",
     "fold_constants",
     "free_path",
     "get_module",
     "graph_pass",
+    "grouped_linears",
     "is_leaf",
     "known_types",
     "linear_products",
@@ -107,4 +114,5 @@ __all__ = [
     "shallow_copy",
     "verify",
     "without_parametrizations",
+    "zeros_for_unwritten",
 ]

@@ -11,8 +11,6 @@ import torch
 from torch import fx, nn
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-__all__ = ["Argument", "argument_named", "ordered_arguments"]
-
 
 def ordered_arguments(node: fx.Node, module: nn.Module | None = None) -> tuple[Any, ...] | None:
     """The arguments of a call that carry a value, in the callee's order.

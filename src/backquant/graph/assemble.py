@@ -16,8 +16,6 @@ from torch import fx, nn
 from torch.fx.graph import _illegal_names, _name_regex
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-__all__ = ["DeferredGraphModule", "assemble", "call_before", "copied_graph", "rebuilt"]
-
 
 class DeferredGraphModule(fx.GraphModule):
     """A graph module that ``assemble`` makes without code; ``recompile()``, or the first use of its

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from backquant.dtypes import block_of, dequantize_tensor
 
-__all__ = ["dequantize_blocks", "register_blocks"]
-
 _LIBRARY: list[torch.library.Library] = []
 
 

@@ -19,8 +19,6 @@ from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
-__all__ = ["Captured", "called_whole", "capture", "preserve"]
-
 
 @dataclass(frozen=True)
 class Captured:

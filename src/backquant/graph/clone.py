@@ -15,14 +15,6 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-__all__ = [
-    "own_buffers",
-    "own_shared_tensors",
-    "own_tensors",
-    "shallow_copy",
-    "without_parametrizations",
-]
-
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _DEPTH = 3

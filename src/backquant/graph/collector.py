@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import fx
 
-__all__ = ["released"]
-
 
 def released(module: fx.GraphModule) -> None:
     """Let the modules of a graph module that is about to be dropped go with it.

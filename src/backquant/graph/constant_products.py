@@ -19,8 +19,6 @@ from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 from backquant.graph.scope import Scope
 
-__all__ = ["Constants", "linear_products"]
-
 _PRODUCTS = frozenset({torch.matmul, operator.matmul, torch.mm, "matmul", "mm"})
 _SUMS = frozenset({torch.add, operator.add, "add"})
 

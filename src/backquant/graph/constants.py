@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import fx
 
-__all__ = ["input_independent"]
-
 
 def input_independent(graph: fx.Graph) -> set[str]:
     """Names of the nodes whose values depend on no placeholder; one pass.

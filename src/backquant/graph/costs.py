@@ -24,8 +24,6 @@ from backquant.graph.example import as_arguments
 from backquant.graph.multiply_adds import FORMULAS, has_no_formula
 from backquant.graph.objects import fresh
 
-__all__ = ["GraphCosts", "MultiplyAdds", "graph_costs", "multiply_adds", "total_of"]
-
 _CALLS = ("call_module", "call_function", "call_method")
 _PYTORCH = frozenset({"aten", "prims", "prim"})
 # quantize and dequantize multiply nothing with each other

@@ -12,8 +12,6 @@ import torch
 
 from backquant.errors import EngineError
 
-__all__ = ["register_quantized_decomposed"]
-
 # The module of this PyTorch that registers the operators. Its name is data: nothing is imported
 # from it.
 _REGISTRATION = "torch.ao.quantization.fx._decomposed"

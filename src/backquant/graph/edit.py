@@ -10,15 +10,6 @@ from torch import fx, nn
 
 from backquant.graph.provenance import Provenance
 
-__all__ = [
-    "GraphEditor",
-    "NamePool",
-    "free_path",
-    "get_module",
-    "remove_unused_modules",
-    "set_module",
-]
-
 
 def get_module(root: nn.Module, path: str) -> nn.Module:
     """The submodule at a dotted path; ``root`` itself for ``""``.

@@ -14,8 +14,6 @@ from backquant.graph.clone import own_buffers
 from backquant.graph.objects import fresh
 from backquant.graph.tracer import user_line
 
-__all__ = ["as_arguments", "check_inputs", "describe_value"]
-
 
 def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one batch.

@@ -22,8 +22,6 @@ import torch
 from backquant.graph.example import as_arguments
 from backquant.graph.objects import Shell, object_classes
 
-__all__ = ["ExampleSpec"]
-
 _TENSOR, _RANGE, _VALUES, _SPREAD = "tensor", "range", "values", "spread"
 _OBJECT = "object"
 _KEPT = 16384  # values of one tensor

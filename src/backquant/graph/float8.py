@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["dequantize_float8", "quantize_float8", "register_float8"]
-
 _LIBRARY: list[torch.library.Library] = []
 
 

@@ -20,8 +20,6 @@ from backquant.graph.edit import NamePool, get_module
 from backquant.graph.mutation import changes_argument, is_view
 from backquant.graph.scope import Scope
 
-__all__ = ["changed_tensors", "fold_constants", "is_random"]
-
 _LARGE = 1 << 22  # elements
 _PACKAGES = ("torch", "_operator", "builtins", "math")
 _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "poisson", "dropout", "uniform")

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import NamePool
 from backquant.graph.scope import Scope
-
-__all__ = ["batch_norm_modules"]
+from backquant.graph.values import GraphValues
 
 _BEHIND: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: nn.BatchNorm1d,
@@ -31,13 +30,17 @@ _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", 
 
 
 def batch_norm_modules(
-    module: fx.GraphModule, scopes: dict[str, Scope], kept: Collection[Any] = ()
+    module: fx.GraphModule,
+    scopes: dict[str, Scope],
+    values: GraphValues,
+    kept: Collection[Any] = (),
 ) -> int:
     """Write ``F.batch_norm`` of constants behind a convolution as a module, in place; how many.
 
     Args:
         module: a graph in evaluation mode.
         scopes: of its nodes; a new node has that of the function's.
+        values: the ranks of its tensors: without a batch another axis is normalised.
         kept: operators that stay as they are.
 
     >>> class Joined(nn.BatchNorm2d):
@@ -48,7 +51,8 @@ def batch_norm_modules(
     ...         return type(module) is nn.Conv2d
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), Joined(2)).eval()
     >>> module = fx.GraphModule(model, Tracer().trace(model))
-    >>> batch_norm_modules(module, {}), [node.op for node in module.graph.nodes]
+    >>> values = GraphValues(module, (torch.zeros(1, 1, 4, 4),))
+    >>> batch_norm_modules(module, {}, values), [node.op for node in module.graph.nodes]
     (1, ['placeholder', 'call_module', 'call_module', 'output'])
     """
     if F.batch_norm in kept:
@@ -59,8 +63,8 @@ def batch_norm_modules(
     constants, names = Constants(module), NamePool(module)
     count = 0
     for node in found:
-        kind = _kind(module, node)
-        made = None if kind is None else _module(module, node, kind, constants)
+        kind = _kind(module, node, values)
+        made = None if kind is None else _module(node, kind, constants)
         if made is not None:
             path = names.take(f"{str(node.args[0].target).replace('.', '_')}_batch_norm_")
             module.add_module(path, made)
@@ -69,26 +73,24 @@ def batch_norm_modules(
     return count
 
 
-def _kind(module: fx.GraphModule, node: fx.Node) -> type[nn.Module] | None:
-    """The class of batch norm that fits what stands before ``node``."""
+def _kind(module: fx.GraphModule, node: fx.Node, values: GraphValues) -> type[nn.Module] | None:
+    """The class of batch norm that normalises the channels of the convolution before ``node``."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or source.op != "call_module":
         return None
-    return _BEHIND.get(type(module.get_submodule(str(source.target))))
+    conv: Any = module.get_submodule(str(source.target))
+    kind = _BEHIND.get(type(conv))
+    known = None if kind is None else values.of(source.name)
+    return kind if known is not None and len(known.shape) == len(conv.kernel_size) + 2 else None
 
 
-def _module(
-    module: fx.GraphModule, node: fx.Node, kind: type[nn.Module], constants: Constants
-) -> nn.Module | None:
+def _module(node: fx.Node, kind: type[nn.Module], constants: Constants) -> nn.Module | None:
     """The batch norm that ``node`` computes, with the same tensors; ``None``: it is none of constants."""
     given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
     tensors = {name: constants.value(given.get(name)) for name in _NAMES[1:5]}
     mean, var = tensors["running_mean"], tensors["running_var"]
     is_known = all(tensors[name] is not None for name in tensors if given.get(name) is not None)
     if mean is None or var is None or not is_known or given.get("training", False) is not False:
-        return None
-    source: Any = module.get_submodule(str(node.args[0].target))  # type: ignore[union-attr]
-    if len(mean) != source.out_channels:  # of an input without a batch: another axis is normalised
         return None
     if any(isinstance(given.get(name), fx.Node) for name in ("momentum", "eps")):
         return None

@@ -17,8 +17,6 @@ from torch import fx, nn
 
 from backquant.graph.mutation import changes_argument, is_view
 
-__all__ = ["changed_view", "read_changed_values"]
-
 
 def read_changed_values(graph: fx.Graph, root: nn.Module) -> None:
     """Rule 1, in place.

@@ -25,8 +25,6 @@ from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import NamePool, get_module, set_module
 from backquant.graph.scope import Scope
 
-__all__ = ["CapturedForTraining", "ModeValue", "capture_for_training", "settle_mode_values"]
-
 
 class ModeValue(nn.Module):
     """A constant (``True``, ``0.1``) that differs between training and evaluation.

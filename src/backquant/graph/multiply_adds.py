@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["FORMULAS", "has_no_formula"]
+from backquant.graph.grouped import columns, grouped_linear
 
 _aten = torch.ops.aten
 Formula = Callable[..., int]
@@ -60,6 +60,11 @@ def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
     if a.dim() == 3 and b.dim() == 3:
         return int(a.numel()) * int(b.shape[-1])
     return int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
+
+
+def _grouped_rows(x: Any, weight: Any, offsets: Any, **_: Any) -> int:
+    """``backquant.grouped_linear``: each row by the matrix of its group."""
+    return int(x.numel()) * columns(weight, offsets)
 
 
 def _trilinear(a: Any, b: Any, c: Any, *expand: Any, **_: Any) -> int:
@@ -131,6 +136,7 @@ _OWN: Mapping[Any, Formula] = {
     _aten.mkldnn_convolution: _convolution,
     _aten.conv_tbc: _time_convolution,
     _aten._grouped_mm: _grouped,
+    grouped_linear.overloadpacket: _grouped_rows,
     _aten._trilinear: _trilinear,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_fused_attention_overrideable: _attention,

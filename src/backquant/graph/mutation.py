@@ -19,8 +19,6 @@ from torch import fx, nn
 from torch._ops import OpOverload
 from torch.nn import functional as F
 
-__all__ = ["changes_argument", "is_view"]
-
 _OPERATORS = frozenset(
     {
         *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),

@@ -23,8 +23,6 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
 
-__all__ = ["Shell", "fresh", "known_to_export", "object_classes", "part", "tensors_of"]
-
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _NO_RECORDS = (
     *(bool, int, float, complex, str, bytes, type(None), type, enum.Enum),

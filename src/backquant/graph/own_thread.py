@@ -28,8 +28,6 @@ from typing import Any
 import torch
 from torch.fx import _symbolic_trace
 
-__all__ = ["capture_in_own_thread", "printing_nowhere", "without_attention_fastpath"]
-
 _LOCK = threading.RLock()
 _FLAGS = ("is_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing")
 # Modules that have these functions, their own or imported.

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar
 
 from backquant.errors import BackquantError, PassError
 
-__all__ = ["graph_pass", "run_pass"]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["Provenance"]
-
 
 class Provenance:
     """A table from names of new nodes to names of the nodes they come from.

@@ -15,8 +15,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from backquant.graph.modes import ModeValue
 from backquant.graph.tracer import is_leaf
 
-__all__ = ["GraphIndex", "OperatorKey", "known_types", "node_arguments", "operator_key"]
-
 #: Kinds of nodes that compute something.
 CALLS = ("call_module", "call_function", "call_method")
 
@@ -149,7 +147,8 @@ class GraphIndex:
         """Whether a value is certainly computed from no tensor: sizes, ranks, constants.
 
         The rules are PyTorch's (``all_node_args_have_no_tensors``), for equal decisions: not
-        exact, ``False`` in doubt. What is no node has none.
+        exact, ``False`` in doubt. What is no node has none. Where PyTorch's observe numbers, and fail
+        (``x.shape[-1] ** -0.5``), these see Python's arithmetic.
         """
         return self._no_tensors[value] if isinstance(value, fx.Node) else True
 
@@ -166,6 +165,8 @@ class GraphIndex:
             return True
         if node.op == "call_method" and node.target == "size":
             return True
+        if getattr(node.target, "__module__", "") in _PYTHON and node.all_input_nodes:
+            return all(map(self.has_no_tensors, node.all_input_nodes))
         return bool(node.args) and not any(map(self._may_hold_tensor, node.args))
 
     def _may_hold_tensor(self, argument: Any) -> bool:
@@ -174,6 +175,9 @@ class GraphIndex:
         if isinstance(argument, fx.Node):
             return not self.has_no_tensors(argument)
         return not isinstance(argument, int)
+
+
+_PYTHON = ("_operator", "math", "builtins")
 
 
 def _after_first(node: fx.Node) -> range:

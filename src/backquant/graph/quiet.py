@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.silence import without_log_records, without_warnings
 
-__all__ = ["quiet"]
-
 
 @contextmanager
 def quiet() -> Iterator[None]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-__all__ = ["move_rank_reads"]
-
 _KEEP_RANK = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear),

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from backquant.dtypes import Requantization, Rounding, requantize_sums, round_to
 
-__all__ = ["quantize_rounded", "register_requantize", "requantize"]
-
 _LIBRARY: list[torch.library.Library] = []
 
 

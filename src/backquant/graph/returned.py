@@ -18,8 +18,6 @@ from backquant.graph.objects import Shell
 if TYPE_CHECKING:
     from backquant.graph.export import Structure
 
-__all__ = ["dataclasses_as_dicts", "keep_returned"]
-
 
 def keep_returned(module: fx.GraphModule, returned: Any) -> None:
     """Note in ``module`` the classes in ``returned``, what tracing its model gave.

@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["without_log_records", "without_warnings"]
-
 
 @contextmanager
 def without_warnings(*categories: type[Warning]) -> Iterator[None]:

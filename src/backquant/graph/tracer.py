@@ -18,8 +18,6 @@ from torch.nn.utils import rnn
 
 from backquant.graph.returned import dataclasses_as_dicts
 
-__all__ = ["ModuleTracer", "is_leaf"]
-
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
 _TRACERS = (_OWN_ROOT, str(Path(fx.__file__).parent))

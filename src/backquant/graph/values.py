@@ -14,8 +14,6 @@ from backquant.graph.clone import own_buffers
 from backquant.graph.example import as_arguments
 from backquant.graph.objects import fresh
 
-__all__ = ["GraphValues", "TensorFacts", "values_of"]
-
 
 @dataclass(frozen=True)
 class TensorFacts:

@@ -8,8 +8,6 @@ from torch import fx
 
 from backquant.errors import PassError
 
-__all__ = ["complaints", "verify"]
-
 
 def complaints(module: fx.GraphModule) -> list[str]:
     """What is wrong with a graph module, one sentence each; empty when it is well formed.

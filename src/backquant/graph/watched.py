@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-__all__ = ["dispatch_modes", "is_watched", "missing"]
-
 _NEEDED: tuple[tuple[Any, str], ...] = (
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_len_torch_function_stack"),

@@ -17,8 +17,6 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from backquant.graph.scope import Scope
 
-__all__ = ["inline_call", "inline_wrapped"]
-
 _OPERATORS = ("torch.", "backquant.")
 
 

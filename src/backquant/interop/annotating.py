@@ -35,7 +35,6 @@ with warnings.catch_warnings():
         SharedQuantizationSpec,
     )
 
-__all__ = ["Measuring", "PlanQuantizer"]
 
 _KEY = "quantization_annotation"  # where torchao looks
 _Place = Any  # a node (its output) or a pair of nodes (an edge)

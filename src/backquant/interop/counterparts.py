@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ATOMS", "BN_FUNCTIONS", "FUNCTIONS"]
-
 _OBSERVERS = (
     "ObserverBase",
     "UniformQuantizationObserverBase",

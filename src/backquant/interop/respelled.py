@@ -21,8 +21,6 @@ from backquant.graph.export.scopes import place_of
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.index import find
 
-__all__ = ["Respelled", "respelled"]
-
 
 @dataclass(frozen=True)
 class Respelled:
@@ -119,9 +117,8 @@ class _Writer:
 
 
 def _input(node: fx.Node) -> fx.Node:
-    """What a module is called with; the first tensor of ``aten.embedding`` is its weight."""
-    position = 1 if node.target is torch.ops.aten.embedding.default else 0
-    value = node.args[position]
+    """What a module is called with; the weight of ``aten.embedding`` comes before it."""
+    value = node.args[1 if _is_lookup(node) else 0]
     assert isinstance(value, fx.Node)
     return value
 
@@ -136,10 +133,16 @@ def _weight(node: fx.Node) -> fx.Node | None:
     return value if isinstance(value, fx.Node) else None
 
 
+def _is_lookup(node: fx.Node) -> bool:
+    """Whether its other argument than the weight is indices, which only select."""
+    known = find(node.target)
+    return known is not None and known.family == "embedding"
+
+
 def _computes_floats(node: fx.Node) -> bool:
     """Whether floats are computed from floats: no mask, no index."""
     values = [node.meta.get("val")]
-    if node.target is not torch.ops.aten.embedding.default:  # whose indices only select
+    if not _is_lookup(node):
         values += [source.meta.get("val") for source in node.all_input_nodes]
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(tensor.is_floating_point() for tensor in tensors)

@@ -35,8 +35,6 @@ from backquant.qconfig import (
     QuantType,
 )
 
-__all__ = ["from_torch_ao", "to_torch_ao"]
-
 _CONFIGS = (
     ("quantization.backend_config", BackendConfig),
     ("quantization.backend_config", BackendPatternConfig),
@@ -91,10 +89,11 @@ def to_torch_ao(obj: Any, *, without: Iterable[str] = ()) -> Any:
     >>> from backquant import MinMaxObserver, get_backend_config
     >>> to_torch_ao(MinMaxObserver.with_args(quant_min=0))().quant_min
     0
-    >>> theirs = to_torch_ao(get_backend_config("fbgemm"), without=("engine", "defaults"))
+    >>> ours_alone = ("engine", "defaults", "tolerance", "where")
+    >>> theirs = to_torch_ao(get_backend_config("fbgemm"), without=ours_alone)
     >>> type(theirs).__module__, len(theirs.configs)
-    ('torch.ao.quantization.backend_config.backend_config', 192)
-    >>> to_torch_ao(get_backend_config("fbgemm"), without=("defaults",))
+    ('torch.ao.quantization.backend_config.backend_config', 190)
+    >>> to_torch_ao(get_backend_config("fbgemm"), without=("defaults", "tolerance", "where"))
     Traceback (most recent call last):
     backquant.errors.SpecError: PyTorch's form has no field for: engine
       where  BackendConfig.engine

@@ -23,8 +23,6 @@ from backquant.observe import (
 )
 from backquant.prepare import PreparedModule, Role, prepared_state
 
-__all__ = ["with_torch_ao_calibration"]
-
 _KEY = "_observed_graph_module_attrs"
 _SETTINGS = ("dtype", "qscheme", "quant_min", "quant_max")
 _SHOWN = 5

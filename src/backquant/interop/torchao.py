@@ -12,8 +12,6 @@ from backquant.qconfig import QConfigMapping
 if TYPE_CHECKING:
     from backquant.interop.annotating import PlanQuantizer
 
-__all__ = ["as_quantizer"]
-
 
 def as_quantizer(backend_config: BackendConfig, qconfig_mapping: QConfigMapping) -> PlanQuantizer:
     """A quantizer for torchao's ``prepare_pt2e`` that annotates what our plan quantizes.

@@ -19,8 +19,6 @@ from backquant.errors import UsageError
 from backquant.graph.export import Argument, Interface
 from backquant.graph.objects import tensors_of
 
-__all__ = ["as_generator", "decoder_inputs"]
-
 _CACHE = "past_key_values"
 
 

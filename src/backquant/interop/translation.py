@@ -13,13 +13,19 @@ from torch import nn
 from backquant.backend_config import ForwardFuser, GraphPattern, NormalPattern, ReversedFuser
 from backquant.errors import BackquantError, SpecError, UsageError
 
-__all__ = ["Library", "Translation"]
-
 #: Fields that PyTorch's forms have not, by a key that tells the form.
 _OWN_FIELDS = {
     "BackendConfig": ("engine", "defaults", "qdq"),
     "entry": ("ports", "where", "overwrite_output_fake_quantize", "overwrite_output_observer"),
-    "DTypeConfig": ("bias_scale", "rounding", "requantization", "where"),
+    "DTypeConfig": (
+        "bias_scale",
+        "rounding",
+        "table_entries",
+        "requantization",
+        "requantization_ratio",
+        "tolerance",
+        "where",
+    ),
     "DTypeWithConstraints": (
         "symmetric",
         "granularity",
@@ -27,6 +33,7 @@ _OWN_FIELDS = {
         "power_of_two_scale",
         "scales",
         "scale_range",
+        "scale_dtype",
     ),
 }
 _STANDALONE = ("standalone_module_name", "standalone_module_class")

@@ -19,8 +19,6 @@ from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
-__all__ = ["absorb_clamps", "clamped"]
-
 _Kernel = OnednnConv | OnednnLinear
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph
 
-__all__ = ["reshape_views"]
-
 _RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
 
 

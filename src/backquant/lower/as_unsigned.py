@@ -16,8 +16,6 @@ from backquant.dtypes import QParams
 from backquant.lower.engine import EngineInfo
 from backquant.lower.qdq import is_dequantize, is_quantize, qparams_of
 
-__all__ = ["as_unsigned"]
-
 _SHIFT = 128
 
 

@@ -2,7 +2,8 @@
 
 1. A quantize node on a dequantize node with the same qparams disappears (the round trip is exact).
 2. With other qparams the two become one ``requantize`` kernel.
-3. The others become the fast boundary kernels.
+3. The others become the fast boundary kernels; of an engine that computes as described they stay, and rule 2
+   is done on integers.
 4. Dequantize nodes that nothing reads are erased, and what only they read: constants, and the nodes of
    dynamic quantization.
 5. Where a custom module takes quantized tensors, it gets the integers as one, and they are taken out of the
@@ -17,7 +18,9 @@ import torch
 from torch.fx import Graph, Node
 
 from backquant.dtypes import plain_dtype
+from backquant.lower.chain import quantizes
 from backquant.lower.dynamic import is_dynamic_boundary
+from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import (
     dequantize,
     integers_of,
@@ -25,36 +28,39 @@ from backquant.lower.kernels.boundary import (
     quantized_tensor,
     requantize,
 )
+from backquant.lower.kernels.integer.values import rescale
 from backquant.lower.qdq import (
+    described_arithmetic,
     integer_source,
     is_dequantize,
+    is_described_quantize,
     is_quantize,
     is_weight_dequantize,
     qparams_of,
 )
 
-__all__ = ["fold_boundaries", "is_boundary"]
-
-_KERNELS = (quantize, dequantize, requantize, quantized_tensor, integers_of)
+_KERNELS = (quantize, dequantize, requantize, rescale, quantized_tensor, integers_of)
 
 
 def is_boundary(node: Any) -> bool:
     """Whether ``node`` crosses between float and integers, in the QDQ dialect or lowered."""
-    if is_quantize(node) or is_dequantize(node):
+    if is_quantize(node) or is_dequantize(node) or is_described_quantize(node):
         return True
     return isinstance(node, Node) and node.op == "call_function" and node.target in _KERNELS
 
 
-def fold_boundaries(graph: Graph) -> None:
+def fold_boundaries(graph: Graph, engine: EngineInfo) -> None:
     """Apply the rules above to ``graph``."""
     for node in list(graph.nodes):
-        if is_quantize(node) and is_dequantize(node.args[0]):
-            _join(graph, node)
+        if quantizes(node, engine) and is_dequantize(node.args[0]):
+            _join(graph, node, engine)
         elif node.target is torch.quantize_per_tensor and is_dequantize(node.args[0]):
             _pass_integers(node)
         elif is_quantize(node) and node.args[0].target == "dequantize":
             node.target, node.args = integers_of, (node.args[0].args[0], *node.args[1:])
     _erase_unread(graph)
+    if engine.as_described:
+        return
     for node in graph.nodes:
         if is_quantize(node):
             node.target = quantize
@@ -62,7 +68,7 @@ def fold_boundaries(graph: Graph) -> None:
             node.target = dequantize
 
 
-def _join(graph: Graph, node: Node) -> None:
+def _join(graph: Graph, node: Node, engine: EngineInfo) -> None:
     """Rules 1 and 2."""
     before = node.args[0]
     assert isinstance(before, Node)
@@ -71,8 +77,11 @@ def _join(graph: Graph, node: Node) -> None:
         node.replace_all_uses_with(source)
     else:
         with graph.inserting_before(node):
-            args = (source, old.scale, old.zero_point, *new.literals)
-            joined = graph.create_node("call_function", requantize, args, {}, node.name)
+            args: tuple[Any, ...] = (source, old.scale, old.zero_point, *new.literals)
+            if engine.as_described:
+                args = (*args, *described_arithmetic(node))
+            kernel = rescale if engine.as_described else requantize
+            joined = graph.create_node("call_function", kernel, args, {}, node.name)
         node.replace_all_uses_with(joined)
     graph.erase_node(node)
 

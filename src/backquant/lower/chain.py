@@ -11,13 +11,12 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.backend_config import DTypeConfig
 from backquant.graph import get_module
 from backquant.lower.engine import EngineInfo
-from backquant.lower.qdq import is_quantize, qparams_of
+from backquant.lower.qdq import is_described_quantize, is_quantize, qparams_of
 from backquant.lower.rule import LowerRule, Site, Step
 from backquant.nn.intrinsic import ConvAdd2d, ConvAddReLU2d
-
-__all__ = ["RuleIndex", "index_rules", "site_of", "steps_of"]
 
 RuleIndex = dict[Any, list[LowerRule]]
 
@@ -63,13 +62,17 @@ def _step(part: Any, node: Node) -> Step:
 
 
 def site_of(
-    graph_module: GraphModule, node: Node, rule: LowerRule, engine: EngineInfo
+    graph_module: GraphModule,
+    node: Node,
+    rule: LowerRule,
+    engine: EngineInfo,
+    described: DTypeConfig | None = None,
 ) -> Site | None:
     """The site of ``rule`` that starts at ``node``, or ``None`` if its chain is not there."""
     steps = steps_of(graph_module, node)
     wanted = len(rule.pattern)
     while len(steps) < wanted:
-        follower = _only_follower(steps[-1].node)
+        follower = _only_follower(steps[-1].node, engine)
         more = steps_of(graph_module, follower) if follower is not None else ()
         if not more:
             return None
@@ -78,23 +81,28 @@ def site_of(
         return None
     if any(step.key not in keys for step, keys in zip(steps, rule.pattern, strict=True)):
         return None
-    quantize = _only_quantize(steps[-1].node)
+    quantize = _only_quantize(steps[-1].node, engine)
     out = qparams_of(quantize) if quantize is not None else None
-    return Site(graph_module, steps, quantize, out, engine)
+    return Site(graph_module, steps, quantize, out, engine, described)
 
 
-def _only_follower(node: Node) -> Node | None:
+def quantizes(node: Any, engine: EngineInfo) -> bool:
+    """Whether ``node`` quantizes in a way that the kernels of ``engine`` may do themselves."""
+    return is_quantize(node) or (engine.as_described and is_described_quantize(node))
+
+
+def _only_follower(node: Node, engine: EngineInfo) -> Node | None:
     """The one operator that reads ``node``, as its first argument."""
     if len(node.users) != 1:
         return None
     follower = next(iter(node.users))
-    if is_quantize(follower) or not follower.args or follower.args[0] is not node:
+    if quantizes(follower, engine) or not follower.args or follower.args[0] is not node:
         return None
     return follower if follower.op.startswith("call_") else None
 
 
-def _only_quantize(node: Node) -> Node | None:
+def _only_quantize(node: Node, engine: EngineInfo) -> Node | None:
     if len(node.users) != 1:
         return None
     user = next(iter(node.users))
-    return user if is_quantize(user) else None
+    return user if quantizes(user, engine) else None

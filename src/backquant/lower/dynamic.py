@@ -19,15 +19,6 @@ from torch.fx import Node
 
 from backquant.dtypes import is_narrow_float
 
-__all__ = [
-    "DynamicInput",
-    "dynamic_input",
-    "is_dynamic_boundary",
-    "narrow_constant",
-    "static_cast",
-    "widened_constant",
-]
-
 _CHOOSE = {
     "quantized_decomposed.choose_qparams.tensor": False,
     "quantized_decomposed.choose_qparams_symmetric.tensor": True,

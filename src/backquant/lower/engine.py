@@ -25,14 +25,6 @@ from backquant.lower.machine import MachineFacts, machine_facts
 if TYPE_CHECKING:
     from backquant.lower.rule import LowerRule
 
-__all__ = [
-    "Engine",
-    "EngineInfo",
-    "engine_here",
-    "engine_info",
-    "find_engine",
-    "list_engines",
-]
 
 _GROUP = "backquant.engines"
 #: The engines of this package; they need no installed metadata and cannot be replaced.
@@ -41,6 +33,7 @@ _BUILT_IN = {
     "onednn": "backquant.engines.onednn:ONEDNN",
     "fbgemm": "backquant.engines.quantized:FBGEMM",
     "qnnpack": "backquant.engines.quantized:QNNPACK",
+    "integer_reference": "backquant.engines.integer_reference:INTEGER_REFERENCE",
 }
 
 
@@ -51,6 +44,8 @@ class EngineInfo:
     ``wide_accumulation``: products of 8-bit activations and 8-bit weights are summed without
     saturation. Without it the range of activation times weight is limited (``max_product``).
     ``wide_depthwise``: the same for depthwise convolutions.
+    ``as_described``: kernels round and requantize as the description names it, and are there to be compared
+    with, not to be fast: nothing is timed, boundaries stay the reference model's operators.
 
     >>> info = EngineInfo("x86", "avx512_vnni", "2.13.0", ("onednn.qconv_pointwise",),
     ...                   (torch.uint8,), (torch.int8,), wide_accumulation=True)
@@ -66,6 +61,7 @@ class EngineInfo:
     weight_dtypes: tuple[torch.dtype, ...]
     wide_accumulation: bool = True
     wide_depthwise: bool = True
+    as_described: bool = False
 
     def computes_in(self, dtype: torch.dtype) -> bool:
         """Whether activations may be integers of ``dtype``; int8 runs as uint8, 128 further up.

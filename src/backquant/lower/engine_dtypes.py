@@ -14,8 +14,6 @@ from backquant.lower import EngineInfo
 from backquant.match import Plan
 from backquant.match.integer_dtypes import IntegerDtype, integer_dtypes
 
-__all__ = ["check_engine_dtypes"]
-
 _SHOWN = 8
 
 

@@ -11,8 +11,6 @@ from torch.fx import Graph, Node
 from backquant.lower.dynamic import static_cast
 from backquant.operators import moves_values
 
-__all__ = ["move_halves"]
-
 
 def move_halves(graph: Graph) -> None:
     """Take the casts around such operators out of ``graph``."""

@@ -11,8 +11,6 @@ from torch import fx, nn
 from backquant.graph.mutation import changes_argument
 from backquant.lower.qdq import is_dequantize
 
-__all__ = ["read_results"]
-
 
 def read_results(graph: fx.Graph, modules: nn.Module) -> None:
     """Rewrite ``graph`` where it stands; costs the uses of the values that are changed in place.

@@ -24,8 +24,6 @@ from backquant.lower.memory import may_overwrite
 from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
-__all__ = ["join_adds"]
-
 _ADDS = (elementwise.add, elementwise.add_relu)
 
 

@@ -22,8 +22,6 @@ from backquant.lower.kernels.postop import PostOp
 from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 
-__all__ = ["join_lookups", "joined"]
-
 _Kernel = OnednnConv | OnednnLinear
 
 

@@ -15,8 +15,6 @@ from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
 from backquant.operators import spellings
 
-__all__ = ["join_shuffles"]
-
 _RESHAPES: tuple[Any, ...] = spellings("view", "reshape")
 _TRANSPOSES: tuple[Any, ...] = spellings("transpose")
 

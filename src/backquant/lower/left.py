@@ -23,8 +23,6 @@ from backquant.lower.qdq import is_weight_dequantize
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["Left"]
-
 
 class Left:
     """Collects, while the pass runs, what was made and what was refused."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.backend_config import DTypeConfig
 from backquant.dtypes import QParams
 from backquant.errors import PassError
 from backquant.graph import (
@@ -29,7 +30,7 @@ from backquant.lower.absorb import absorb_clamps
 from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
-from backquant.lower.chain import RuleIndex, index_rules, site_of, steps_of
+from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
 from backquant.lower.engine import EngineInfo
 from backquant.lower.halves import move_halves
 from backquant.lower.in_place import read_results
@@ -42,14 +43,11 @@ from backquant.lower.left import Left
 from backquant.lower.qdq import (
     dequantize_target,
     is_dequantize,
-    is_quantize,
     is_weight_dequantize,
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.prepare.record import KeptGraphModule
-
-__all__ = ["Lowered", "lower"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,13 @@ def lower(
     engine: EngineInfo,
     separate: Collection[str] = (),
     in_float: Collection[str] = (),
+    described: Mapping[str, DTypeConfig] | None = None,
 ) -> Lowered:
     """Lower ``reference`` (decomposed dialect, per-tensor literal qparams) with the table ``rules``.
 
     ``separate`` names nodes that are no business of the table: calls of standalone and custom modules.
-    ``in_float``: operators that compute in float even between integers.
+    ``in_float``: operators that compute in float even between integers. ``described``: the dtype config of
+    each quantized operator, which rules may read.
 
     Raises ``PassError`` when a rule breaks its contract: a defect of the table.
 
@@ -87,16 +87,24 @@ def lower(
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     run_pass(read_results, result.graph, result)
     run_pass(as_unsigned, result.graph, engine, separate)
-    return _Pass(result, index_rules(rules), engine).run(frozenset(separate), frozenset(in_float))
+    run = _Pass(result, index_rules(rules), engine, described or {})
+    return run.run(frozenset(separate), frozenset(in_float))
 
 
 class _Pass:
     """State of one run: the graph being edited and what was recorded."""
 
-    def __init__(self, graph_module: GraphModule, index: RuleIndex, engine: EngineInfo) -> None:
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        index: RuleIndex,
+        engine: EngineInfo,
+        described: Mapping[str, DTypeConfig],
+    ) -> None:
         self.gm = graph_module
         self.index = index
         self.engine = engine
+        self.described = described
         self.kernels: list[KernelUse] = []
         self.records: dict[Node, int] = {}
         self.left = Left(engine)
@@ -111,7 +119,7 @@ class _Pass:
                 self.left.note(node, [self.left.float_in_reference(node)])
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
-        run_pass(fold_boundaries, self.gm.graph)
+        run_pass(fold_boundaries, self.gm.graph, self.engine)
         run_pass(move_halves, self.gm.graph)
         run_pass(reshape_views, self.gm.graph)
         left_over = run_pass(absorb_clamps, self.gm, self.kernels, self.records)
@@ -126,14 +134,14 @@ class _Pass:
         return Lowered(result, kernels, left)
 
     def _visit(self, node: Node) -> None:
-        if is_quantize(node) or is_dequantize(node) or is_weight_dequantize(node):
+        if quantizes(node, self.engine) or is_dequantize(node) or is_weight_dequantize(node):
             return
         steps = steps_of(self.gm, node)
         if not steps:
             return
         refusals: list[Reason] = []
         for rule in self.index.get(steps[0].key, ()):
-            site = site_of(self.gm, node, rule, self.engine)
+            site = site_of(self.gm, node, rule, self.engine, self.described.get(node.name))
             if site is None:
                 continue
             with graph_pass(f"lowering rule {rule.name}, at {node.name}"):

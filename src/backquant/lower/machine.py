@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MachineFacts", "machine_facts"]
-
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
 _WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")

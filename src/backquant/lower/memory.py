@@ -8,8 +8,6 @@ from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
 
-__all__ = ["makes_memory", "may_overwrite"]
-
 
 def may_overwrite(
     graph_module: GraphModule, value: Node, reading: Node, replaced: Node | None = None

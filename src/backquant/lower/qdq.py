@@ -15,20 +15,10 @@ from torch.fx import Node
 
 from backquant.dtypes import QParams
 
-__all__ = [
-    "dequantize_target",
-    "integer_source",
-    "is_block_dequantize",
-    "is_channel_dequantize",
-    "is_dequantize",
-    "is_quantize",
-    "is_weight_dequantize",
-    "qparams_of",
-    "quantize_target",
-    "quantized_value",
-]
-
 _NAMESPACE = "quantized_decomposed"
+_QUANTIZE_ROUNDED = "backquant.quantize_rounded.default"
+#: by the place of the scale among the arguments
+_DESCRIBED = {_QUANTIZE_ROUNDED: 1, "backquant.requantize.default": 3}
 
 
 def quantize_target() -> Any:
@@ -56,6 +46,27 @@ def _name_of(target: Any) -> str:
 def is_quantize(node: Any) -> bool:
     """Whether ``node`` quantizes a float tensor with literal per-tensor qparams."""
     return isinstance(node, Node) and _is_op(node, "quantize_per_tensor") and _is_literal(node)
+
+
+def is_described_quantize(node: Any) -> bool:
+    """Whether ``node`` quantizes with a rounding or a requantization that the description names."""
+    called = isinstance(node, Node) and node.op == "call_function"
+    return called and str(node.target) in _DESCRIBED
+
+
+def described_arithmetic(node: Node) -> tuple[str, str]:
+    """The requantization and the rounding of a quantize node, by name.
+
+    >>> graph = torch.fx.Graph()
+    >>> described_arithmetic(graph.call_function(quantize_target(), (graph.placeholder("x"),)))
+    ('float', 'half_even')
+    """
+    if not is_described_quantize(node):
+        return "float", "half_even"
+    requantization, rounding = node.args[-2:]
+    if str(node.target) == _QUANTIZE_ROUNDED:
+        requantization = "float"
+    return str(requantization), str(rounding)
 
 
 def is_dequantize(node: Any) -> bool:
@@ -89,7 +100,8 @@ def _is_literal(node: Node) -> bool:
 
 def qparams_of(node: Node) -> QParams:
     """The qparams of a quantize or dequantize node."""
-    scale, zero_point, low, high, dtype = node.args[1:]
+    first = _DESCRIBED.get(str(node.target), 1)
+    scale, zero_point, low, high, dtype = node.args[first : first + 5]
     return QParams(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]
 
 

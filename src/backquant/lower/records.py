@@ -8,8 +8,6 @@ from torch.fx import Node
 
 from backquant.lower.rule import KernelUse
 
-__all__ = ["merge_records"]
-
 
 def merge_records(
     found: list[KernelUse | None], records: dict[Node, int], pair: tuple[Node, Node], kernel: str

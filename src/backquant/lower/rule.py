@@ -24,22 +24,16 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from backquant.backend_config import DTypeConfig
 from backquant.dtypes import QParams
 from backquant.lower.engine import EngineInfo
-from backquant.lower.qdq import integer_source, is_dequantize, qparams_of
+from backquant.lower.qdq import (
+    described_arithmetic,
+    integer_source,
+    is_dequantize,
+    qparams_of,
+)
 from backquant.match.plan import Reason
-
-__all__ = [
-    "IDENTITY",
-    "Emit",
-    "KernelUse",
-    "LowerRule",
-    "OpKey",
-    "Operand",
-    "Site",
-    "Step",
-    "operand",
-]
 
 OpKey = Any  # a module class, a callable, or a method's name
 
@@ -87,13 +81,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Site:
-    """One occurrence of a rule's chain in the reference model."""
+    """One occurrence of a rule's chain in the reference model.
+
+    ``described``: the dtype config of the description that the operator is quantized by.
+    """
 
     graph_module: GraphModule
     steps: tuple[Step, ...]
     quantize: Node | None
     out: QParams | None
     engine: EngineInfo
+    described: DTypeConfig | None = None
 
     @property
     def node(self) -> Node:
@@ -110,6 +108,18 @@ class Site:
         module = self.steps[0].module
         assert module is not None
         return module
+
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """How the result is made of sums and how it is rounded: the description's names."""
+        return (
+            ("float", "half_even") if self.quantize is None else described_arithmetic(self.quantize)
+        )
+
+    @property
+    def table_entries(self) -> int | None:
+        """How many entries the described table of the result has; None: one for each integer."""
+        return None if self.described is None else self.described.table_entries
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -28,11 +28,9 @@ from backquant.backend_config.conditions.expressions import (
     Number,
     Quantity,
 )
-from backquant.match.constraints import Refusal
+from backquant.match.refusal import Refusal
 from backquant.operators.facts import Unknown, UseFacts
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["unmet"]
 
 RULE = ReasonCode.CONDITION
 _SHOWN = 6
@@ -119,11 +117,11 @@ def _negated(condition: NotSo, use: UseFacts) -> _Answer:
 
 
 def _compared(comparison: Comparison, use: UseFacts) -> _Answer:
-    left = _value(comparison.left, use)
+    left = value_of(comparison.left, use)
     right = (
         comparison.right.values
         if isinstance(comparison.right, Literals)
-        else _value(comparison.right, use)
+        else value_of(comparison.right, use)
     )
     for side in (left, right):
         if isinstance(side, Unknown):
@@ -158,14 +156,15 @@ def _one(value: Any) -> str:
 # -- values ------------------------------------------------------------------------------------------
 
 
-def _value(expression: Expression, use: UseFacts) -> tuple[Any, ...] | Unknown:
+def value_of(expression: Expression, use: UseFacts) -> tuple[Any, ...] | Unknown:
+    """The values of an expression at one use, or why they are not known."""
     if isinstance(expression, Quantity):
         return use.read(expression)
     if isinstance(expression, Number):
         return (expression.value,)
     if isinstance(expression, Item):
         return _item(expression, use)
-    sides = [_value(argument, use) for argument in expression.arguments]
+    sides = [value_of(argument, use) for argument in expression.arguments]
     for side in sides:
         if isinstance(side, Unknown):
             return side
@@ -176,7 +175,7 @@ def _value(expression: Expression, use: UseFacts) -> tuple[Any, ...] | Unknown:
 
 
 def _item(expression: Item, use: UseFacts) -> tuple[Any, ...] | Unknown:
-    values = _value(expression.of, use)
+    values = value_of(expression.of, use)
     if isinstance(values, Unknown):
         return values
     if expression.whole:

@@ -14,8 +14,6 @@ from backquant.match.plan import MatchKind, TensorRequest
 from backquant.qconfig import PrepareCustomConfig, QuantType
 from backquant.qconfig.quant_type import quant_type_of
 
-__all__ = ["CustomMatching", "requested_kind"]
-
 
 @dataclass(frozen=True)
 class CustomMatching:

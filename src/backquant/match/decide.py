@@ -12,7 +12,7 @@ from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
 from backquant.graph.values import GraphValues
 from backquant.match.conditions import unmet
-from backquant.match.constraints import Refusal, divides
+from backquant.match.constraints import divides
 from backquant.match.custom import CustomMatching, requested_kind
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
@@ -31,6 +31,7 @@ from backquant.match.plan import (
 )
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.reasons import ReasonWriter, Refused
+from backquant.match.refusal import Refusal
 from backquant.match.roles import roles_of
 from backquant.match.rules import Hit, RuleTable, resolve
 from backquant.match.suggestions import Suggestions
@@ -39,8 +40,6 @@ from backquant.match.verdict import Judge, QConfigRequest
 from backquant.match.weight_sums import WeightSums
 from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
-
-__all__ = ["make_plan"]
 
 
 def make_plan(  # size: the graph, the two inputs that meet, and what is known beside them
@@ -101,7 +100,9 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
         values=values or GraphValues(None),
     )
     declined = facts.custom.declined
-    found = find_occurrences(graph, patterns, backend_config, facts.special(), declined)
+    found = find_occurrences(
+        graph, patterns, backend_config, facts.special(), declined, facts.values
+    )
     facts = replace(facts, valueless=valueless_nodes(graph, found))
     decisions, predicates = _decide_all(found, facts)
     decisions = settle_neighbours(graph, backend_config, found, decisions, by_default)

@@ -20,8 +20,6 @@ from backquant.match.plan import MatchKind, Plan
 from backquant.qconfig import QConfigMapping
 from backquant.qconfig.build import ptq_qconfig
 
-__all__ = ["rules_between_floats"]
-
 
 def rules_between_floats(
     module: fx.GraphModule,

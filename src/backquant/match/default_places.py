@@ -23,8 +23,6 @@ from backquant.match.float_places import FloatPlace, find_float_places
 from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["ChosenRules", "places_of", "rules_for_places"]
-
 _SHOWN = 3
 
 

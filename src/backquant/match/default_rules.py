@@ -9,8 +9,6 @@ from backquant.backend_config import LeaveFloat
 from backquant.match.plan import Decision, RuleKind, RuleRef
 from backquant.qconfig import QConfigMapping, qconfig_equals
 
-__all__ = ["DefaultRules"]
-
 
 @dataclass(frozen=True)
 class DefaultRules:

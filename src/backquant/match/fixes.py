@@ -23,8 +23,6 @@ from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles
 from backquant.qconfig import QConfig
 
-__all__ = ["ObserverFix", "QConfigFix", "mapping_call", "qconfig_fix"]
-
 # Observers that can be asked for with another dtype and range.
 _PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
 _PER_CHANNEL = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
@@ -201,15 +199,13 @@ def _observer(
     demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool = False
 ) -> ObserverFix:
     assert demand.dtype is not None
-    if is_scaled_float(demand.dtype):
-        bound = qdtype(demand.dtype).high
-        scheme = {"dtype": demand.dtype, "qscheme": torch.per_tensor_symmetric}
-        return ObserverFix("MinMaxObserver", {**scheme, "quant_min": -bound, "quant_max": bound})
-    if demand.dtype.is_floating_point:
+    shared = _blocks(demand, request)
+    if is_scaled_float(demand.dtype) and shared is None:
+        return _narrow_float(demand, request, weight=weight)
+    if demand.dtype.is_floating_point and shared is None:
         return ObserverFix("PlaceholderObserver", {"dtype": demand.dtype})
     if demand.scale_exact_match is not None:
         return _fixed(demand, request)
-    shared = _blocks(demand, request)
     if shared is not None:
         many_scales = torch.per_channel_affine if demand.symmetric is False else _MANY
         many = {"granularity": str(shared), "dtype": demand.dtype, "qscheme": many_scales}
@@ -228,6 +224,20 @@ def _observer(
         inner = "MovingAveragePerChannelMinMaxObserver" if per_channel else _PER_TENSOR[1]
         return ObserverFix("FakeQuantize", {"observer": ObserverFix(inner), **values})
     return ObserverFix(asked if asked in names else names[0], values)
+
+
+def _narrow_float(
+    demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool
+) -> ObserverFix:
+    """Measured by the largest magnitude; the range is named: hardware may end before the format."""
+    assert demand.dtype is not None
+    row = qdtype(demand.dtype)
+    per_channel = _wants_channels(demand, request, weight=weight)
+    scheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
+    ends = _range(demand, request)
+    low, high = ends.get("quant_min", row.low), ends.get("quant_max", row.high)
+    values = {"dtype": demand.dtype, "qscheme": scheme, "quant_min": low, "quant_max": high}
+    return ObserverFix((_PER_CHANNEL if per_channel else _PER_TENSOR)[0], values)
 
 
 def _blocks(demand: DTypeWithConstraints, request: TensorRequest | None) -> Granularity | None:

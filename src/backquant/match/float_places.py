@@ -14,8 +14,6 @@ from backquant.graph.export import interface_of
 from backquant.match.index import key_of
 from backquant.operators.index import find, find_root, moves_values
 
-__all__ = ["FloatPlace", "calls_one_of", "keys_of", "find_float_places"]
-
 
 class FloatPlace(NamedTuple):
     """A node that stays float, and the rule that says so, by position."""

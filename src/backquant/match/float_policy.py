@@ -4,7 +4,9 @@
 1. What a rule leaves in float at places of the float model (``find_float_places``) stays float first.
 2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
    out of a match that stays quantized with an integer output, and a match that stays quantized reads its
-   result as integers.
+   result as integers. By default what only moves one value needs the latter alone: rounded before or
+   behind it, the values are the same; and readers behind moves that no entry is for (``chunk``,
+   ``nn.Flatten``) count, where the value that is moved came as integers.
 3. A value that depends on no input counts as quantized where the target quantizes constants.
 4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
@@ -13,7 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,8 +31,6 @@ from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason
 from backquant.operators import moves_values
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["float_by_request", "settle_neighbours"]
 
 
 def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
@@ -124,15 +125,31 @@ class _Settling:
                 continue
             lack = self._lack(occurrence)
             if lack:
-                admitted = f"only between quantized operators, and {lack}"
-                self._leave(
-                    occurrence,
-                    ReasonCode.FLOAT_NEIGHBOURS,
-                    admitted,
-                    self.bound[occurrence.anchor.name],
-                )
+                self._leave_between(occurrence, lack)
                 waiting += self._neighbours(occurrence)
+        self._leave_moves_of_floats()
         return self.decisions
+
+    def _leave_moves_of_floats(self) -> None:
+        """Moves of a value that came as float, and that no quantized operator reads without a gap."""
+        moves = {
+            node: self.of_node[node.name]
+            for node in self.graph.graph.nodes
+            if node.name in self.bound
+            and self._quantized(self.of_node[node.name])
+            and self._moves_one_value(self.of_node[node.name])
+        }
+        read = set[fx.Node]()
+        for move in reversed(moves):
+            if any(u in read if u in moves else self._reads_integers(u) for u in move.users):
+                read.add(move)
+        for move, occurrence in moves.items():
+            if move in read:
+                continue
+            floats = [s.name for s in self._sources(occurrence) if not self._gives_integers(s)]
+            if floats:
+                lack = f"it reads {floats[0]}, which is float"
+                self._leave_between(occurrence, lack)
 
     def _leave_places(self) -> None:
         always = [one for one in self.rules if not one.by_default]
@@ -150,24 +167,51 @@ class _Settling:
                 return False
         pattern = self.backend.configs[occurrence.match.entry].normal_pattern
         operators = [node.op for node in pattern.nodes if node.kind not in ("any", "literal")]
-        return all(operator in listed for operator in operators)
+        return all(each in listed for each in operators)
 
     def _quantized(self, occurrence: Occurrence | None) -> bool:
         return occurrence is not None and self.decisions[occurrence.anchor.name].quantized
 
     def _lack(self, occurrence: Occurrence) -> str:
         """Why it cannot stay quantized; empty if it can."""
-        for source in self._sources(occurrence):
-            if not self._gives_integers(source):
-                return f"it reads {source.name}, which is float"
-        if not any(self._reads_integers(user) for user in occurrence.anchor.users):
+        by_default = self.bound[occurrence.anchor.name].by_default
+        if not (by_default and self._moves_one_value(occurrence)):
+            for source in self._sources(occurrence):
+                if not self._gives_integers(source):
+                    return f"it reads {source.name}, which is float"
+        if not any(self._reads_integers(user) for user in self._readers(occurrence)):
             return "no quantized operator reads its result"
         return ""
+
+    def _moves_one_value(self, occurrence: Occurrence) -> bool:
+        if len(self._sources(occurrence)) > 1:
+            return False
+        return all(_moves_values(self.graph, node) for node in occurrence.members)
 
     def _sources(self, occurrence: Occurrence) -> list[fx.Node]:
         members = set(occurrence.members)
         sources = (s for node in occurrence.members for s in node.all_input_nodes)
         return [s for s in dict.fromkeys(sources) if s not in members and self._is_tensor(s)]
+
+    def _readers(self, occurrence: Occurrence) -> Iterator[fx.Node]:
+        if not self.bound[occurrence.anchor.name].by_default:
+            return iter(occurrence.anchor.users)
+        return self._beyond(occurrence.anchor.users, lambda node: node.users)
+
+    def _beyond(
+        self, nodes: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.Node]]
+    ) -> Iterator[fx.Node]:
+        """``nodes``, and what lies behind those that move values and that no entry is for."""
+        pending, seen = list(nodes), set[fx.Node]()
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            yield node
+            is_move = node.target is operator.getitem or _moves_values(self.graph, node)
+            if is_move and node.name not in self.of_node:
+                pending += further(node)
 
     def _is_tensor(self, node: fx.Node) -> bool:
         decision = self.decisions.get(node.name)
@@ -194,9 +238,15 @@ class _Settling:
         return not dtypes.is_dynamic and (dtype is None or not dtype.is_floating_point)
 
     def _neighbours(self, occurrence: Occurrence) -> list[Occurrence]:
-        nodes = [*self._sources(occurrence), *occurrence.anchor.users]
+        sources = self._beyond(self._sources(occurrence), lambda node: node.all_input_nodes)
+        nodes = [*sources, *self._readers(occurrence)]
         near = (self.of_node.get(node.name) for node in nodes)
         return [o for o in near if o is not None and o.anchor.name in self.bound]
+
+    def _leave_between(self, occurrence: Occurrence, lack: str) -> None:
+        admitted = f"only between quantized operators, and {lack}"
+        rule = self.bound[occurrence.anchor.name]
+        self._leave(occurrence, ReasonCode.FLOAT_NEIGHBOURS, admitted, rule)
 
     def _leave(self, occurrence: Occurrence, code: ReasonCode, admitted: str, rule: _Rule) -> None:
         for node in occurrence.members:

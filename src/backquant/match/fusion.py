@@ -9,8 +9,9 @@ the fused module takes, has to call a module. Nothing is fused that would change
 2. Extra inputs of a fused module are values of the graph. PyTorch passes constants, too:
    ``conv(x) + 1`` becomes a ``ConvAdd2d`` for which there is no kernel.
 3. No extra input is computed inside of the fusion. PyTorch fails on ``y + y`` with ``y = conv(x)``.
-4. A batch norm behind a linear layer has as many channels as that has features. Over sequences it
-   normalises another axis; PyTorch fails there.
+4. A batch norm is folded where it normalises the features of the layer before it. Behind a linear layer
+   over sequences, or a convolution without a batch, it normalises another axis; PyTorch folds it there,
+   too, and computes something else. Where no run showed the rank, the fused module refuses others.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from backquant.backend_config import (
 )
 from backquant.errors import ConfigError
 from backquant.graph import GraphIndex
+from backquant.graph.values import GraphValues
+from backquant.match.folded_norms import keeps_channels
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
 from backquant.match.names import entry_text
 from backquant.match.plan import Fusion
 from backquant.match.structure import extra_inputs_of, nested, other_inputs, root_of
-
-__all__ = ["plan_fusion"]
 
 
 def plan_fusion(
@@ -43,6 +44,7 @@ def plan_fusion(
     *,
     is_qat: bool = False,
     declined: Collection[tuple[str, int]] = (),
+    values: GraphValues | None = None,
 ) -> tuple[Fusion, ...]:
     """The fusions that a backend wants in a captured graph, in graph order. Edits nothing.
 
@@ -52,6 +54,7 @@ def plan_fusion(
         is_qat: plan for training: a batch norm whose fuser is marked
             ``folds_for_inference_only`` is not fused. *Different:* PyTorch raises there.
         declined: (anchor node, entry) of fusions not to plan; shorter ones may take their place.
+        values: the ranks of the graph's tensors.
 
     Raises:
         ConfigError: a getter of an entry fails, or the root of a pattern calls no module.
@@ -63,13 +66,13 @@ def plan_fusion(
     >>> plan_fusion(gm, BackendConfig("b").set_backend_pattern_config(entry))[0].nodes
     ('_0', '_1')
     """
-    graph = GraphIndex(module)
+    graph, known = GraphIndex(module), values or GraphValues(None)
     patterns = PatternIndex(backend_config, _trainable if is_qat else _fusible)
 
     def accepts(found: Found) -> bool:
         if (found.anchor.name, found.candidate.entry) in declined:
             return False
-        return _keeps_meaning(found, graph)
+        return _keeps_meaning(found, graph) and keeps_channels(found.members, graph, known)
 
     matcher = Matcher(graph, patterns, accepts)
     return tuple(_fusion(found, graph, backend_config) for found in matcher.run())
@@ -136,8 +139,6 @@ def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
     has_extra = found.candidate.config._extra_inputs_getter is not None
     if not all(isinstance(value, fx.Node) for value in other_inputs(found)):
         return False
-    if not all(_fits_below(node, inside, graph) for node in inside):
-        return False
     for part, value in zip(pattern.nodes, found.bound, strict=True):
         if part.kind == "any":
             if value in inside or (has_extra and not isinstance(value, fx.Node)):
@@ -148,15 +149,6 @@ def _keeps_meaning(found: Found, graph: GraphIndex) -> bool:
         if not _drops_nothing(value, len(part.inputs), graph.module_of(value)):
             return False
     return True
-
-
-def _fits_below(node: fx.Node, inside: set[fx.Node], graph: GraphIndex) -> bool:
-    """Whether a batch norm may normalise the features of the linear layer it is fused with, if any."""
-    norm, source = graph.module_of(node), node.args[0] if node.args else None
-    below = graph.module_of(source) if isinstance(source, fx.Node) and source in inside else None
-    if not isinstance(norm, _BatchNorm) or not isinstance(below, nn.Linear):
-        return True
-    return norm.num_features == below.out_features
 
 
 def _drops_nothing(node: fx.Node, count: int, module: nn.Module | None) -> bool:

@@ -9,8 +9,6 @@ from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.backend_config.pattern import NormalPattern, PatternNode
 from backquant.graph import OperatorKey
 
-__all__ = ["Candidate", "PatternIndex", "key_of"]
-
 
 @dataclass(frozen=True)
 class Candidate:

@@ -10,8 +10,6 @@ import torch
 from backquant.backend_config import BackendConfig
 from backquant.match.plan import Plan
 
-__all__ = ["IntegerDtype", "integer_dtypes"]
-
 
 @dataclass(frozen=True)
 class IntegerDtype:

@@ -30,8 +30,6 @@ from backquant.graph import GraphIndex
 from backquant.graph.arguments import ordered_arguments
 from backquant.match.index import Candidate, PatternIndex, key_of
 
-__all__ = ["Found", "Matcher", "Miss"]
-
 
 @dataclass(frozen=True)
 class Found:

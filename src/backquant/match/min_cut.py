@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Network"]
-
 _ROUNDING = 1e-9
 
 

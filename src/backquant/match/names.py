@@ -10,8 +10,6 @@ from backquant.backend_config.naming import short_name
 from backquant.backend_config.pattern import NormalPattern
 from backquant.backend_config.pattern_text import calls_text
 
-__all__ = ["entry_text", "op_name", "pattern_text"]
-
 
 def op_name(op: Any) -> str:
     """``Conv2d``, ``torch.add``, ``F.relu``, ``.view()``; QAT classes with their package.

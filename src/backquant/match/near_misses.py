@@ -13,8 +13,6 @@ from backquant.match.index import Candidate, PatternIndex
 from backquant.match.matcher import Matcher, Miss
 from backquant.match.names import entry_text, op_name
 
-__all__ = ["NearMisses"]
-
 
 class NearMisses:
     """The nearest miss of each node, found for all nodes at once when the first is asked for.

@@ -9,17 +9,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    ObservationType,
+    is_for_inference_only,
+)
 from backquant.backend_config.conditions import has_conditions, part_names
 from backquant.graph import GraphIndex, known_types, node_arguments
+from backquant.graph.values import GraphValues
+from backquant.match.folded_norms import keeps_channels, unseen_rank
 from backquant.match.index import PatternIndex
 from backquant.match.matcher import Found, Matcher
 from backquant.match.names import entry_text, op_name
 from backquant.match.plan import Match, MatchKind
 from backquant.match.ports import open_readers, port_uses, weighted
 from backquant.match.structure import flattened, root_of
-
-__all__ = ["Occurrence", "find_occurrences", "valueless_nodes"]
 
 _SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 
@@ -46,17 +51,19 @@ class Occurrence:
         return self.members[-1]
 
 
-def find_occurrences(
+def find_occurrences(  # size: what is searched, for what, and what is known beside it
     graph: GraphIndex,
     patterns: PatternIndex,
     backend: BackendConfig,
     special: Mapping[fx.Node, MatchKind] | None = None,
     declined: Collection[tuple[str, int]] = (),
+    values: GraphValues | None = None,
 ) -> list[Occurrence]:
     """All occurrences, in graph order of their anchors.
 
     ``special`` holds the nodes that call standalone and custom modules; they come before patterns.
     ``declined``: pairs of anchor and entry that are no match; another entry may then be one.
+    ``values``: by them a batch norm is matched with the layer that it is folded into after training.
 
     Raises:
         ConfigError: a root getter fails or returns no node of its match.
@@ -71,8 +78,15 @@ def find_occurrences(
     whole_modules = [_special(node, kind, graph) for node, kind in (special or {}).items()]
     taken = [node for occurrence in whole_modules for node in occurrence.members]
 
+    known = values or GraphValues(None)
+
     def accepts(match: Found) -> bool:
-        return (match.anchor.name, match.candidate.entry) not in declined
+        if (match.anchor.name, match.candidate.entry) in declined:
+            return False
+        if not is_for_inference_only(match.candidate.config.fuser_method):
+            return True
+        nodes = match.members
+        return keeps_channels(nodes, graph, known) and unseen_rank(nodes, graph, known) is None
 
     found = Matcher(graph, patterns, accepts).run(skip=taken)
     matched = [_occurrence(match, graph, backend) for match in found]

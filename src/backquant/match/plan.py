@@ -20,22 +20,6 @@ import torch
 
 from backquant.dtypes import Granularity
 
-__all__ = [
-    "Decision",
-    "Fusion",
-    "Match",
-    "MatchKind",
-    "Outcome",
-    "Plan",
-    "PortUse",
-    "Predicate",
-    "Reason",
-    "RuleKind",
-    "RuleRef",
-    "TensorRequest",
-    "Verdict",
-]
-
 
 class Outcome(str, Enum):
     """What becomes of a node."""
@@ -249,11 +233,13 @@ class Predicate:
     """A constraint that only measured scales can answer; see ``recheck``.
 
     ``rule`` is ``"scale-max"`` or ``"scale-set"`` (every scale is at most ``bound``),
-    ``"power-of-two-scale"``, or ``"zero-point"`` (``bound`` is the sign of the only values with room).
+    ``"power-of-two-scale"``, ``"requantization-ratio"`` (each is at most ``bound``, at least ``-bound`` of a
+    negative one, a power of two where it is None), or
+    ``"zero-point"`` (``bound`` is the sign of the only values with room).
     """
 
     node: str  # anchor of the match
-    role: str  # "input", "output" or "weight"
+    role: str  # "input", "output", "weight", or "ratio": input × weight / output
     rule: str
     bound: float | None
     admitted: str

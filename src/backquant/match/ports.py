@@ -13,8 +13,6 @@ from backquant.graph import GraphIndex
 from backquant.match.matcher import Found
 from backquant.match.plan import PortUse
 
-__all__ = ["open_readers", "port_uses", "weighted"]
-
 
 def port_uses(found: Found) -> tuple[PortUse, ...]:
     """Inputs, then the output; none for patterns that have no names.

@@ -18,8 +18,6 @@ from backquant.observe.protocol import (
 )
 from backquant.qconfig import QConfig
 
-__all__ = ["QConfigReader"]
-
 
 class QConfigReader:
     """Reads each factory once, however many nodes it applies to.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 
 from torch import fx
 
 from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config.describe import describe_dtype
 from backquant.graph import GraphIndex, Scope
-from backquant.match.constraints import Refusal, demand_text
 from backquant.match.custom import requested_kind
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import PatternIndex
@@ -18,12 +19,11 @@ from backquant.match.names import entry_text, op_name
 from backquant.match.near_misses import NearMisses
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, Reason
+from backquant.match.refusal import Refusal
 from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text
 from backquant.qconfig import QuantType
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["ReasonWriter", "Refused"]
 
 _NEAREST = 3
 
@@ -65,7 +65,7 @@ class ReasonWriter:
         self._patterns = patterns
         self._scopes = scopes
         self._misses = NearMisses(graph, patterns)
-        self._operators: list[str] | None = None
+        self._operators: tuple[str, ...] | None = None
 
     def place(self, entry: int, dtype_config: int) -> str:
         """``x86, entry "Conv2d", dtype config 1 of 1``."""
@@ -93,16 +93,11 @@ class ReasonWriter:
             admitted += f"; nearest: {', '.join(near)}"
         return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
 
-    def _nearest(self, name: str) -> list[str]:
+    def _nearest(self, name: str) -> tuple[str, ...]:
         if self._operators is None:
             keys = self._patterns.anchors()
-            self._operators = list(dict.fromkeys(op_name(key.op) for key in keys))
-        plain = {other: other.rpartition(".")[2].strip("()_").lower() for other in self._operators}
-        wanted = name.rpartition(".")[2].strip("()_").lower()
-        same = [other for other, text in plain.items() if text == wanted]
-        close = get_close_matches(wanted, set(plain.values()), n=_NEAREST, cutoff=0.6)
-        similar = [other for text in close for other, t in plain.items() if t == text]
-        return list(dict.fromkeys([*same, *similar]))[:_NEAREST]
+            self._operators = tuple(dict.fromkeys(op_name(key.op) for key in keys))
+        return _nearest_of(name, self._operators)
 
     def not_traced(self, node: fx.Node) -> Reason:
         """The module was left whole, so nothing inside of it is seen."""
@@ -223,7 +218,18 @@ def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
     notes += [
         "the same storage under another name" for r in broken if r.rule == ReasonCode.DTYPE_TOKEN
     ]
-    return ", ".join([f"{role} {demand_text(demand)}", *notes])
+    return ", ".join([f"{role} {describe_dtype(demand)}", *notes])
+
+
+@lru_cache(maxsize=4096)
+def _nearest_of(name: str, operators: tuple[str, ...]) -> tuple[str, ...]:
+    """The operators whose names are most like ``name``, the same in another spelling first."""
+    plain = {other: other.rpartition(".")[2].strip("()_").lower() for other in operators}
+    wanted = name.rpartition(".")[2].strip("()_").lower()
+    same = [other for other, text in plain.items() if text == wanted]
+    close = get_close_matches(wanted, set(plain.values()), n=_NEAREST, cutoff=0.6)
+    similar = [other for text in close for other, t in plain.items() if t == text]
+    return tuple(dict.fromkeys([*same, *similar]))[:_NEAREST]
 
 
 # Refusals that a request's dtype and range already show, and those that stand for themselves.

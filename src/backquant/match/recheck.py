@@ -6,6 +6,7 @@ rules (``LeaveFloat``, ``results``) name such operators, and the plan is final w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,15 +15,12 @@ from torch import fx
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.backend_config.numbers import short_text
 from backquant.graph import GraphIndex, OperatorKey
-from backquant.match.constraints import is_power_of_two
 from backquant.match.float_places import calls_one_of, keys_of
 from backquant.match.index import key_of
 from backquant.match.plan import Plan, Predicate, Reason
+from backquant.match.scale_rules import is_power_of_two
 from backquant.operators.index import find
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["MeasuredScales", "float_results", "only_moves", "recheck"]
-
 
 # Observers keep scales in float32.
 _SLACK = 1 + 2**-20
@@ -61,6 +59,8 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
     bound = predicate.bound
     if predicate.rule == ReasonCode.ZERO_POINT:
         asked = _wrong_side(found, bound or 0.0)
+    elif predicate.rule == ReasonCode.REQUANTIZATION_RATIO:
+        asked = _wrong_ratio(found, bound)
     elif predicate.rule in (ReasonCode.SCALE_MAX, ReasonCode.SCALE_SET):
         asked = _largest(s for s in found.scales if bound is not None and s > bound * _SLACK)
     else:
@@ -70,10 +70,24 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
     return Reason(
         node=predicate.node,
         rule=predicate.rule,
-        asked=f"{predicate.role} {asked}, as measured",
-        admitted=f"{predicate.role} {predicate.admitted}",
+        asked=f"{_named(predicate, asked)}, as measured",
+        admitted=_named(predicate, predicate.admitted),
         place=predicate.place,
     )
+
+
+def _named(predicate: Predicate, text: str) -> str:
+    return text if predicate.role == "ratio" else f"{predicate.role} {text}"
+
+
+def _wrong_ratio(found: MeasuredScales, bound: float | None) -> str:
+    if bound is None:
+        wrong = [r for r in found.scales if abs(math.remainder(math.log2(r), 1.0)) > _SLACK - 1]
+    elif bound < 0:
+        wrong = [ratio for ratio in found.scales if ratio * _SLACK < -bound]
+    else:
+        wrong = [ratio for ratio in found.scales if ratio > bound * _SLACK]
+    return f"input × weight / output scale {short_text(wrong[0])}" if wrong else ""
 
 
 def _largest(wrong: Iterable[float]) -> str:

@@ -13,8 +13,6 @@ from backquant.match.index import PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.verdict import Roles
 
-__all__ = ["argument_positions", "roles_of"]
-
 _NAMED = ("bias", "weight")
 _ROLES = {"activation": "input", "weight": "weight", "bias": "bias", "float": ""}
 

@@ -30,8 +30,6 @@ from backquant.graph import GraphIndex, Scope
 from backquant.match.plan import Fusion, RuleKind, RuleRef
 from backquant.qconfig.mapping import MappingRule, QConfigMapping
 
-__all__ = ["Hit", "RuleTable", "resolve"]
-
 
 @dataclass(frozen=True)
 class Hit:

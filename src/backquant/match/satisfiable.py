@@ -1,6 +1,7 @@
 """Can a request satisfy each dtype config? One is made for each, from its own demands, and judged.
 
-``unsatisfiable``: no observer gives the dtype, or the observer that the demands ask for is refused by them.
+``unsatisfiable``: no observer gives the dtype, the observer that the demands ask for is refused by them, or
+the plan leaves the operator in float although it is asked for so (``backquant.match.tried``).
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from backquant.dtypes import dtype_name, find_dtype
 from backquant.errors import BackquantError
 from backquant.match.fixes import qconfig_fix
 from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.tried import plan_refusal
 from backquant.match.verdict import QConfigRequest, Roles, judge
-
-__all__ = ["unsatisfiable"]
 
 
 def unsatisfiable(backend: BackendConfig) -> list[Finding]:
@@ -36,10 +36,12 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
             key = repr(config)
             if key not in known:
                 known[key] = next(_refused(config), "")
-            if known[key]:
+            refused = known[key] or _in_a_plan(entry, config)
+            if refused:
                 place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
-                message = f"no request satisfies it: {known[key]}"
-                fix = "a dtype of backquant.dtypes.known_dtypes()"
+                message = f"no request satisfies it: {refused}"
+                dtypes = "a dtype of backquant.dtypes.known_dtypes()"
+                fix = dtypes if known[key] else "remove the combination, or what contradicts it"
                 found.append(place.find("error", "unsatisfiable", message, fix))
     return found
 
@@ -50,6 +52,9 @@ def _refused(config: DTypeConfig) -> Iterator[str]:
         dtype = getattr(config, f"{role}_dtype")
         if dtype not in (None, torch.float32, torch.float64) and find_dtype(dtype) is None:
             yield f"{role} {dtype_name(dtype)}, which nothing here quantizes to"
+        row = None if dtype is None or role == "weight" else find_dtype(dtype)
+        if row is not None and row.packed:
+            yield f"{role} {dtype_name(dtype)}, which only weights are quantized to"
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
     entry = BackendPatternConfig(torch.add).set_dtype_configs([_unconditional(config)])
@@ -61,6 +66,14 @@ def _refused(config: DTypeConfig) -> Iterator[str]:
     ruling = judge(entry, requests, roles)
     for role, refusal in ruling.refused[0] if ruling.refused else ():
         yield f"{role} {refusal.asked} is not {refusal.admitted}"
+
+
+def _in_a_plan(entry: BackendPatternConfig, config: DTypeConfig) -> str:
+    """Why the plan refuses what ``config`` asks for; empty where it does not."""
+    weighted = config.weight_dtype is not None
+    roles = Roles(activation=True, weight=weighted, bias=weighted)
+    plain = _unconditional(config)
+    return plan_refusal(entry, plain, qconfig_fix(plain, QConfigRequest(None, None), roles).make())
 
 
 def _unconditional(config: DTypeConfig) -> DTypeConfig:

@@ -24,8 +24,6 @@ from backquant.match.plan import (
     TensorRequest,
 )
 
-__all__ = ["plan_from_dict", "plan_to_dict"]
-
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Dataclasses become dicts, tuples lists, dtypes and enums their names.

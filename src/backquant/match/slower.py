@@ -23,19 +23,6 @@ from backquant.match.min_cut import Network
 from backquant.match.plan import Plan, Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = [
-    "MARGIN",
-    "QUIET",
-    "Costs",
-    "Unit",
-    "Value",
-    "all_slower",
-    "in_float",
-    "slower_as_a_whole",
-    "slower_than_float",
-    "total",
-]
-
 MARGIN = 1.05
 QUIET = 0.3  # microseconds
 
@@ -62,12 +49,13 @@ class Unit:
 @dataclass(frozen=True)
 class Value:
     """What one operator gives and others read, by positions of units; None: a float operator, an input
-    or the result of the model. ``quantize`` and ``dequantize``: microseconds."""
+    or the result of the model. ``quantize`` and ``dequantize``: microseconds. ``node``: that gives it."""
 
     producer: int | None
     readers: tuple[int | None, ...]
     quantize: float
     dequantize: float
+    node: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from backquant.backend_config.pattern import NormalPattern
 from backquant.errors import ConfigError
 from backquant.match.matcher import Found
 
-__all__ = ["extra_inputs_of", "flattened", "nested", "other_inputs", "root_of"]
-
 
 def nested(pattern: NormalPattern, values: tuple[Any, ...]) -> list[Any]:
     """Values in the shape of the reversed pattern; the outermost level is a list.

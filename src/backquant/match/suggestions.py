@@ -11,8 +11,6 @@ from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.verdict import Judge, QConfigRequest, Roles
 from backquant.qconfig import QConfig, get_default_qconfig
 
-__all__ = ["Suggestions"]
-
 _NOTHING = QConfigRequest(None, None)
 
 

@@ -9,8 +9,6 @@ from backquant.graph import Scope
 from backquant.match.plan import Decision, Fusion, RuleKind, RuleRef
 from backquant.match.rules import RuleTable
 
-__all__ = ["unused_rules"]
-
 
 def unused_rules(
     table: RuleTable,

@@ -16,19 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
-from backquant.dtypes import dtype_name, is_narrow_float
-from backquant.match.constraints import (
-    Refusal,
-    ScaleDemand,
-    check_tensor,
-    demand_text,
-    request_text,
-    scale_demands,
-)
+from backquant.backend_config.describe import describe_dtype
+from backquant.dtypes import dtype_name, find_dtype, is_narrow_float
+from backquant.match.constraints import check_tensor, request_text
 from backquant.match.plan import TensorRequest
+from backquant.match.refusal import Refusal
+from backquant.match.scale_rules import ScaleDemand, ratio_demands, scale_demands
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["QConfigRequest", "Judge", "Roles", "Ruling", "judge"]
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ def _refusals(
         yield from _input_refusals(config, requests, roles)
     if roles.weight and config.weight_dtype is not None:
         if requests.weight is None:
-            demand = demand_text(config.weight_dtype_with_constraints)
+            demand = describe_dtype(config.weight_dtype_with_constraints)
             yield "weight", Refusal(ReasonCode.NO_OBSERVER, "no weight observer", demand)
         else:
             for refusal in check_tensor(requests.weight, config.weight_dtype_with_constraints):
@@ -166,7 +160,7 @@ def _input_refusals(
     config: DTypeConfig, requests: QConfigRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
     request = requests.activation
-    demand = demand_text(config.input_dtype_with_constraints)
+    demand = describe_dtype(config.input_dtype_with_constraints)
     if not roles.input_known:
         yield "input", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand)
     elif request is None:
@@ -176,6 +170,13 @@ def _input_refusals(
             names = {True: "dynamic quantization", False: "static quantization"}
             wanted = names[bool(config.is_dynamic)]
             yield "input", Refusal(ReasonCode.DYNAMIC, names[request.is_dynamic], wanted)
+        row = find_dtype(request.dtype)
+        if row is not None and row.packed:
+            asked = dtype_name(request.dtype)
+            yield (
+                "input",
+                Refusal(ReasonCode.ACTIVATION_DTYPE, asked, "a dtype that does not share bytes"),
+            )
         for refusal in check_tensor(request, config.input_dtype_with_constraints):
             yield "input", refusal
 
@@ -186,16 +187,16 @@ def _output_refusals(
     request = requests.of_output
     demand = config.output_dtype_with_constraints
     if not roles.output_known:
-        yield "output", Refusal(ReasonCode.NO_TENSOR, "no float tensor", demand_text(demand))
+        yield "output", Refusal(ReasonCode.NO_TENSOR, "no float tensor", describe_dtype(demand))
     elif request is None:
         yield (
             "output",
-            Refusal(ReasonCode.NO_OBSERVER, "no activation observer", demand_text(demand)),
+            Refusal(ReasonCode.NO_OBSERVER, "no activation observer", describe_dtype(demand)),
         )
     elif request.is_dynamic:
         # A dynamically quantized operator computes its output in float32.
         if config.output_dtype != torch.float32:
-            yield "output", Refusal(ReasonCode.DTYPE, "float32 (dynamic)", demand_text(demand))
+            yield "output", Refusal(ReasonCode.DTYPE, "float32 (dynamic)", describe_dtype(demand))
     else:
         for refusal in check_tensor(request, demand):
             yield "output", refusal
@@ -210,6 +211,8 @@ def _scales(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> Iter
     for role, present, request, demand in tensors:
         if present and request is not None:
             yield from scale_demands(role, request, demand)
+    if config.requantization_ratio is not None and roles.weight and requests.weight is not None:
+        yield from ratio_demands(config.requantization_ratio)
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.

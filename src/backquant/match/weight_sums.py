@@ -18,8 +18,6 @@ from backquant.dtypes import (
 )
 from backquant.qconfig import QConfig
 
-__all__ = ["WeightSums"]
-
 
 @dataclass(frozen=True)
 class WeightSums:

@@ -10,8 +10,6 @@ from backquant.migrate.decisions import AMBIGUOUS, DYNAMIC, Decisions, fate_of
 from backquant.migrate.local_names import Local, Use
 from backquant.migrate.resolve import Fate, fate, name_in
 
-__all__ = ["decide_module"]
-
 _Fates = dict[Use, "Fate | None"]
 
 

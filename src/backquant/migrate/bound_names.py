@@ -12,8 +12,6 @@ from backquant.migrate.local_names import Binding, Local
 from backquant.migrate.names import PRIVATE, RENAMED_CALLS
 from backquant.migrate.resolve import Fate, fate
 
-__all__ = ["decide_name"]
-
 _NOT_CALLED = ByHand(
     "old functions",
     "the function gave a dict, and is passed on here instead of being called",

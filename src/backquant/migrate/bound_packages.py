@@ -7,8 +7,6 @@ from backquant.migrate.decisions import AMBIGUOUS, Decisions, fate_of
 from backquant.migrate.local_names import Local
 from backquant.migrate.resolve import Fate, canonical, fate
 
-__all__ = ["decide_package"]
-
 
 def decide_package(decisions: Decisions, local: Local) -> None:
     """Spell uses that go into ``torch.ao`` from ``backquant``; drop imports without a use left.

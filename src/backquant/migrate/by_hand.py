@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GROUPS", "HOMONYMS", "IMPLEMENTATION", "INTERNAL", "PACKAGES", "UNKNOWN", "ByHand"]
-
 
 @dataclass(frozen=True)
 class ByHand:

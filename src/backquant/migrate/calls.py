@@ -13,8 +13,6 @@ from backquant.migrate.patterns import report_dict_patterns, report_patterns
 from backquant.migrate.setters import KEYS, string_keys
 from backquant.migrate.signatures import CONFIGS, KEYWORDS, SIGNATURES, Signature
 
-__all__ = ["rewrite_calls"]
-
 _REFERENCE = "backquant.convert_to_reference_fx"
 _DECOMPOSED = "_convert_to_reference_decomposed_fx"
 #: Arguments that are no parameters of PyTorch 2: rewritten, or backquant's own.

@@ -10,8 +10,6 @@ import libcst as cst
 
 from backquant.migrate.local_names import ImportStatement
 
-__all__ = ["Changes", "Edit", "Spec", "applied"]
-
 #: From a node whose children are edited already to what stands in its place.
 Edit = Callable[[Any], Any]
 

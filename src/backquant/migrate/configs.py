@@ -14,8 +14,6 @@ from backquant.migrate.names import RENAMED_CALLS
 from backquant.migrate.patterns import report_dict_patterns
 from backquant.migrate.setters import KEYS, chain, setters, string_keys
 
-__all__ = ["ConfigArgument", "config_arguments", "literal_of"]
-
 _WIDTH = 88
 _INDENT = "    "
 #: Keys of old dicts whose content is part of the backend's description today.

@@ -24,8 +24,6 @@ from backquant.migrate.local_names import Local, Names
 from backquant.migrate.resolve import fate
 from backquant.migrate.star_imports import decide_stars
 
-__all__ = ["decide"]
-
 
 def decide(names: Names, *, reexports: bool = False) -> Decisions:
     """Decide about every local name. ``reexports``: other files import from this one.

@@ -13,8 +13,6 @@ from backquant.migrate.local_names import Binding, ImportStatement, Local, Names
 from backquant.migrate.names import MODULES
 from backquant.migrate.resolve import Fate, canonical, fate, name_in
 
-__all__ = ["AMBIGUOUS", "DYNAMIC", "Decisions", "Resolved", "fate_of", "spec_for"]
-
 DYNAMIC = ByHand(
     "dynamic use",
     "the module is used as a value, so which of its names are used cannot be seen",

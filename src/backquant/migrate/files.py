@@ -12,8 +12,6 @@ from pathlib import Path
 from backquant.errors import UsageError
 from backquant.files import replace_file
 
-__all__ = ["SUFFIXES", "find_files", "read_text", "write_text"]
-
 SUFFIXES = (".py", ".pyi", ".ipynb")
 _FOLDERS = """
 .git .hg .svn .tox .nox .venv venv .mypy_cache .pytest_cache .ruff_cache .ipynb_checkpoints

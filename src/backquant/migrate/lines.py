@@ -10,8 +10,6 @@ import libcst as cst
 from backquant.migrate.changes import Changes
 from backquant.migrate.local_names import ImportStatement, Names
 
-__all__ = ["replace_statement"]
-
 
 def replace_statement(
     names: Names,

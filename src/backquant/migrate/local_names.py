@@ -26,8 +26,6 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-__all__ = ["Binding", "Local", "Names", "Use", "names_of"]
-
 ImportStatement = cst.Import | cst.ImportFrom
 _PROVIDERS = (ScopeProvider, ParentNodeProvider, ExpressionContextProvider)
 

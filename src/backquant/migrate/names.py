@@ -6,8 +6,6 @@ PyTorch and backquant really export.
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "FLAT", "FUSERS", "MODULES", "NN", "PRIVATE", "RENAMED_CALLS", "ROOMS"]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

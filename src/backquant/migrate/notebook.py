@@ -16,8 +16,6 @@ from typing import Any
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.source import mentions_quantization, migrate_source
 
-__all__ = ["migrate_notebook"]
-
 _MARK = "# <backquant cell {}>"
 _MARK_LINE = re.compile(r"^[ \t]*# <backquant cell (\d+)>$")
 _MAGIC = "# <backquant line> "

@@ -8,8 +8,6 @@ from backquant.migrate.by_hand import ByHand
 from backquant.migrate.decisions import Decisions, Resolved
 from backquant.migrate.setters import string_keys
 
-__all__ = ["looks_reversed", "report_dict_patterns", "report_patterns"]
-
 _REVERSED = ByHand(
     "reversed pattern",
     "it reads like a pattern of PyTorch 1.13, last operator first; today a tuple is in forward "

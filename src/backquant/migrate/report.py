@@ -5,8 +5,6 @@ from __future__ import annotations
 from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.run import Migration
 
-__all__ = ["report_text"]
-
 
 def report_text(migration: Migration) -> str:
     """The files that changed or were left; then, by reason, the places that need a person.

@@ -24,8 +24,6 @@ from backquant.migrate.names import (
     ROOMS,
 )
 
-__all__ = ["Fate", "canonical", "fate", "is_ours", "name_in", "old_names"]
-
 _QUANTIZATION = "torch.ao.quantization"
 _NN = "torch.ao.nn"
 _BY_NAME = {name: group for group in GROUPS for name in group.names}

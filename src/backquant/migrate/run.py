@@ -13,8 +13,6 @@ from backquant.migrate.finding import FileResult, Finding
 from backquant.migrate.notebook import migrate_notebook
 from backquant.migrate.source import migrate_source
 
-__all__ = ["Migration", "migrate_paths"]
-
 _EAGER = ("backquant.nn.QuantStub", "backquant.nn.DeQuantStub", "backquant.nn.QuantWrapper")
 
 

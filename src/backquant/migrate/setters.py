@@ -13,8 +13,6 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-__all__ = ["KEYS", "Setter", "chain", "setters", "string_keys"]
-
 #: A setter's name and its arguments.
 Setter = tuple[str, tuple[cst.BaseExpression, ...]]
 _Reader = Callable[[cst.BaseExpression], "list[Setter] | None"]

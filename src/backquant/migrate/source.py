@@ -18,8 +18,6 @@ from backquant.migrate.local_names import names_of
 from backquant.migrate.statements import rewrite_imports
 from backquant.migrate.strings import report_strings
 
-__all__ = ["mentions_quantization", "migrate_source"]
-
 #: A part of every dotted name that is migrated.
 _PART = re.compile(r"\b(ao|quantization|quantized|quantizable|intrinsic|qat)\b")
 

@@ -11,8 +11,6 @@ from backquant.migrate.local_names import Binding, Use
 from backquant.migrate.resolve import Fate, canonical, fate, name_in
 from backquant.migrate.signatures import CONFIGS, SIGNATURES
 
-__all__ = ["decide_stars"]
-
 _UNSEEN = ByHand(
     "star import",
     "which names of this star import are needed, here or in files that import this one, cannot "

@@ -12,8 +12,6 @@ from backquant.migrate.changes import Changes, Spec
 from backquant.migrate.lines import replace_statement
 from backquant.migrate.local_names import ImportStatement, Names
 
-__all__ = ["rewrite_imports"]
-
 _WIDTH = 88
 
 

@@ -11,8 +11,6 @@ from backquant.migrate.decisions import Decisions
 from backquant.migrate.local_names import Local
 from backquant.migrate.resolve import Fate, fate, name_in
 
-__all__ = ["report_strings"]
-
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _KIND = "name in a string"
 _UNREAD = "a name in a string is not rewritten: what reads it is not known"

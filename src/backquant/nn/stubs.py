@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["DeQuantStub", "QuantStub", "QuantWrapper"]
-
 
 class _Stub(nn.Module):
     def __init__(self, qconfig: Any = None) -> None:

@@ -14,8 +14,6 @@ from backquant.dtypes import QuantRange, affine_qparams, is_quantized, known_dty
 from backquant.errors import ConfigError
 from backquant.observe.partial import with_args, with_callable_args
 
-__all__ = ["ObserverBase", "UniformQuantizationObserverBase", "warn_not_run"]
-
 EPS = torch.finfo(torch.float32).eps
 
 _QSCHEMES = (

@@ -19,8 +19,6 @@ from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.storage import with_shape
 
-__all__ = ["BlockMSEObserver", "BlockMinMaxObserver"]
-
 _SHRINKS = 40  # ranges that are tried: from the whole down to a fifth of it, in steps of 2 %
 _STEP = 0.02
 

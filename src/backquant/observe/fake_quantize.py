@@ -21,13 +21,6 @@ from backquant.observe.partial import with_args, with_callable_args
 from backquant.observe.rounding import channel_ends, is_plain, rounded
 from backquant.observe.storage import with_shape
 
-__all__ = [
-    "FakeQuantize",
-    "FakeQuantizeBase",
-    "FixedQParamsFakeQuantize",
-    "FusedMovingAvgObsFakeQuantize",
-]
-
 
 class FakeQuantizeBase(ABC, nn.Module):
     """Base of fake-quantizers. Two buffers, ``fake_quant_enabled`` and ``observer_enabled``

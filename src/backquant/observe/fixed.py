@@ -10,8 +10,6 @@ from torch import Tensor
 from backquant.errors import ConfigError
 from backquant.observe.base import ObserverBase
 
-__all__ = ["FixedQParamsObserver"]
-
 
 class FixedQParamsObserver(ObserverBase):
     """For operators whose output range is known, such as sigmoid (0 to 1). Per tensor.

@@ -17,8 +17,6 @@ from backquant.observe.histogram_sample import sample_values
 from backquant.observe.histogram_search import best_range
 from backquant.observe.minmax import check_per_tensor, check_reduced_symmetric
 
-__all__ = ["HistogramObserver"]
-
 _BUFFERS = {
     "bin_key": torch.int32,
     "bin_count": torch.int64,

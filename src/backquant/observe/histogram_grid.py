@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Bins", "bin_places", "Counted", "Spread", "add_to_bins", "merge_bins"]
-
 Array = np.ndarray[Any, Any]
 
 _MANTISSA = 23

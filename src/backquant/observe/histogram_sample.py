@@ -31,8 +31,6 @@ from torch import Tensor
 from backquant.observe.histogram_grid import Array, Counted
 from backquant.observe.ranges import finite_range
 
-__all__ = ["Sampled", "sample_values"]
-
 EVERY_VALUE = 1 << 12
 TAIL = (16, 128)
 _COLUMNS = (1 << 9, 1 << 11)

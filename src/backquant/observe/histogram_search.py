@@ -25,8 +25,6 @@ from torch import Tensor
 from backquant.dtypes import QuantRange, array_qparams
 from backquant.observe.histogram_grid import Array, Spread
 
-__all__ = ["best_range", "best_ranges", "squared_error"]
-
 
 def _factors(least: float, most: float, many: int) -> Array:
     return np.exp2(np.linspace(least, most, many))

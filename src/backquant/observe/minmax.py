@@ -12,8 +12,6 @@ from backquant.errors import ConfigError
 from backquant.observe.base import EPS, UniformQuantizationObserverBase
 from backquant.observe.ranges import finite_range
 
-__all__ = ["MinMaxObserver", "check_per_tensor"]
-
 
 class MinMaxObserver(UniformQuantizationObserverBase):
     """Records the smallest and largest value; per tensor. Arguments as of the base class.

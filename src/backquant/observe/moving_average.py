@@ -13,8 +13,6 @@ from backquant.observe.minmax import MinMaxObserver
 from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.ranges import channel_range, check_channels, finite_range
 
-__all__ = ["MovingAverageMinMaxObserver", "MovingAveragePerChannelMinMaxObserver"]
-
 
 class MovingAverageMinMaxObserver(MinMaxObserver):
     """The range moves towards that of each batch by ``averaging_constant``; per tensor.

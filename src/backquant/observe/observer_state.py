@@ -12,8 +12,6 @@ from torch import nn
 from backquant.errors import UsageError
 from backquant.observe.protocol import is_observer_or_fake_quantize
 
-__all__ = ["get_observer_state_dict", "load_observer_state_dict"]
-
 _SHOWN = 3
 
 

@@ -6,14 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "ObserverPartial",
-    "factories_equal",
-    "factory_hash",
-    "with_args",
-    "with_callable_args",
-]
-
 
 class ObserverPartial:
     """An observer class with some constructor arguments filled in; calling it makes an observer.

@@ -14,8 +14,6 @@ from backquant.observe.minmax import check_reduced_symmetric
 from backquant.observe.ranges import channel_range, check_channels
 from backquant.observe.storage import with_shape
 
-__all__ = ["PerChannelMinMaxObserver"]
-
 
 class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
     """Records smallest and largest value of every channel along ``ch_axis``.

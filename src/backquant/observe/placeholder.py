@@ -12,8 +12,6 @@ from backquant.dtypes import Granularity
 from backquant.errors import ConfigError
 from backquant.observe.base import EPS, ObserverBase
 
-__all__ = ["NoopObserver", "PlaceholderObserver", "RecordingObserver", "ReuseInputObserver"]
-
 
 class PlaceholderObserver(ObserverBase):
     """Carries a dtype to the conversion: float dtypes, and ranges measured at inference.

@@ -11,16 +11,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = [
-    "is_fake_quantize",
-    "is_fixed_qparams",
-    "is_noop",
-    "is_observer_or_fake_quantize",
-    "is_placeholder",
-    "is_reuse_input",
-    "lacks_of_observer",
-]
-
 
 def is_observer_or_fake_quantize(module: Any) -> bool:
     """Whether ``module`` is an ``nn.Module`` that measures: it has ``calculate_qparams`` and a dtype.

@@ -17,8 +17,6 @@ from backquant.dtypes import (
 from backquant.errors import BackquantError, ConfigError
 from backquant.observe.protocol import is_noop, is_placeholder
 
-__all__ = ["measure", "qparam_dict"]
-
 _Pair = tuple[Tensor, Tensor]
 
 

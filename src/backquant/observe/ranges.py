@@ -10,8 +10,6 @@ from torch import Tensor
 
 from backquant.errors import CalibrationError, ConfigError
 
-__all__ = ["FiniteRange", "all_finite", "channel_range", "check_channels", "finite_range"]
-
 
 class FiniteRange(NamedTuple):
     """Extremes of the finite values, (inf, -inf) where there is none, and how many others there are."""

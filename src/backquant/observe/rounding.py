@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["channel_ends", "is_plain", "rounded"]
-
 _PART = 1 << 16  # numbers rounded at a time
 _SMALL = 1 << 12  # tensors below are not worth it
 

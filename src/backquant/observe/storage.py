@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["with_shape"]
-
 
 def with_shape(buffer: Tensor, shape: Sequence[int]) -> Tensor:
     """``buffer`` itself, of this shape; where that changes it, its values are undefined afterwards.

@@ -19,8 +19,6 @@ from backquant.observe.histogram import HistogramObserver
 from backquant.observe.histogram_grid import Array, Bins, Spread, bin_places
 from backquant.observe.histogram_search import best_ranges
 
-__all__ = ["calculate_together"]
-
 _FEW = 1 << 12  # values that wait in an observer; more are better put into a table of bins
 _PART = 64  # observers whose values are sorted together
 

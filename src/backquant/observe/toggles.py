@@ -6,8 +6,6 @@ from torch import nn
 
 from backquant.observe.protocol import is_fake_quantize
 
-__all__ = ["disable_fake_quant", "disable_observer", "enable_fake_quant", "enable_observer"]
-
 
 def disable_fake_quant(module: nn.Module) -> None:
     """Let ``module`` return its input unrounded, if it is a fake-quantizer.

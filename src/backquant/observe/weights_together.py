@@ -15,8 +15,6 @@ from backquant.dtypes import affine_qparams
 from backquant.observe.per_channel import PerChannelMinMaxObserver
 from backquant.observe.qparams import qparam_dict
 
-__all__ = ["weights_together"]
-
 _SMALL = 1 << 14  # values of a weight; of larger ones calling is the smaller part
 _PART = 1 << 20  # values that are looked at together
 

@@ -11,6 +11,7 @@ from backquant.operators.index import (
     module_for_call,
     moves_values,
     named,
+    overloads,
     spellings,
 )
 from backquant.operators.operator import FixedQParams, Operator, QParamsRule
@@ -29,5 +30,6 @@ __all__ = [
     "module_for_call",
     "moves_values",
     "named",
+    "overloads",
     "spellings",
 ]

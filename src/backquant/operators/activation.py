@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from backquant.graph.export import Call
 from backquant.operators.example import INPUT, Sample, Weight
+from backquant.operators.exported import filled, function_call, given
 from backquant.operators.operator import Operator, QParamsRule
-
-__all__ = ["FUNCTIONS", "MODULES", "OPERATORS", "PRELU"]
 
 MODULES: tuple[type[nn.Module], ...] = (nn.ELU, nn.LeakyReLU, nn.Hardswish)
 PRELU: type[nn.Module] = nn.PReLU
@@ -32,6 +32,30 @@ def _relu(inplace: bool = False) -> nn.Module:
 
 def _leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> nn.Module:
     return nn.LeakyReLU(negative_slope, inplace)
+
+
+def _hardtanh_call(x: Any, low: float = -1.0, high: float = 1.0) -> Call:
+    if (low, high) == (0.0, 6.0):
+        return function_call(F.relu6, x)
+    return function_call(F.hardtanh, x, low, high)
+
+
+def _hardtanh_module(_: Any, low: float = -1.0, high: float = 1.0) -> nn.Module:
+    return nn.ReLU6() if (low, high) == (0.0, 6.0) else nn.Hardtanh(low, high)
+
+
+def _elu_call(x: Any, alpha: float = 1.0, *_: Any) -> Call:
+    return function_call(F.elu, x, alpha)
+
+
+def _gelu_module(_: Any, approximate: str = "none") -> nn.Module:
+    return nn.GELU(approximate)
+
+
+def _prelu_module(_: Any, weight: Any) -> nn.Module | None:
+    if not given(weight):
+        return None
+    return filled(nn.PReLU(weight.numel(), device="meta"), weight=weight)
 
 
 OPERATORS: tuple[Operator, ...] = (
@@ -65,6 +89,8 @@ OPERATORS: tuple[Operator, ...] = (
         aten=(_aten.hardtanh.default, _aten.hardtanh_.default),
         qparams=QParamsRule.INPUT,
         as_module=nn.Hardtanh,
+        respelled={_aten.hardtanh.default: _hardtanh_call},
+        rebuilt={_aten.hardtanh.default: _hardtanh_module},
     ),
     Operator(
         name="clamp",
@@ -83,6 +109,7 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(F.elu,),
         aten=(_aten.elu.default,),
         as_module=nn.ELU,
+        respelled={_aten.elu.default: _elu_call},
     ),
     Operator(
         name="leaky_relu",
@@ -109,6 +136,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.GELU,),
         functions=(F.gelu,),
         aten=(_aten.gelu.default,),
+        rebuilt={_aten.gelu.default: _gelu_module},
     ),
     Operator(
         name="silu",
@@ -126,6 +154,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.PReLU,),
         functions=(F.prelu,),
         aten=(_aten.prelu.default,),
+        rebuilt={_aten.prelu.default: _prelu_module},
         weight_index=1,
     ),
 )

@@ -16,8 +16,6 @@ from backquant.operators.entry import admit, observed
 from backquant.operators.example import INPUT, Sample
 from backquant.operators.operator import Operator
 
-__all__ = ["OPERATORS", "entries"]
-
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
     """``F.scaled_dot_product_attention`` of three activations.

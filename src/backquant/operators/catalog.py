@@ -5,7 +5,6 @@ A backend's entries keep one order, families do not: these two lists run through
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.operators import activation, norm
 from backquant.operators.entry import admit, observed
 from backquant.operators.shape import sharing_entries
-
-__all__ = ["SHARING", "observed_entries", "sharing_qparams_entries"]
 
 SHARING: tuple[Any, ...] = (
     # modules
@@ -63,7 +60,6 @@ SHARING: tuple[Any, ...] = (
     torch.squeeze,
     torch.stack,
     torch.unsqueeze,
-    operator.floordiv,
     # methods
     "contiguous",
     "clamp",
@@ -74,7 +70,6 @@ SHARING: tuple[Any, ...] = (
     "repeat",
     "repeat_interleave",
     "reshape",
-    "resize_",
     "relu",
     "relu_",
     "squeeze",
@@ -94,6 +89,9 @@ _OBSERVED: tuple[Any, ...] = (
     F.dropout,
 )
 
+#: A table holds one function: of a PReLU with a slope for each channel it would be one for each of them.
+ONE_SLOPE = {activation.PRELU: {"num_parameters": 1}}
+
 
 def sharing_qparams_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
     """Pooling, reshaping and clipping: operators whose output keeps the input's qparams.
@@ -111,6 +109,6 @@ def observed_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatter
     ['dropout', 'group_norm', 'instance_norm']
     """
     return [
-        *admit([observed(op) for op in _OBSERVED], dtype_configs),
+        *admit([observed(op).set_where(ONE_SLOPE.get(op)) for op in _OBSERVED], dtype_configs),
         *norm.functional_entries(dtype_configs),
     ]

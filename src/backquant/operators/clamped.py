@@ -18,8 +18,6 @@ from backquant.nn.quantized import reference
 from backquant.operators.conv import CONV
 from backquant.operators.entry import admit, observed, swapped
 
-__all__ = ["CLAMPS", "entries"]
-
 CLAMPS: tuple[Any, ...] = (
     nn.ReLU6,
     nn.Hardtanh,

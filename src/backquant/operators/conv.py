@@ -11,12 +11,13 @@ What a convolution becomes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, SequentialFuser
@@ -24,21 +25,11 @@ from backquant.nn import intrinsic, qat
 from backquant.nn.intrinsic import fusers
 from backquant.nn.intrinsic import qat as intrinsic_qat
 from backquant.nn.quantized import reference
+from backquant.operators.decomposition import AtenCall, Decomposition, shape_of
 from backquant.operators.entry import admit, functional, fusion, observed, swapped
 from backquant.operators.example import INPUT, Sample, Weight
+from backquant.operators.exported import filled, function_call, given, sizes
 from backquant.operators.operator import Operator
-
-__all__ = [
-    "CONV",
-    "OPERATORS",
-    "TRANSPOSED",
-    "Conv",
-    "Transposed",
-    "aten_entries",
-    "conv_entries",
-    "entries",
-    "transposed_entries",
-]
 
 
 @dataclass(frozen=True)
@@ -123,8 +114,17 @@ TRANSPOSED = {
 }
 
 
-def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+#: The transposed form in every dimension, whatever its parameters.
+ALL_TRANSPOSED: Mapping[int, Mapping[str, Any] | None] = {1: None, 2: None, 3: None}
+
+
+def entries(
+    dtype_configs: Sequence[DTypeConfig],
+    transposed: Mapping[int, Mapping[str, Any] | None] = ALL_TRANSPOSED,
+) -> list[BackendPatternConfig]:
     """Everything about convolutions, dimension by dimension: 19 entries each.
+
+    ``transposed``: the dimensions in which the transposed form is taken, and which uses of it (``where``).
 
     >>> import torch
     >>> len(entries([DTypeConfig(torch.quint8, torch.quint8, torch.qint8)]))
@@ -133,7 +133,9 @@ def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
     rows: list[BackendPatternConfig] = []
     for dimension in (1, 2, 3):
         rows += conv_entries(CONV[dimension])
-        rows += transposed_entries(TRANSPOSED[dimension])
+        if dimension in transposed:
+            found = transposed_entries(TRANSPOSED[dimension])
+            rows += [entry.set_where(transposed[dimension]) for entry in found]
     return admit(rows, dtype_configs)
 
 
@@ -208,6 +210,73 @@ _ATEN_TRANSPOSED = {
     3: torch.ops.aten.conv_transpose3d.input,
 }
 
+
+_ATEN_PADDING = {
+    1: torch.ops.aten.conv1d.padding,
+    2: torch.ops.aten.conv2d.padding,
+    3: torch.ops.aten.conv3d.padding,
+}
+
+
+# size: the overload's arguments
+def _module(
+    kind: type[nn.Module], _: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> nn.Module | None:  # fmt: skip
+    if not given(weight, bias):
+        return None
+    made = kind(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        tuple(weight.shape[2:]),
+        sizes(stride),
+        padding if isinstance(padding, str) else sizes(padding),
+        sizes(dilation),
+        groups,
+        bias is not None,
+        device="meta",
+    )
+    return filled(made, weight=weight, bias=bias)
+
+
+# size: the overload's arguments
+def _transposed_module(
+    kind: type[nn.Module], _: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+) -> nn.Module | None:  # fmt: skip
+    if not given(weight, bias):
+        return None
+    made = kind(
+        weight.shape[0],
+        weight.shape[1] * groups,
+        tuple(weight.shape[2:]),
+        sizes(stride),
+        sizes(padding),
+        sizes(output_padding),
+        groups,
+        bias is not None,
+        sizes(dilation),
+        device="meta",
+    )
+    return filled(made, weight=weight, bias=bias)
+
+
+def _of_convolution(dimension: int, is_transposed: bool) -> Decomposition:
+    """``convolution``, which is all of them, as the one of this dimension."""
+
+    def read(node: fx.Node) -> AtenCall | None:
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
+        if len(shape_of(weight) or ()) != dimension + 2 or transposed is not is_transposed:
+            return None
+        if is_transposed:
+            rest: tuple[Any, ...] = (stride, padding, output_padding, groups, dilation)
+            return _ATEN_TRANSPOSED[dimension], (x, weight, bias, *rest)
+        return _ATEN[dimension], (x, weight, bias, stride, padding, dilation, groups)
+
+    convolution = torch.ops.aten.convolution.default
+    return Decomposition(convolution, read, stands_for_it=not is_transposed)
+
+
 # what ``conv_add`` fuses to
 _ADDED = {2: (intrinsic.ConvAdd2d, intrinsic.ConvAddReLU2d)}
 
@@ -232,6 +301,11 @@ def _conv_operator(dimension: int) -> Operator:
         qat=conv.qat,
         fused=(conv.relu, conv.bn, conv.bn_relu, *_ADDED.get(dimension, ())),
         fused_qat=(conv.relu_qat, conv.bn_qat, conv.bn_relu_qat),
+        decompositions=(_of_convolution(dimension, False),),
+        respelled={_ATEN_PADDING[dimension]: partial(function_call, conv.functions[0])},
+        rebuilt=dict.fromkeys(
+            (_ATEN[dimension], _ATEN_PADDING[dimension]), partial(_module, conv.root)
+        ),
     )
 
 
@@ -252,6 +326,8 @@ def _transposed_operator(dimension: int) -> Operator:
         bias_index=2,
         weight_channel_axis=1,
         reference=conv.reference,
+        decompositions=(_of_convolution(dimension, True),),
+        rebuilt={_ATEN_TRANSPOSED[dimension]: partial(_transposed_module, conv.root)},
     )
 
 

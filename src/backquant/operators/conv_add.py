@@ -35,22 +35,6 @@ from backquant.nn.intrinsic import fusers
 from backquant.nn.quantized import reference
 from backquant.operators.entry import admit, swapped
 
-__all__ = [
-    "entries",
-    "extra_inputs_left",
-    "extra_inputs_left_relu",
-    "extra_inputs_right",
-    "extra_inputs_right_relu",
-    "fuse_left",
-    "fuse_left_relu",
-    "fuse_right",
-    "fuse_right_relu",
-    "root_left",
-    "root_left_relu",
-    "root_right",
-    "root_right_relu",
-]
-
 _BN_CONV = (nn.BatchNorm2d, nn.Conv2d)
 
 

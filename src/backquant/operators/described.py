@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
-from backquant.operators.entry import functional, observed, sharing, swapped
+from backquant.operators.entry import admit, functional, observed, sharing, swapped
 from backquant.operators.fixed_qparams import constrain
+from backquant.operators.fused import fused_entries
 from backquant.operators.index import named
 from backquant.operators.operator import Operator, QParamsRule
 
@@ -25,6 +26,7 @@ def entries_of(
     2. A weighted module becomes its reference module, for training its QAT module, which has an entry,
        too; a function says where its weight and bias are.
     3. Where the range of the output is known, ``quint8`` activations have its scale and zero point.
+    4. Names joined by ``+`` are operators that run as one kernel: ``conv2d+batch_norm2d+relu``.
 
     Raises SpecError for a name that no operator has.
 
@@ -34,11 +36,15 @@ def entries_of(
     [('torch.nn.ReLU6', 'OUTPUT_SHARE_OBSERVER_WITH_INPUT'), \
 ('torch.nn.functional.relu6', 'OUTPUT_SHARE_OBSERVER_WITH_INPUT')]
     """
-    return [
-        entry.set_dtype_configs(_configs(operator, dtype_configs))
-        for operator in map(named, names)
-        for entry in _entries(operator)
-    ]
+    found = []
+    for name in names:
+        if "+" in name:
+            found += admit(fused_entries(name), dtype_configs)
+        else:
+            operator = named(name)
+            configs = _configs(operator, dtype_configs)
+            found += [entry.set_dtype_configs(configs) for entry in _entries(operator)]
+    return found
 
 
 def _entries(operator: Operator) -> Iterator[BackendPatternConfig]:
@@ -67,6 +73,23 @@ def _entry(operator: Operator, spelling: Any) -> BackendPatternConfig:
 
 
 def _configs(operator: Operator, configs: Sequence[DTypeConfig]) -> list[DTypeConfig]:
-    if operator.fixed is None:
+    """Rule 3; a config that says something of scales itself stays as it is."""
+    fixed = operator.fixed
+    if fixed is None:
         return copy.deepcopy(list(configs))
-    return [constrain(config, operator.fixed) for config in configs]
+    return [
+        copy.deepcopy(config) if _says_scales(config) else constrain(config, fixed)
+        for config in configs
+    ]
+
+
+_OF_SCALES = ("scales", "scale_range", "scale_dtype", "scale_exact_match", "zero_point_exact_match")
+
+
+def _says_scales(config: DTypeConfig) -> bool:
+    demands = (config.input_dtype_with_constraints, config.output_dtype_with_constraints)
+    return any(
+        demand.power_of_two_scale or getattr(demand, field) is not None
+        for demand in demands
+        for field in _OF_SCALES
+    )

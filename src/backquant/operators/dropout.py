@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from backquant.operators.example import INPUT, Sample
 from backquant.operators.operator import Operator
 
-__all__ = ["OPERATORS"]
-
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="dropout",

@@ -1,6 +1,7 @@
-"""Addition, subtraction, multiplication and matrix products of two activations.
+"""Addition, subtraction, multiplication, matrix products, maximum and minimum of two activations.
 
-With one tensor and a number the output's range follows from the input's, so its observer is
+Maximum and minimum select: both inputs and the output share their qparams. Of the others: with one tensor
+and a number the output's range follows from the input's, so its observer is
 shared; with two tensors the output is observed on its own.
 """
 
@@ -17,17 +18,7 @@ from torch.nn import functional as F
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 from backquant.operators.entry import admit, observed
 from backquant.operators.example import INPUT, Sample
-from backquant.operators.operator import Operator
-
-__all__ = [
-    "ADD_MUL",
-    "ADD_SUB_MUL",
-    "OPERATORS",
-    "aten_entries",
-    "binary_entries",
-    "by_tensor_arguments",
-    "matmul_entries",
-]
+from backquant.operators.operator import Operator, QParamsRule
 
 ADD_MUL: tuple[Callable[..., Any], ...] = (operator.add, torch.add, operator.mul, torch.mul)
 ADD_SUB_MUL: tuple[Callable[..., Any], ...] = (
@@ -124,5 +115,23 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.matmul, operator.matmul, torch.bmm),
         methods=("matmul", "bmm"),
         aten=(_aten.matmul.default, _aten.bmm.default),
+    ),
+    Operator(
+        name="maximum",
+        family="elementwise",
+        sample=_TWO,
+        functions=(torch.maximum,),
+        methods=("maximum",),
+        aten=(_aten.maximum.default,),
+        qparams=QParamsRule.INPUTS,
+    ),
+    Operator(
+        name="minimum",
+        family="elementwise",
+        sample=_TWO,
+        functions=(torch.minimum,),
+        methods=("minimum",),
+        aten=(_aten.minimum.default,),
+        qparams=QParamsRule.INPUTS,
     ),
 )

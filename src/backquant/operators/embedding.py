@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
+from backquant.graph.export import Call
 from backquant.nn import qat
 from backquant.nn.quantized import reference
 from backquant.operators.entry import admit, functional, swapped
 from backquant.operators.example import INPUT, Sample, Weight
+from backquant.operators.exported import filled, function_call
 from backquant.operators.operator import Operator
-
-__all__ = ["OPERATORS", "bag_entries", "entries", "functional_entries", "table_entries"]
 
 
 def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
@@ -63,7 +64,62 @@ def functional_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatt
     return admit([functional(F.embedding, weight=1)], dtype_configs)
 
 
+_aten = torch.ops.aten
 _TABLE = Weight((10, 6))
+_SUM, _MEAN = 0, 1
+
+
+def _sums_of_bags(  # size: the arguments of the operator
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,  # noqa: ARG001  training only
+    mode: int = _SUM,
+    sparse: bool = False,  # noqa: ARG001  training only
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``aten::embedding_bag`` as a gather and sums by bag; its last result, for training, is missing."""
+    rows = weight[indices]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    starts = offsets[:-1] if include_last_offset else offsets
+    begun = torch.zeros(indices.shape[0] + 1, dtype=torch.int64)
+    begun = begun.scatter_add(0, starts.long(), torch.ones_like(starts).long())
+    bag = begun.cumsum(0)[:-1] - 1
+    counted = torch.ones_like(bag)
+    if padding_idx is not None and padding_idx >= 0:
+        counted = (indices != padding_idx).long()
+    sizes = torch.zeros_like(starts).long().scatter_add(0, bag, counted)
+    target = bag.unsqueeze(1).expand_as(rows)
+    empty = weight.new_zeros((starts.shape[0], weight.shape[1]))
+    is_counted = counted.to(rows.dtype).unsqueeze(1)
+    if mode in (_SUM, _MEAN):
+        out = empty.scatter_add(0, target, rows * is_counted)
+        if mode == _MEAN:
+            out = out / sizes.clamp(min=1).to(out.dtype).unsqueeze(1)
+    else:
+        least = torch.finfo(rows.dtype).min
+        lowered = torch.where(is_counted > 0, rows, least)
+        out = (empty + least).scatter_reduce(0, target, lowered, "amax")
+        out = torch.where(sizes.unsqueeze(1) > 0, out, 0.0)
+    return out, bag, sizes, bag
+
+
+def _call(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Call:
+    if padding_idx < 0:
+        return function_call(F.embedding, indices, weight)
+    return function_call(F.embedding, indices, weight, padding_idx)
+
+
+def _module(weight: Any, _: Any, padding_idx: int = -1, *__: Any) -> nn.Module | None:
+    if not isinstance(weight, torch.Tensor):
+        return None
+    padding = None if padding_idx < 0 else padding_idx
+    made = nn.Embedding(weight.shape[0], weight.shape[1], padding, device="meta")
+    return filled(made, weight=weight)
+
 
 OPERATORS: tuple[Operator, ...] = (
     Operator(
@@ -74,12 +130,14 @@ OPERATORS: tuple[Operator, ...] = (
         ),
         modules=(nn.Embedding,),
         functions=(F.embedding,),
-        aten=(torch.ops.aten.embedding.default,),
+        aten=(_aten.embedding.default,),
         weight_index=1,
         aten_weight_index=0,
         weight_channel_axis=0,
         reference=reference.Embedding,
         qat=qat.Embedding,
+        respelled={_aten.embedding.default: _call},
+        rebuilt={_aten.embedding.default: _module},
     ),
     Operator(
         name="embedding_bag",
@@ -91,5 +149,14 @@ OPERATORS: tuple[Operator, ...] = (
         weight_channel_axis=0,
         reference=reference.EmbeddingBag,
         qat=qat.EmbeddingBag,
+        portable=dict.fromkeys(
+            (
+                _aten.embedding_bag.default,
+                _aten.embedding_bag.padding_idx,
+                _aten._embedding_bag.default,
+                _aten._embedding_bag_forward_only.default,
+            ),
+            _sums_of_bags,
+        ),
     ),
 )

@@ -14,8 +14,6 @@ from torch import nn
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
 
-__all__ = ["admit", "functional", "fusion", "observed", "sharing", "swapped"]
-
 
 def admit(
     entries: Iterable[BackendPatternConfig], dtype_configs: Sequence[DTypeConfig]

@@ -18,6 +18,7 @@ import copy
 import itertools
 import operator
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,8 +31,6 @@ from backquant.operators.aten import canonical
 from backquant.operators.index import all_operators, find
 from backquant.operators.operator import Operator
 from backquant.qconfig import QConfigMapping
-
-__all__ = ["mapping_for_export", "with_export_spellings"]
 
 _aten = torch.ops.aten
 
@@ -79,22 +78,22 @@ def mapping_for_export(mapping: QConfigMapping) -> QConfigMapping:
     return result
 
 
-# What decomposition makes of one operator, and the operator that export shows instead.
-_COMPOSED: dict[Any, tuple[str, ...]] = {
-    _aten.addmm.default: ("linear",),
-    _aten.mm.default: ("linear",),
-    torch.addmm: ("linear",),
-    torch.mm: ("linear",),
-    "mm": ("linear",),
-    _aten.convolution.default: ("conv1d", "conv2d", "conv3d"),
-}
-
-
 def _operators(spelling: Any) -> tuple[Operator, ...]:
-    if spelling in _COMPOSED:
-        return tuple(o for o in all_operators() if o.name in _COMPOSED[spelling])
+    """The operators that an entry names with ``spelling``: its own, or those that decompose to it."""
     known = find(spelling)
-    return () if known is None else (known,)
+    return () if known is None else _decomposing_to().get(known.name, (known,))
+
+
+@cache
+def _decomposing_to() -> dict[str, tuple[Operator, ...]]:
+    """By the name of an operator: those that an exported graph shows where decomposition makes it."""
+    found: dict[str, tuple[Operator, ...]] = {}
+    for known in all_operators():
+        for each in known.decompositions:
+            made = find(each.ends_in) if each.stands_for_it else None
+            if made is not None:
+                found[made.name] = (*found.get(made.name, ()), known)
+    return found
 
 
 def _shown(spelling: Any) -> Any:
@@ -112,7 +111,7 @@ def _options(node: PatternNode) -> list[Any]:
         return [node.op]
     known = _operators(node.op)
     options = [canonical(one) for one in known if canonical(one) is not None]
-    if isinstance(node.op, OpOverload) or node.op in _COMPOSED:
+    if isinstance(node.op, OpOverload) or known != (find(node.op),):
         options += [cls for one in known for cls in one.modules]
     return options or [node.op]
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["INPUT", "Example", "Sample", "Weight", "build_call", "build_module"]
-
 SEED = 7
 
 

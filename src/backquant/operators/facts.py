@@ -22,8 +22,6 @@ from backquant.graph.values import GraphValues, TensorFacts
 from backquant.operators.index import find, find_root
 from backquant.operators.operator import Operator
 
-__all__ = ["Unknown", "UseFacts"]
-
 
 @dataclass(frozen=True)
 class Unknown:

@@ -11,16 +11,17 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig
 from backquant.errors import SpecError
+from backquant.graph.export import Call
+from backquant.operators.decomposition import AtenCall, Decomposition
 from backquant.operators.entry import admit, observed
 from backquant.operators.example import INPUT, Sample
+from backquant.operators.exported import function_call
 from backquant.operators.operator import FixedQParams, Operator, QParamsRule
-
-__all__ = ["OPERATORS", "PATTERNS", "constrain", "entries"]
 
 ZERO_TO_ONE = FixedQParams(scale=1.0 / 256.0, zero_point=0)
 MINUS_ONE_TO_ONE = FixedQParams(scale=2.0 / 256.0, zero_point=128)
@@ -85,6 +86,20 @@ def constrain(config: DTypeConfig, fixed: FixedQParams) -> DTypeConfig:
 
 _aten = torch.ops.aten
 
+
+def _read_softmax(node: fx.Node) -> AtenCall | None:
+    x, dim, to_float = node.args
+    return None if to_float else (_aten.softmax.int, (x, dim))
+
+
+def _softmax_call(x: Any, dim: int, dtype: Any = None) -> Call:
+    return function_call(F.softmax, x, dim, **({} if dtype is None else {"dtype": dtype}))
+
+
+def _softmax_module(_: Any, dim: int, dtype: Any = None) -> nn.Module | None:
+    return nn.Softmax(dim) if dtype is None else None
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="hardsigmoid",
@@ -118,6 +133,9 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(F.softmax, torch.softmax),
         methods=("softmax",),
         aten=(_aten.softmax.int,),
+        decompositions=(Decomposition(_aten._softmax.default, _read_softmax),),
+        respelled={_aten.softmax.int: _softmax_call},
+        rebuilt={_aten.softmax.int: _softmax_module},
         qparams=QParamsRule.FIXED,
         fixed=ZERO_TO_ONE,
     ),

@@ -19,29 +19,21 @@ from backquant.operators import (
     elementwise,
     embedding,
     fixed_qparams,
+    grouped,
     linear,
     norm,
     pooling,
     recurrent,
     shape,
 )
-from backquant.operators.operator import Operator
-
-__all__ = [
-    "all_operators",
-    "find",
-    "find_root",
-    "module_for_call",
-    "moves_values",
-    "named",
-    "spellings",
-]
+from backquant.operators.operator import Operator, QParamsRule
 
 _GROUP = "backquant.operators"
 _FIX = "Operator(name, family, Sample(), modules=..., functions=..., aten=...)"
 _FAMILIES = (
     conv,
     linear,
+    grouped,
     norm,
     elementwise,
     attention,
@@ -91,6 +83,18 @@ def spellings(*names: str) -> tuple[Any, ...]:
     return tuple(spelling for name in names for spelling in named(name).calls)
 
 
+def overloads(*names: str) -> frozenset[Any]:
+    """Every functional aten overload of the operators of these names, also those with other arguments.
+
+    >>> import torch
+    >>> overloads("squeeze") >= {torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.default}
+    True
+    """
+    packets = {listed._overloadpacket for name in names for listed in named(name).aten}
+    found = (getattr(packet, each) for packet in packets for each in packet.overloads())
+    return frozenset(each for each in found if not each._schema.is_mutable)
+
+
 def named(name: str) -> Operator:
     """The record of this name. Raises SpecError where there is none.
 
@@ -124,6 +128,17 @@ def moves_values(target: Any) -> bool:
         name = "narrow" if target._opname == "slice" else target._opname
         known = _by_name().get(name)
     return known is not None and known.moves_values
+
+
+def shares_all_inputs(target: Any) -> bool:
+    """Whether all tensors that an operator (any spelling) reads share their qparams with its output.
+
+    >>> import torch
+    >>> shares_all_inputs(torch.maximum), shares_all_inputs(torch.relu)
+    (True, False)
+    """
+    known = find(target)
+    return known is not None and known.qparams is QParamsRule.INPUTS
 
 
 @cache

@@ -11,16 +11,16 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from torch import nn
 
+from backquant.graph.export import Call
+from backquant.operators.decomposition import Decomposition
 from backquant.operators.example import Example, Sample, build_call, build_module
-
-__all__ = ["FixedQParams", "Operator", "QParamsRule"]
 
 
 class QParamsRule(str, Enum):
@@ -28,6 +28,7 @@ class QParamsRule(str, Enum):
 
     MEASURED = "measured"  # by an observer of its own
     INPUT = "input"  # the output only rearranges or selects values: the input's qparams hold
+    INPUTS = "inputs"  # it selects from several tensors, which share theirs with each other and the output
     FIXED = "fixed"  # the operator's range is known beforehand
     NONE = "none"  # the result is no tensor of values
 
@@ -54,6 +55,17 @@ class Operator:
     ``moves_values``: the result holds values of the inputs and nothing else, so that it may be computed
     on integers as they are, and its range lies within that of the inputs.
 
+    ``places``: positions of arguments of the functional spelling that are places in another one, not values.
+
+    ``decompositions``: what ``run_decompositions`` makes of it, which is read as this operator again.
+    ``exported_as``: the method that stands for ``aten`` where exported graphs are read, if it is not the
+    first of ``functions``.
+    ``respelled``: overloads with other arguments than that spelling has, also such as ``aten`` does not
+    list, and the call that each becomes.
+    ``rebuilt``: overloads and what makes the module that holds their tensors, or ``None`` where there is
+    none; the others go by ``as_module``.
+    ``portable``: overloads that runtimes lack, as functions of operators that they have, for exports.
+
     >>> import torch
     >>> from backquant.operators import find
     >>> find(torch.nn.Conv2d).name, find(torch.nn.functional.conv2d).weight_index
@@ -72,6 +84,7 @@ class Operator:
     aten_weight_index: int | None = None
     aten_bias_index: int | None = None
     weight_channel_axis: int | None = None
+    places: tuple[int, ...] = ()
     qparams: QParamsRule = QParamsRule.MEASURED
     fixed: FixedQParams | None = None
     reference: type[nn.Module] | None = None
@@ -80,6 +93,11 @@ class Operator:
     fused_qat: tuple[type[nn.Module], ...] = ()
     as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
     moves_values: bool = False
+    decompositions: tuple[Decomposition, ...] = field(default=(), repr=False)
+    portable: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
+    exported_as: str | None = None
+    respelled: Mapping[Any, Callable[..., Call]] = field(default_factory=dict, repr=False)
+    rebuilt: Mapping[Any, Callable[..., nn.Module | None]] = field(default_factory=dict, repr=False)
 
     @property
     def is_weighted(self) -> bool:
@@ -89,7 +107,7 @@ class Operator:
     @property
     def shares_qparams(self) -> bool:
         """Whether the output's qparams are the input's."""
-        return self.qparams is QParamsRule.INPUT
+        return self.qparams in (QParamsRule.INPUT, QParamsRule.INPUTS)
 
     @property
     def spellings(self) -> tuple[Any, ...]:

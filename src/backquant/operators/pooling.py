@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
+from backquant.graph.export import Call
+from backquant.operators.decomposition import first_result
 from backquant.operators.entry import admit
 from backquant.operators.example import INPUT, Sample
+from backquant.operators.exported import function_call, sizes
 from backquant.operators.operator import Operator, QParamsRule
-
-__all__ = ["OPERATORS", "aten_entries", "root_of_item"]
 
 
 def root_of_item(pattern: tuple[Any, Any, Any]) -> Any:
@@ -55,6 +56,33 @@ def _adaptive(dimension: int) -> Sample:
     return Sample(((2, 4, *(8,) * dimension),), module_args=(2,), call=(INPUT, (2,) * dimension))
 
 
+def _pool(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    def build(_: Any, *args: Any) -> nn.Module:
+        values = [sizes(v) if isinstance(v, (list, tuple)) and v else v for v in args]
+        if len(values) > 1 and values[1] == []:
+            values[1] = None
+        return kind(*values)
+
+    return build
+
+
+def _max_pool(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    build = _pool(kind)
+    # the module has ``return_indices`` before ``ceil_mode``
+    return lambda x, *args: build(x, *args[:4], *((False, args[4]) if len(args) > 4 else ()))
+
+
+def _upsampled(mode: str) -> Callable[..., Call]:
+    def resize(x: Any, size: Any, *rest: Any) -> Call:
+        *corners, factors = rest
+        kwargs: dict[str, Any] = {"mode": mode}
+        if corners:
+            kwargs["align_corners"] = corners[0]
+        return function_call(F.interpolate, x, size, factors, **kwargs)
+
+    return resize
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="adaptive_avg_pool1d",
@@ -63,6 +91,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AdaptiveAvgPool1d,),
         functions=(F.adaptive_avg_pool1d,),
         aten=(_aten.adaptive_avg_pool1d.default,),
+        rebuilt={_aten.adaptive_avg_pool1d.default: _pool(nn.AdaptiveAvgPool1d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -72,6 +101,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AdaptiveAvgPool2d,),
         functions=(F.adaptive_avg_pool2d,),
         aten=(_aten.adaptive_avg_pool2d.default,),
+        rebuilt={_aten.adaptive_avg_pool2d.default: _pool(nn.AdaptiveAvgPool2d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -81,6 +111,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AdaptiveAvgPool3d,),
         functions=(F.adaptive_avg_pool3d,),
         aten=(_aten.adaptive_avg_pool3d.default,),
+        rebuilt={_aten.adaptive_avg_pool3d.default: _pool(nn.AdaptiveAvgPool3d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -90,6 +121,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AvgPool1d,),
         functions=(F.avg_pool1d,),
         aten=(_aten.avg_pool1d.default,),
+        rebuilt={_aten.avg_pool1d.default: _pool(nn.AvgPool1d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -99,6 +131,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AvgPool2d,),
         functions=(F.avg_pool2d,),
         aten=(_aten.avg_pool2d.default,),
+        rebuilt={_aten.avg_pool2d.default: _pool(nn.AvgPool2d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -108,6 +141,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.AvgPool3d,),
         functions=(F.avg_pool3d,),
         aten=(_aten.avg_pool3d.default,),
+        rebuilt={_aten.avg_pool3d.default: _pool(nn.AvgPool3d)},
         qparams=QParamsRule.INPUT,
     ),
     Operator(
@@ -117,6 +151,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool1d,),
         functions=(F.max_pool1d, torch.max_pool1d),
         aten=(_aten.max_pool1d.default,),
+        rebuilt={_aten.max_pool1d.default: _max_pool(nn.MaxPool1d)},
         moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
@@ -127,6 +162,13 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool2d,),
         functions=(F.max_pool2d, torch.max_pool2d),
         aten=(_aten.max_pool2d.default,),
+        rebuilt={_aten.max_pool2d.default: _max_pool(nn.MaxPool2d)},
+        decompositions=(
+            first_result(
+                _aten.max_pool2d_with_indices.default,
+                lambda *args: (_aten.max_pool2d.default, args),
+            ),
+        ),
         moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
@@ -137,6 +179,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.MaxPool3d,),
         functions=(F.max_pool3d, torch.max_pool3d),
         aten=(_aten.max_pool3d.default,),
+        rebuilt={_aten.max_pool3d.default: _max_pool(nn.MaxPool3d)},
         moves_values=True,
         qparams=QParamsRule.INPUT,
     ),
@@ -153,6 +196,15 @@ OPERATORS: tuple[Operator, ...] = (
         sample=Sample(module_kwargs={"scale_factor": 2}, call=(INPUT, None, 2)),
         modules=(nn.Upsample,),
         functions=(F.interpolate,),
+        respelled={
+            _aten.upsample_nearest1d.vec: _upsampled("nearest"),
+            _aten.upsample_nearest2d.vec: _upsampled("nearest"),
+            _aten.upsample_nearest3d.vec: _upsampled("nearest"),
+            _aten.upsample_linear1d.vec: _upsampled("linear"),
+            _aten.upsample_bilinear2d.vec: _upsampled("bilinear"),
+            _aten.upsample_bicubic2d.vec: _upsampled("bicubic"),
+            _aten.upsample_trilinear3d.vec: _upsampled("trilinear"),
+        },
         qparams=QParamsRule.INPUT,
     ),
     Operator(

@@ -12,8 +12,6 @@ from backquant.operators.entry import admit, swapped
 from backquant.operators.example import Sample
 from backquant.operators.operator import Operator
 
-__all__ = ["OPERATORS", "PAIRS", "entries"]
-
 PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
     (nn.GRUCell, reference.GRUCell),
     (nn.LSTMCell, reference.LSTMCell),

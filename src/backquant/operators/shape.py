@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,18 +17,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendPatternConfig, DTypeConfig, ObservationType
+from backquant.graph.export import Call
 from backquant.operators.entry import admit, sharing
 from backquant.operators.example import INPUT, Sample
+from backquant.operators.exported import function_call, method_call
 from backquant.operators.operator import Operator, QParamsRule
-
-__all__ = [
-    "CAT",
-    "OPERATORS",
-    "TENSOR_INFO",
-    "cat_entries",
-    "sharing_entries",
-    "tensor_info_entries",
-]
 
 CAT: tuple[Any, ...] = (torch.cat, torch.concat, torch.concatenate)
 TENSOR_INFO: tuple[str, ...] = ("shape", "size")
@@ -77,6 +71,10 @@ def _moves(name: str, sample: Sample, **facts: Any) -> Operator:
     return Operator(name=name, family="shape", sample=sample, qparams=QParamsRule.INPUT, **facts)
 
 
+def _constant_pad(x: Any, pad: Any, value: float = 0) -> Call:
+    return function_call(F.pad, x, pad, "constant", value)
+
+
 OPERATORS: tuple[Operator, ...] = (
     _moves(
         "cat",
@@ -119,14 +117,27 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.reshape,),
         methods=("reshape",),
         aten=(_aten.reshape.default,),
+        exported_as="reshape",
+        respelled={_aten.reshape.default: partial(method_call, "reshape")},
     ),
-    _moves("view", Sample(call=(INPUT, (2, -1))), methods=("view",), aten=(_aten.view.default,)),
+    _moves(
+        "view",
+        Sample(call=(INPUT, (2, -1))),
+        methods=("view",),
+        aten=(_aten.view.default, _aten._unsafe_view.default),
+        respelled=dict.fromkeys(
+            (_aten.view.default, _aten._unsafe_view.default), partial(method_call, "view")
+        ),
+    ),
     _moves(
         "permute",
         Sample(call=(INPUT, (0, 2, 3, 1))),
         functions=(torch.permute, torch.permute_copy),
         methods=("permute",),
         aten=(_aten.permute.default,),
+        exported_as="permute",
+        respelled={_aten.permute.default: partial(method_call, "permute")},
+        portable={_aten.permute_copy.default: torch.permute},
     ),
     _moves(
         "transpose",
@@ -141,6 +152,9 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.squeeze,),
         methods=("squeeze", "squeeze_"),
         aten=(_aten.squeeze.dim,),
+        respelled=dict.fromkeys(
+            (_aten.squeeze.default, _aten.squeeze.dims), partial(function_call, torch.squeeze)
+        ),
     ),
     _moves(
         "unsqueeze",
@@ -161,6 +175,7 @@ OPERATORS: tuple[Operator, ...] = (
         Sample(call=(INPUT, (1, 2, 1, 1))),
         methods=("repeat",),
         aten=(_aten.repeat.default,),
+        respelled={_aten.repeat.default: partial(method_call, "repeat")},
     ),
     _moves(
         "repeat_interleave",
@@ -175,6 +190,7 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.ConstantPad2d,),
         functions=(F.pad,),
         aten=(_aten.pad.default,),
+        respelled={_aten.constant_pad_nd.default: _constant_pad},
         moves_values=False,  # what it adds is not among the values
     ),
     _moves("contiguous", Sample(), methods=("contiguous",), aten=(_aten.contiguous.default,)),
@@ -184,27 +200,49 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.detach,),
         methods=("detach", "detach_"),
         aten=(_aten.detach.default,),
+        exported_as="detach",
     ),
     _moves("resize_", Sample(call=(INPUT, (2, 4, 64))), methods=("resize_",), moves_values=False),
     # Moves that exported graphs show as they are: no backend has an entry for them.
-    _moves("expand", Sample(((2, 1, 8),), call=(INPUT, (2, 4, 8))), methods=("expand",)),
     _moves(
-        "expand_as", Sample(((2, 1, 8), (2, 4, 8)), call=(INPUT, INPUT)), methods=("expand_as",)
+        "expand",
+        Sample(((2, 1, 8),), call=(INPUT, (2, 4, 8))),
+        methods=("expand",),
+        aten=(_aten.expand.default,),
     ),
-    _moves("view_as", Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)), methods=("view_as",)),
-    _moves("reshape_as", Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)), methods=("reshape_as",)),
-    _moves("t", Sample(((2, 8),)), functions=(torch.t,), methods=("t",)),
+    _moves(
+        "expand_as",
+        Sample(((2, 1, 8), (2, 4, 8)), call=(INPUT, INPUT)),
+        methods=("expand_as",),
+        aten=(_aten.expand_as.default,),
+    ),
+    _moves(
+        "view_as",
+        Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)),
+        methods=("view_as",),
+        aten=(_aten.view_as.default,),
+    ),
+    _moves(
+        "reshape_as",
+        Sample(((2, 8), (4, 4)), call=(INPUT, INPUT)),
+        methods=("reshape_as",),
+        aten=(_aten.reshape_as.default,),
+    ),
+    _moves("t", Sample(((2, 8),)), functions=(torch.t,), methods=("t",), aten=(_aten.t.default,)),
     _moves(
         "movedim",
         Sample(call=(INPUT, 1, 2)),
         functions=(torch.movedim, torch.moveaxis),
         methods=("movedim", "moveaxis"),
+        aten=(_aten.movedim.int, _aten.moveaxis.int),
+        respelled={_aten.movedim.intlist: partial(function_call, torch.movedim)},
     ),
     _moves(
         "swapaxes",
         Sample(call=(INPUT, 1, 2)),
         functions=(torch.swapaxes, torch.swapdims),
         methods=("swapaxes", "swapdims"),
+        aten=(_aten.swapaxes.default, _aten.swapdims.default),
     ),
     _moves(
         "unflatten",
@@ -212,25 +250,68 @@ OPERATORS: tuple[Operator, ...] = (
         modules=(nn.Unflatten,),
         functions=(torch.unflatten,),
         methods=("unflatten",),
+        aten=(_aten.unflatten.int,),
     ),
-    _moves("select", Sample(call=(INPUT, 1, 0)), functions=(torch.select,), methods=("select",)),
-    _moves("flip", Sample(call=(INPUT, (1,))), functions=(torch.flip,), methods=("flip",)),
-    _moves("roll", Sample(call=(INPUT, 1, 2)), functions=(torch.roll,), methods=("roll",)),
+    _moves(
+        "select",
+        Sample(call=(INPUT, 1, 0)),
+        functions=(torch.select,),
+        methods=("select",),
+        aten=(_aten.select.int,),
+    ),
+    _moves(
+        "flip",
+        Sample(call=(INPUT, (1,))),
+        functions=(torch.flip,),
+        methods=("flip",),
+        aten=(_aten.flip.default,),
+    ),
+    _moves(
+        "roll",
+        Sample(call=(INPUT, (1,), (2,))),
+        functions=(torch.roll,),
+        methods=("roll",),
+        aten=(_aten.roll.default,),
+    ),
     _moves(
         "channel_shuffle",
         Sample(module_args=(2,), call=(INPUT, 2)),
         modules=(nn.ChannelShuffle,),
         functions=(F.channel_shuffle,),
+        aten=(_aten.channel_shuffle.default,),
     ),
-    _moves("clone", Sample(), functions=(torch.clone,), methods=("clone",)),
-    _moves("chunk", Sample(call=(INPUT, 2, 1)), functions=(torch.chunk,), methods=("chunk",)),
-    _moves("split", Sample(call=(INPUT, 2, 1)), functions=(torch.split,), methods=("split",)),
-    _moves("unbind", Sample(call=(INPUT, 1)), functions=(torch.unbind,), methods=("unbind",)),
+    _moves(
+        "clone", Sample(), functions=(torch.clone,), methods=("clone",), aten=(_aten.clone.default,)
+    ),
+    _moves(
+        "chunk",
+        Sample(call=(INPUT, 2, 1)),
+        functions=(torch.chunk,),
+        methods=("chunk",),
+        aten=(_aten.chunk.default,),
+    ),
+    _moves(
+        "split",
+        Sample(call=(INPUT, 2, 1)),
+        functions=(torch.split,),
+        methods=("split",),
+        aten=(_aten.split.Tensor,),
+        respelled={_aten.split_with_sizes.default: partial(function_call, torch.split)},
+    ),
+    _moves(
+        "unbind",
+        Sample(call=(INPUT, 1)),
+        functions=(torch.unbind,),
+        methods=("unbind",),
+        aten=(_aten.unbind.int,),
+    ),
     _moves(
         "tensor_split",
         Sample(call=(INPUT, 2, 1)),
         functions=(torch.tensor_split,),
         methods=("tensor_split",),
+        aten=(_aten.tensor_split.sections,),
+        respelled={_aten.tensor_split.indices: partial(function_call, torch.tensor_split)},
     ),
     Operator(
         name="floordiv",

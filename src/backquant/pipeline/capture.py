@@ -8,7 +8,7 @@ exported graphs there (``backquant.operators.equivalents``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,17 +19,22 @@ from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph import (
     Captured,
+    add_computed_biases,
     batch_norm_modules,
     called_whole,
     capture,
+    einsum_products,
     fold_constants,
+    grouped_linears,
     inline_wrapped,
     linear_products,
     move_rank_reads,
+    zeros_for_unwritten,
 )
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.in_place import changed_view
+from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
@@ -72,6 +77,12 @@ class Capturing:
     whole_classes: frozenset[type] = frozenset()
     whole_functions: frozenset[Any] = frozenset()
     named: frozenset[Any] = frozenset()
+
+    @property
+    def leaf_classes(self) -> frozenset[type]:
+        """Those of ``whole_classes`` that would be traced through: of neither PyTorch nor this package."""
+        ours = ("torch.", "backquant.")
+        return frozenset(c for c in self.whole_classes if not f"{c.__module__}.".startswith(ours))
 
     def __post_init__(self) -> None:
         if self.how not in CAPTURES:
@@ -172,17 +183,28 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
     captured = capture(
         model,
         non_traceable_names=custom_matching.untraced_names,
-        non_traceable_classes=custom_matching.untraced_classes,
+        non_traceable_classes=custom_matching.untraced_classes | capturing.leaf_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
         decomposition=_decomposition(custom_matching, model, capturing),
     )
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
         fold_constants(captured.module, captured.scopes)
-        linear_products(captured.module, captured.scopes, capturing.named)
         move_rank_reads(captured.module)
-        batch_norm_modules(captured.module, captured.scopes, capturing.named)
+        _rewrite(captured, capturing)
     return captured
+
+
+def _rewrite(captured: Captured, capturing: Capturing) -> None:
+    """Write what has no integer kernel as what has one, in place."""
+    module, scopes, kept = captured.module, captured.scopes, capturing.named
+    values = GraphValues(module, capturing.example_inputs, captured.free)
+    einsum_products(module, scopes, values, kept | capturing.whole_functions)
+    linear_products(module, scopes, kept)
+    grouped_linears(module, scopes, kept)
+    zeros_for_unwritten(module, kept)
+    add_computed_biases(module, scopes, kept)
+    batch_norm_modules(module, scopes, values, kept)
 
 
 def _decomposition(
@@ -245,23 +267,28 @@ def exported(
 ) -> Captured:
     custom_matching = CustomMatching.of(custom)
     custom_matching.check(model)
+    entered = set(_paths(model, (), capturing.leaf_classes))
+    untraced = _paths(model, custom_matching.untraced_names, custom_matching.untraced_classes)
+    if isinstance(model, ExportedModel):
+        entered = set()
     options = ExportOptions(
         dynamic_shapes=capturing.dynamic_shapes,
-        whole=dict.fromkeys(_whole(model, custom_matching), "PrepareCustomConfig names it"),
+        whole={
+            **dict.fromkeys(entered, "the backend has an entry for it"),
+            **dict.fromkeys(untraced, "PrepareCustomConfig names it"),
+        },
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
     captured = capture_export(model, capturing.example_inputs, AtenSpeller(), options)
     if capturing.decompose and not model.training:
-        batch_norm_modules(captured.module, captured.scopes, capturing.named)
-    return replace(captured, notes=("captured by torch.export", *captured.notes))
+        _rewrite(captured, capturing)
+    whole = {path: why for path, why in captured.whole.items() if path not in entered}
+    notes = ("captured by torch.export", *captured.notes)
+    return replace(captured, notes=notes, whole=whole)
 
 
-def _whole(model: nn.Module, custom_matching: CustomMatching) -> Iterator[str]:
-    """The paths of the modules that are to stay whole."""
+def _paths(model: nn.Module, names: Collection[str], classes: Collection[type]) -> Iterator[str]:
+    """The paths of the modules of these names and classes."""
     for path, module in model.named_modules(remove_duplicate=False):
-        named = (
-            path in custom_matching.untraced_names
-            or type(module) in custom_matching.untraced_classes
-        )
-        if path and named:
+        if path and (path in names or type(module) in classes):
             yield path

@@ -15,8 +15,6 @@ from backquant.graph import get_module
 from backquant.match import CustomMatching, Plan
 from backquant.operators.index import find, find_root
 
-__all__ = ["described", "kept_whole", "on_integers", "worth_an_export"]
-
 _LEAST = 0.01  # of all multiply-adds, in calls that an export might take apart
 
 

@@ -11,14 +11,15 @@ from backquant.errors import CaptureError, first_line
 from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 
-__all__ = ["costs_of", "left_out"]
 
-
-def costs_of(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
+def costs_of(
+    module: fx.GraphModule, example_inputs: Any, origin: str = "symbolic trace"
+) -> GraphCosts:
     """Multiply-adds of the nodes of ``module`` on inputs that the model accepts, and their kinds of values.
 
-    Raises ``CaptureError`` when the graph fails on them: tracing took another way through ``forward``
-    than a call does (``if mask is None:`` is decided while tracing, where ``mask`` is a stand-in).
+    Raises ``CaptureError`` when the graph fails on them: the capture, of which ``origin`` is the name, took
+    another way through ``forward`` than a call does (``if mask is None:`` is decided while tracing, where
+    ``mask`` is a stand-in; models ask whether they are exported).
 
     >>> import torch
     >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))
@@ -29,6 +30,8 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
         return graph_costs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)
+        if origin == "torch.export":
+            raise _of_export(module, reason, str(error)) from error
         where, fix = _advice(left_out(module, example_inputs), str(error))
         raise CaptureError(
             f"the traced model fails on inputs that the model accepts: {reason}",
@@ -38,6 +41,20 @@ def costs_of(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
 
 
 _NODE = re.compile(r"While executing %(\w+)")
+
+
+def _of_export(module: fx.GraphModule, reason: str, words: str) -> CaptureError:
+    found = _NODE.search(words)
+    nodes = {node.name: node for node in module.graph.nodes} if found else {}
+    node = nodes.get(found[1]) if found else None
+    where = "forward" if node is None else f"node {node.name!r}, {node.target}"
+    return CaptureError(
+        f"the exported model fails on inputs that the model accepts: {reason}",
+        where=where,
+        fix="the model does something else while it is exported (torch.compiler.is_exporting), such as\n"
+        "making a mask that a call leaves out: quantize a module whose forward calls its parts as a\n"
+        "call does, self.model.encoder(self.model.embeddings(input_ids))",
+    )
 
 
 def _advice(names: list[str], words: str) -> tuple[str, str]:

@@ -28,8 +28,6 @@ from backquant.qconfig import (
     qconfig_equals,
 )
 
-__all__ = ["DefaultedRequest", "mapping_on_engine"]
-
 
 @dataclass(frozen=True)
 class DefaultedRequest:

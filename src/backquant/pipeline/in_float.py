@@ -15,8 +15,6 @@ from backquant.prepare import Request
 from backquant.qconfig import QConfigMapping
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["planned_in_float"]
-
 
 def planned_in_float(
     model: nn.Module, request: Request, capturing: Capturing, reason: Reason

@@ -19,8 +19,6 @@ from backquant.pipeline.prepare import prepared_for_inference
 from backquant.prepare import Request
 from backquant.qconfig import QConfig, QConfigMapping
 
-__all__ = ["KernelsAlone", "kernels_alone"]
-
 
 class KernelsAlone(NamedTuple):
     """``kernels``: by path. ``plan`` and ``left_in_float``: of the modules that have none."""

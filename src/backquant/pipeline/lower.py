@@ -30,11 +30,11 @@ from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match import MatchKind
+from backquant.match.described import described_by_node
 from backquant.match.float_policy import float_by_request
+from backquant.pipeline.integer_only import check_integers
 from backquant.report.recorded import LoweredReport
 from backquant.runtime import LoweredRecord, QuantizedModel
-
-__all__ = ["engine_of", "quantized_model"]
 
 
 def engine_of(config: BackendConfig) -> EngineInfo | None:
@@ -46,15 +46,20 @@ def engine_of(config: BackendConfig) -> EngineInfo | None:
     return None if config.engine is None else engine_info(config.engine)
 
 
-def quantized_model(reference: fx.GraphModule, source: nn.Module) -> QuantizedModel:
+def quantized_model(
+    reference: fx.GraphModule, source: nn.Module, engine_name: str | None = None
+) -> QuantizedModel:
     """Lower ``reference`` for its backend's engine; without one the reference model itself is wrapped.
 
-    The result shares no tensor with ``source``, the model that it was made from. Raises
-    ``EngineError`` when the plan asks for a dtype that the engine lacks.
+    ``engine_name``: another engine, for standalone modules, too. The result shares no tensor with ``source``,
+    the model that it was made from. Raises ``EngineError`` when the plan asks for a dtype that the engine
+    lacks.
     """
     state = reference_state(reference)
-    engine = engine_of(state.backend_config)
-    lowered = _lowered(reference, engine)
+    engine = engine_of(state.backend_config) if engine_name is None else engine_info(engine_name)
+    lowered = _lowered(reference, engine, engine_name is not None)
+    if engine is not None and engine.as_described:
+        check_integers(state.plan, lowered.left_in_float)
     record = LoweredRecord(
         **vars(state),
         engine=engine,
@@ -77,7 +82,7 @@ def _interface(reference: fx.GraphModule) -> Interface | None:
     return Interface((), output) if found is None and output is not None else found
 
 
-def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
+def _lowered(reference: fx.GraphModule, engine: EngineInfo | None, for_all: bool) -> Lowered:
     inner = _standalone(reference)
     if engine is None:
         module = (
@@ -90,13 +95,16 @@ def _lowered(reference: fx.GraphModule, engine: EngineInfo | None) -> Lowered:
         check_engine_dtypes(state.plan, state.backend_config, engine)
         rules = find_engine(engine.name).rules()
         in_float = float_by_request(state.plan, GraphIndex(reference))
-        result = lower(reference, rules, engine, _separate_calls(reference), in_float)
+        described = described_by_node(state.plan, state.backend_config)
+        separate = _separate_calls(reference)
+        result = lower(reference, rules, engine, separate, in_float, described)
         module = result.graph_module
         kept = reference.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {})
         preserve(module, reference, list(kept), "ConvertCustomConfig")
     kernels, left = list(result.kernels), list(result.left_in_float)
     for path, part in inner.items():
-        lowered = _lowered(part, engine_of(reference_state(part).backend_config))
+        own = engine if for_all else engine_of(reference_state(part).backend_config)
+        lowered = _lowered(part, own, for_all)
         set_module(module, path, lowered.graph_module)
         for use in lowered.kernels:
             kernels.append(replace(use, nodes=tuple(f"{path}.{name}" for name in use.nodes)))

@@ -39,16 +39,7 @@ from backquant.pipeline.capture import (
 from backquant.pipeline.choose_capture import described, kept_whole, on_integers, worth_an_export
 from backquant.pipeline.costs import costs_of, left_out
 from backquant.prepare import Record, Request
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping
-
-__all__ = [
-    "FusedGraph",
-    "Planned",
-    "decided",
-    "evaluation_copy",
-    "fused_graph",
-    "planned",
-]
+from backquant.qconfig import QConfigMapping
 
 #: From a graph, its scopes, the plan for it, and what is asked of which backend, to further rules.
 Rules = Callable[
@@ -74,11 +65,9 @@ class FusedGraph(NamedTuple):
     fusions: tuple[Fusion, ...]
 
 
-def fused_graph(
-    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig | None = None
-) -> FusedGraph:
+def fused_graph(model: nn.Module, backend: BackendConfig) -> FusedGraph:
     """Capture ``model`` and fuse what the backend fuses for inference. The model is not changed."""
-    captured = captured_with(custom, model)
+    captured = captured_with(None, model)
     without_sync(captured.module)
     fusions = plan_fusion(captured.module, backend)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False)
@@ -104,8 +93,8 @@ def planned(
     if capturing is not None and capturing.decompose:
         capturing = replace(
             capturing,
-            whole_classes=_named_by(request.backend_config, "module"),
-            whole_functions=_named_by(request.backend_config, "function"),
+            whole_classes=named_by(request.backend_config, "module"),
+            whole_functions=named_by(request.backend_config, "function"),
             named=_requested_by_type(request.qconfig_mapping, capturing),
         )
     planning = _Planning(request, CustomMatching.of(request.custom), capturing, more_rules)
@@ -119,25 +108,27 @@ def planned(
     ):
         return made
     try:
-        made = _counted(made, capturing.example_inputs)
+        made = _counted(made, capturing.example_inputs, captured)
     except CaptureError as error:
         # a trace decides about arguments that are left out as if they were given
         if not is_open or not left_out(made.module, capturing.example_inputs):
             raise
-        return _counted(
-            planning.plan(exported_instead(request.custom, model, capturing, error)),
-            capturing.example_inputs,
-        )
+        again = exported_instead(request.custom, model, capturing, error)
+        return _counted(planning.plan(again), capturing.example_inputs, again)
     return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
 
 
-def _counted(made: Planned, example_inputs: Any) -> Planned:
-    costs = costs_of(made.module, example_inputs)
+def _counted(made: Planned, example_inputs: Any, captured: Captured) -> Planned:
+    costs = costs_of(made.module, example_inputs, captured.origin)
     return made._replace(record=replace(made.record, costs=costs))
 
 
-def _named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
-    """The classes of modules, or the functions, that entries of a backend name: none is taken apart."""
+def named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
+    """The classes of modules, or the functions, that entries of a backend name: none is taken apart.
+
+    >>> named_by(BackendConfig("b"), "module")
+    frozenset()
+    """
     nodes = (node for pattern in backend.entries for node in pattern.nodes)
     return frozenset(node.op for node in nodes if node.kind == kind)
 
@@ -217,8 +208,8 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
         return made
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     try:
-        other = planning.plan(exported(planning.request.custom, model, capturing))
-        other = _counted(other, capturing.example_inputs)
+        captured = exported(planning.request.custom, model, capturing)
+        other = _counted(planning.plan(captured), capturing.example_inputs, captured)
     except CaptureError as error:
         why = first_sentence(error)
         return made.noted(f"{largest} stays float as a whole: it cannot be exported ({why})")

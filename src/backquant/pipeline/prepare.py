@@ -16,8 +16,6 @@ from backquant.prepare import (
     prepare_standalone_modules,
 )
 
-__all__ = ["observed", "prepared_for_inference", "with_standalone_modules"]
-
 Prepare = Callable[[nn.Module, Request], PreparedModule]
 
 

@@ -37,14 +37,6 @@ from backquant.qconfig import (
 )
 from backquant.reason_codes import ReasonCode
 
-__all__ = [
-    "CHOICES",
-    "LEAST_DECIBELS",
-    "has_recurrent",
-    "quantizes_recurrent",
-    "rules_for_recurrent",
-]
-
 _KINDS = tuple(kind for kind, _ in PAIRS)
 #: The least distance between a layer's output and the noise of its kernel.
 LEAST_DECIBELS = 20.0

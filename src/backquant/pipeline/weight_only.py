@@ -33,8 +33,6 @@ from backquant.observe import (
 from backquant.operators import find
 from backquant.qconfig import QConfig, QConfigMapping
 
-__all__ = ["weight_only_mapping"]
-
 _USUAL_GROUP = 128
 
 

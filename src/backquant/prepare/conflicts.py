@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints
 from backquant.dtypes import dtype_name
 from backquant.errors import ConfigError
-from backquant.match.constraints import Refusal, check_tensor
+from backquant.match.constraints import check_tensor
 from backquant.match.plan import Decision, MatchKind, Plan, TensorRequest
+from backquant.match.refusal import Refusal
 from backquant.observe import ReuseInputObserver
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import Site, SiteTable
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["check_groups"]
 
 
 def check_groups(

@@ -14,8 +14,6 @@ from backquant.match.plan import Decision, Match, MatchKind, Plan
 from backquant.match.rules import RuleTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["give_qconfigs", "observe_custom_modules"]
-
 
 def observe_custom_modules(
     prepared: fx.GraphModule, plan: Plan, mapping: QConfigMapping, custom: PrepareCustomConfig

@@ -6,8 +6,6 @@ operator's first input.
 
 from __future__ import annotations
 
-__all__ = ["Groups"]
-
 
 class Groups:
     """Disjoint sets of names; near-constant time per operation.

@@ -23,8 +23,6 @@ from backquant.prepare.separate_interfaces import Interface, interfaces
 from backquant.prepare.sites import Site, SiteTable, observation_sites
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["insert_observers"]
-
 
 def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     """A copy of ``module`` with the observers that the plan of ``record`` needs, ready for calibration.

@@ -17,9 +17,6 @@ from torch import fx
 
 from backquant.backend_config.naming import functional_name
 
-__all__ = ["dump", "graph_from_rows", "graph_rows", "load"]
-
-_RENAMED = {("backquant.match.plan", "TensorAsk"): "TensorRequest"}
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
@@ -64,14 +61,7 @@ def load(data: bytes) -> Any:
     >>> load(dump(torch.nn.functional.max_pool2d)) is torch.nn.functional.max_pool2d
     True
     """
-    return _Unpickler(io.BytesIO(data)).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    """Finds classes by the names that they had when a pickle was written, too."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(module, _RENAMED.get((module, name), name))
+    return pickle.loads(data)
 
 
 @dataclass(frozen=True)

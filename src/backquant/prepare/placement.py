@@ -11,6 +11,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig
 from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
+from backquant.operators.index import shares_all_inputs
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
@@ -19,8 +20,6 @@ from backquant.prepare.separate_interfaces import interfaces
 from backquant.prepare.sites import PREFIX, Site, SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["Placement"]
 
 _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _NOT_OBSERVED = "INPUT_OUTPUT_NOT_OBSERVED"
@@ -254,7 +253,12 @@ class Placement:
             self._groups.unite(partners[0], other)
 
     def _partners(self, anchor: fx.Node, match: Match) -> list[str] | None:
-        """The sites that the first argument (each entry of a list) is read through; None: one has none."""
+        """The sites that the first argument (each entry of a list; all of an operator that selects) is read
+        through; None: one has none."""
+        if anchor.op != "call_module" and shares_all_inputs(anchor.target):
+            pair = [argument for argument in anchor.args if isinstance(argument, fx.Node)]
+            both = [self._partner(anchor, argument, match) for argument in pair]
+            return None if None in both else [site for site in both if site is not None]
         for argument in (*anchor.args, *anchor.kwargs.values()):
             if isinstance(argument, fx.Node):
                 entries = [argument]

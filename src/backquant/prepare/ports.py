@@ -10,8 +10,6 @@ from torch import fx
 from backquant.match.plan import Match
 from backquant.prepare.roles import Role, argument_nodes, argument_role
 
-__all__ = ["observed_arguments", "shared_port"]
-
 _ROLES = {"activation": Role.INPUT, "weight": Role.WEIGHT, "bias": Role.BIAS, "float": Role.NONE}
 _ORDER = (Role.WEIGHT, Role.BIAS, Role.INPUT, Role.NONE)
 

@@ -12,8 +12,6 @@ from backquant.match.plan import MatchKind, Plan
 from backquant.prepare.requests import ObserverSource
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["swap_for_training"]
-
 
 def swap_for_training(
     module: fx.GraphModule,

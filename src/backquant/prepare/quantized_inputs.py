@@ -22,8 +22,6 @@ from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable
 
-__all__ = ["observe_quantized_inputs"]
-
 _UNSIGNED = (torch.quint8, torch.uint8)
 
 

@@ -22,15 +22,6 @@ from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = [
-    "KeptGraphModule",
-    "PreparedModule",
-    "Record",
-    "Request",
-    "buffers_of_histograms",
-    "prepared_state",
-]
-
 _KEY = "backquant"
 # What a graph module makes anew from its graph.
 _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "shape_env"})
@@ -57,6 +48,7 @@ class Record:
     2. A run on the example inputs: the class of the ``model``, ``costs`` (``None``: not run yet), the bytes
        of its tensors, the form of its inputs; ``report_of`` makes the report of a module with this record.
        ``unseen``: the values whose observers saw no data in calibration.
+       ``recipe``: the one that was followed after calibration, and what its steps gained.
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
        ``inputs`` and ``outputs`` what the model takes and gives quantized, by position (``None`` where the
@@ -81,6 +73,7 @@ class Record:
     dialect: str = ""
     inputs: Mapping[int, QParams | None] = field(default_factory=dict)
     outputs: Mapping[int | str, QParams | None] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def report(self, module: nn.Module) -> Any:
         """The report of ``module``, whose record this is; ``None`` where nothing makes one.

@@ -35,8 +35,6 @@ from backquant.observe.protocol import (
 )
 from backquant.qconfig import QConfig, QConfigMapping
 
-__all__ = ["ObserverSource", "ObserverSpec", "Probe", "is_observed"]
-
 # Observers without any other state than a range, which they can forget.
 _FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
 # Observers that hold nothing but settings and buffers: a copy is made sooner than another one.

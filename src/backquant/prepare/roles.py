@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from backquant.backend_config import BackendConfig
-
-__all__ = ["Role", "argument_nodes", "argument_role", "input_positions"]
+from backquant.operators import find
 
 # Their second argument is a shape or their weight is applied in float: no kernel quantizes it.
 _WEIGHT_STAYS_FLOAT = frozenset({F.layer_norm, F.group_norm, F.instance_norm})
@@ -30,7 +29,7 @@ class Role(str, Enum):
     BIAS = "bias"
     OUTPUT = "output"
     QUANTIZED_INPUT = "quantized input"  # of the model
-    NONE = "none"  # a weight that is never quantized
+    NONE = "none"  # a weight that is never quantized, or places in another argument
 
 
 def input_positions(backend_config: BackendConfig) -> dict[Any, dict[str, int]]:
@@ -67,7 +66,13 @@ def argument_role(
         if by_position or node.kwargs.get(role.value) is argument:
             stays = role is Role.WEIGHT and node.target in _WEIGHT_STAYS_FLOAT
             return Role.NONE if stays else role
-    return Role.INPUT
+    return Role.NONE if _is_place(node, argument) else Role.INPUT
+
+
+def _is_place(node: fx.Node, argument: fx.Node) -> bool:
+    known = find(node.target) if node.op == "call_function" else None
+    places = () if known is None else known.places
+    return any(place < len(node.args) and node.args[place] is argument for place in places)
 
 
 def argument_nodes(node: fx.Node) -> Iterator[fx.Node]:

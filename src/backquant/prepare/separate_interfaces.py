@@ -26,8 +26,6 @@ from backquant.prepare.roles import argument_nodes
 from backquant.prepare.standalone import quantized_inputs, quantized_output
 from backquant.qconfig import PrepareCustomConfig, QuantType
 
-__all__ = ["Interface", "interfaces"]
-
 _TUPLES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 _ATTENTION_INPUTS = ("query", "key", "value")
 

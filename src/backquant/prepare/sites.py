@@ -40,8 +40,6 @@ from backquant.prepare.requests import ObserverSpec
 from backquant.prepare.roles import Role
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
-__all__ = ["PREFIX", "QUANTIZED_INPUT", "Site", "SiteTable", "observation_sites"]
-
 #: Observers are modules and nodes named ``activation_post_process_0``, ``_1``, … as in PyTorch.
 PREFIX = "activation_post_process_"
 #: Observers of model inputs that arrive quantized; PyTorch has none.

@@ -21,8 +21,6 @@ from backquant.prepare.record import PreparedModule, Request, prepared_state
 from backquant.prepare.requests import ObserverSource
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping, StandaloneModuleConfigEntry
 
-__all__ = ["prepare_standalone_modules", "quantized_inputs", "quantized_output"]
-
 
 def prepare_standalone_modules(
     module: fx.GraphModule,

@@ -7,8 +7,6 @@ from torch import fx
 from backquant.graph import DeferredGraphModule, own_buffers, rebuilt
 from backquant.prepare.record import prepared_state
 
-__all__ = ["unobserved"]
-
 
 def unobserved(prepared: fx.GraphModule) -> fx.GraphModule:
     """A copy without observer nodes; names of the other nodes stay. It may be run and edited.

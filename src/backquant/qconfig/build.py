@@ -23,8 +23,6 @@ from backquant.observe import (
 from backquant.observe.partial import with_args
 from backquant.qconfig.qconfig import QConfig
 
-__all__ = ["observer_factory", "ptq_qconfig", "qat_qconfig"]
-
 _OBSERVERS: dict[str, Any] = {
     "histogram": HistogramObserver,
     "minmax": MinMaxObserver,

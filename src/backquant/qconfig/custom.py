@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 from backquant.errors import ConfigError, did_you_mean
 from backquant.qconfig.quant_type import QuantType, quant_type_from_str
 
-__all__ = ["ConvertCustomConfig", "CustomConfig", "FuseCustomConfig"]
-
 ClassMap = dict[type, type]
 
 

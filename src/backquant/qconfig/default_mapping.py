@@ -33,13 +33,6 @@ from backquant.qconfig.derive import derive_defaults
 from backquant.qconfig.mapping import QConfigMapping
 from backquant.qconfig.qconfig import QConfig
 
-__all__ = [
-    "get_default_qat_qconfig",
-    "get_default_qat_qconfig_mapping",
-    "get_default_qconfig",
-    "get_default_qconfig_mapping",
-]
-
 Backend = str | os.PathLike[str] | BackendConfig
 
 

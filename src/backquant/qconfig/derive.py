@@ -20,8 +20,6 @@ from backquant.backend_config import (
 from backquant.dtypes import Granularity, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
 
-__all__ = ["derive_defaults"]
-
 
 def derive_defaults(config: BackendConfig) -> BackendDefaults:
     """Defaults that the first static quantized dtype config of the entries admits.
@@ -52,16 +50,17 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     weight = chosen.weight_dtype_with_constraints
     if weight.dtype is None:
         weight = DTypeWithConstraints(torch.qint8, symmetric=True)
-    weight_observer = "per_channel_minmax" if _per_channel(weight) else "minmax"
+    weight_observer = _weight_observer(weight)
     if is_scaled_float(activation.dtype):
         largest = _default(activation, "minmax", symmetric=True)
-        return BackendDefaults(largest, _default(weight, "minmax", symmetric=True))
+        weights = _default(weight, weight_observer, symmetric=True)
+        return BackendDefaults(largest, weights, output=_float_result(chosen))
     output = chosen.output_dtype_with_constraints
     other = is_quantized(output.dtype) and output.dtype != activation.dtype
     return BackendDefaults(
         activation=_default(activation, "histogram"),
         weight=_default(weight, weight_observer, symmetric=weight.symmetric is not False),
-        output=_default(output, "histogram") if other else None,
+        output=_default(output, "histogram") if other else _float_result(chosen),
         qat_activation=_trained(activation, symmetric=False),
         qat_weight=_trained(weight, symmetric=weight.symmetric is not False),
         qat_output=_trained(output, symmetric=False) if other else None,
@@ -69,30 +68,40 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
     )
 
 
+def _float_result(config: DTypeConfig) -> QuantDefault | None:
+    """Nothing is measured of a result that the entry has in float."""
+    dtype = config.output_dtype
+    return QuantDefault("placeholder", dtype=dtype) if dtype == torch.float32 else None
+
+
+def _weight_observer(constraints: DTypeWithConstraints) -> str:
+    return "per_channel_minmax" if _per_channel(constraints) else "minmax"
+
+
 def _overrides(config: BackendConfig, chosen: DTypeConfig) -> Iterator[DefaultOverride]:
-    """For operators whose entries take other dtypes than ``chosen``: what they admit first."""
-    found: dict[tuple[QuantDefault | None, ...], list[Any]] = {}
+    """For operators whose entries take other dtypes or weights than ``chosen``: what they admit first."""
+    found: dict[tuple[Any, ...], list[Any]] = {}  # by the fields of an override, in their order
     for entry in config.configs:
         own = [c for c in entry.dtype_configs if _is_static(c)]
         if not own or entry.normal_pattern.size != 1 or any(_suits(c, chosen, entry) for c in own):
             continue
         given, output = own[0].input_dtype_with_constraints, own[0].output_dtype_with_constraints
+        weight = own[0].weight_dtype_with_constraints
         other = is_quantized(output.dtype) and output.dtype != given.dtype
+        same = weight.dtype is None or _same_weight(weight, chosen.weight_dtype_with_constraints)
+        affine = weight.symmetric is False
         defaults = (
             _default(given, "histogram"),
-            _default(output, "histogram") if other else None,
+            None if same else _default(weight, _weight_observer(weight), symmetric=not affine),
             _trained(given, symmetric=False),
+            None if same else _trained(weight, symmetric=not affine),
+            False,
+            _default(output, "histogram") if other else None,
             _trained(output, symmetric=False) if other else None,
         )
         found.setdefault(defaults, []).append(entry.normal_pattern.anchor.op)
-    for (activation, result, trained, trained_result), operators in found.items():
-        yield DefaultOverride(
-            tuple(operators),
-            activation,
-            qat_activation=trained,
-            output=result,
-            qat_output=trained_result,
-        )
+    for roles, operators in found.items():
+        yield DefaultOverride(tuple(operators), *roles)
 
 
 def _suits(config: DTypeConfig, chosen: DTypeConfig, entry: BackendPatternConfig) -> bool:
@@ -100,7 +109,14 @@ def _suits(config: DTypeConfig, chosen: DTypeConfig, entry: BackendPatternConfig
     shares = entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
     output = config.input_dtype if shares else config.output_dtype
     wanted = chosen.input_dtype if shares else chosen.output_dtype
-    return config.input_dtype == chosen.input_dtype and output in (None, wanted)
+    weight, other = config.weight_dtype_with_constraints, chosen.weight_dtype_with_constraints
+    same = weight.dtype is None or other.dtype is None or _same_weight(weight, other)
+    return same and config.input_dtype == chosen.input_dtype and output in (None, wanted)
+
+
+def _same_weight(one: DTypeWithConstraints, two: DTypeWithConstraints) -> bool:
+    """Whether what is asked for the second is admitted by the first, as far as both say."""
+    return one.dtype == two.dtype and one.granularity in (None, two.granularity or "per_tensor")
 
 
 def _is_static(config: DTypeConfig) -> bool:

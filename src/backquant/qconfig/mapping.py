@@ -13,8 +13,6 @@ from backquant.backend_config import operator_name
 from backquant.errors import ConfigError, did_you_mean
 from backquant.qconfig.qconfig import qconfig_equals
 
-__all__ = ["RULE_KINDS", "MappingRule", "QConfigMapping"]
-
 #: The kinds of rules, weakest first. They are the keys of ``to_dict`` too, but for "global": "".
 RULE_KINDS = (
     "global",

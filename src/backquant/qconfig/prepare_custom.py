@@ -17,8 +17,6 @@ from backquant.qconfig.custom import (
 from backquant.qconfig.mapping import QConfigMapping
 from backquant.qconfig.quant_type import QuantType, quant_type_from_str
 
-__all__ = ["PrepareCustomConfig", "StandaloneModuleConfigEntry"]
-
 T = TypeVar("T")
 
 

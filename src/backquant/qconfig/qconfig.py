@@ -9,8 +9,6 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.observe import factories_equal, factory_hash
 
-__all__ = ["QConfig", "QConfigAny", "qconfig_equals"]
-
 
 class _Pair(NamedTuple):
     activation: Any

@@ -9,8 +9,6 @@ import torch
 from backquant.dtypes import is_quantized
 from backquant.errors import ConfigError
 
-__all__ = ["QuantType", "quant_type_from_str", "quant_type_of"]
-
 
 class QuantType(IntEnum):
     """Kinds of quantization, numbered as PyTorch numbers them.

@@ -22,8 +22,6 @@ from backquant.report.observers import Observers
 from backquant.report.standalone import kernels_inside, reasons_inside, rows_inside
 from backquant.runtime import QuantizedModel
 
-__all__ = ["ReportSource", "build_report", "bytes_of"]
-
 
 @dataclass(frozen=True)
 class ReportSource:
@@ -135,6 +133,7 @@ class _Builder:
             lowered=source.is_lowered,
             not_counted=source.costs.not_counted,
             computed_once=max(0, source.costs.total - counted),
+            extras={"recipe": dict(source.record.recipe)} if source.record.recipe else {},
         )
 
     def _rows(self, inner: Mapping[str, Report]) -> Iterator[Row]:

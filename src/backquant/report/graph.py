@@ -11,8 +11,6 @@ from backquant.convert import ReferenceModel
 from backquant.report.model import ObserverRow
 from backquant.report.observers import weight_rows
 
-__all__ = ["ReportedGraph"]
-
 
 @dataclass(frozen=True)
 class ReportedGraph:

@@ -10,8 +10,6 @@ from backquant.reason_codes import ReasonCode
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed, listed
 
-__all__ = ["Refusal", "by_cost", "dtype_letters", "kernel_counts", "refusals", "rules_differ"]
-
 _RULES = 2  # rules named beside one reason
 
 

@@ -16,8 +16,6 @@ from backquant.report.model import Report, Row
 from backquant.report.share import advice, computed_once, percent, share_words, without_cost
 from backquant.report.text import human_bytes, summary
 
-__all__ = ["render_html", "save_html"]
-
 _LABEL_LENGTH = 24
 _SHOWN = 6  # reasons by cost
 _STATES = {

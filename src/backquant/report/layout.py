@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Drawing", "Edge", "lay_out"]
-
 BOX_WIDTH, BOX_HEIGHT = 168.0, 40.0
 GAP_X, GAP_Y = 22.0, 30.0
 BEND_WIDTH = 14.0

@@ -18,8 +18,6 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["ObserverRow", "ReasonRow", "Report", "Row"]
-
 
 @dataclass(frozen=True)
 class ReasonRow:

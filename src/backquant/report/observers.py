@@ -13,8 +13,6 @@ from backquant.dtypes import ObservedQParams, dtype_name
 from backquant.prepare import SiteTable
 from backquant.report.model import ObserverRow
 
-__all__ = ["Observers", "measured_row", "weight_rows"]
-
 
 class Observers:
     """The observers of a model by operator; before calibration without qparams."""

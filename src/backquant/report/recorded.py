@@ -24,8 +24,6 @@ from backquant.report.model import Report
 from backquant.report.standalone_costs import costs_inside
 from backquant.runtime import LoweredRecord, QuantizedModel
 
-__all__ = ["LoweredReport", "StoredReport", "report_of", "report_source", "with_reporting"]
-
 
 def with_reporting(
     prepared: PreparedModule, model: nn.Module, example_inputs: Any

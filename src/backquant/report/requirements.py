@@ -11,8 +11,6 @@ from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.paths import collapsed
 from backquant.report.share import percent
 
-__all__ = ["check_requirement", "given_requirement"]
-
 _SHOWN = 8  # reasons in a message
 _NAMED = 4  # operators of a reason
 

@@ -9,16 +9,6 @@ from backquant.reason_codes import remedy_of
 from backquant.report.grouping import Refusal, by_cost, refusals
 from backquant.report.model import Report
 
-__all__ = [
-    "advice",
-    "computed_once",
-    "float_by_cost",
-    "percent",
-    "share_text",
-    "share_words",
-    "without_cost",
-]
-
 _SHOWN = 6  # reasons by cost
 _KINDS = 8  # operators without multiply-adds, by kind
 _NOT_INTEGER = ("float16", "float8", "weight only")

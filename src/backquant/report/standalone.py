@@ -9,8 +9,6 @@ from backquant.lower import KernelUse
 from backquant.match.plan import Reason
 from backquant.report.model import Report, Row
 
-__all__ = ["kernels_inside", "reasons_inside", "rows_inside"]
-
 
 def kernels_inside(path: str, kernels: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
     """The kernels of the standalone module at ``path``, by the names of its own nodes.

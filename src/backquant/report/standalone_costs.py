@@ -12,8 +12,6 @@ from backquant.graph import as_arguments
 from backquant.graph.costs import GraphCosts, graph_costs
 from backquant.prepare import PreparedModule, unobserved
 
-__all__ = ["Costs", "costs_inside"]
-
 #: What a run shows of the nodes, and of those inside of standalone modules by the node that calls them.
 Costs = tuple[GraphCosts, dict[str, Any]]
 

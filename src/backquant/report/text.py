@@ -26,8 +26,6 @@ from backquant.report.grouping import (
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.share import computed_once, float_by_cost, share_text
 
-__all__ = ["human_bytes", "render", "render_text", "renderable", "summary"]
-
 _STYLE = {"quantized": "green", "integers": "cyan", "float": "yellow", "not_tensor": "dim"}
 _FEW_REFUSALS = 4  # paragraphs about what has no entry and no cost, before they are one
 _FEW = 8  # entries that no operator reached: more are told by the page and by ``unreached_entries``

@@ -9,8 +9,6 @@ import torch
 from backquant.dtypes import QParams
 from backquant.lower.kernels.boundary import quantize
 
-__all__ = ["as_integers"]
-
 
 def as_integers(value: Any, qparams: QParams) -> Any:
     """A quantized tensor as plain integers under ``qparams``; anything else as it is.

@@ -20,8 +20,6 @@ from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
 
-__all__ = ["Audit", "audit"]
-
 _KERNEL_PACKAGE = "backquant.lower.kernels."
 _WEIGHTED: tuple[Any, ...] = (
     nn.Conv1d,

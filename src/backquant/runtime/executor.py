@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Executor"]
-
 
 class Executor(Protocol):
     """Runs a lowered graph on the model's arguments, and gives what the interpreted graph gives for them.

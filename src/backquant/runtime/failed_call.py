@@ -10,9 +10,8 @@ import torch
 from backquant.errors import ArtifactError, BackquantError, EngineError, InputError
 from backquant.graph.example_spec import ExampleSpec
 
-__all__ = ["failed_call"]
-
 _LONGEST = 300
+_RAISED = ("RuntimeError: ", "IndexError: ", "ValueError: ", "TypeError: ", "NotImplementedError: ")
 
 
 def failed_call(
@@ -35,7 +34,7 @@ def failed_call(
     words = (
         error.what
         if isinstance(error, BackquantError)
-        else f"{error}".split("\n", 1)[0] or type(error).__name__
+        else _words(f"{error}") or type(error).__name__
     )
     words = words[:_LONGEST]
     if source and given == asked and not isinstance(error, (ArtifactError, EngineError)):
@@ -50,6 +49,18 @@ def failed_call(
     return InputError(f"the model fails on these inputs: {words}", where=given, fix=fix)
 
 
+def _words(text: str) -> str:
+    """The operator's own sentence; what runs a recording puts it last.
+
+    >>> _words("The following operation failed in the TorchScript interpreter.\\n...\\nRuntimeError: no such")
+    'no such'
+    """
+    first, *rest = text.strip().split("\n")
+    if not rest or "TorchScript interpreter" not in first:
+        return first
+    return next((r.partition(": ")[2] for r in rest if r.startswith(_RAISED)), first)
+
+
 def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     named = [f"{name}={_one(value)}" for name, value in kwargs.items()]
     return ", ".join([*map(_one, args), *named])[:_LONGEST]
@@ -58,8 +69,9 @@ def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 def _one(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, Mapping) and "tensor" in value and "dtype" in value:
-        return f"{value['dtype']}{list(value['tensor'])}"
+    sizes = value.get("tensor") if isinstance(value, Mapping) else None
+    if isinstance(sizes, (list, tuple)) and "dtype" in value:
+        return f"{value['dtype']}{list(sizes)}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_one, value))}]"
     if isinstance(value, Mapping):

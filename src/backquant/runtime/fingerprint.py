@@ -10,8 +10,6 @@ from torch import fx
 
 from backquant.lower.kernels.configured import KernelModule
 
-__all__ = ["fingerprint"]
-
 
 def fingerprint(graph_module: fx.GraphModule) -> torch.Tensor:
     """The SHA-256 of every operation with its literal arguments, as ``uint8[32]``.

@@ -10,10 +10,9 @@ from torch.fx import GraphModule, Node
 
 from backquant.graph import get_module
 from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan
-
-__all__ = ["KernelQParams", "qparams_by_name"]
 
 _LOWERED = "_lowered"
 
@@ -46,7 +45,7 @@ def qparams_by_name(
     for node in graph_module.graph.nodes:
         if not node.op.startswith("call_") or not node.name.endswith(_LOWERED):
             continue
-        qparams = _of(_settings(graph_module, node))
+        qparams = kernel_qparams(graph_module, node)
         if qparams is None:
             continue
         name = node.name.removesuffix(_LOWERED)
@@ -61,10 +60,23 @@ def qparams_by_name(
     return found
 
 
+def kernel_qparams(graph_module: GraphModule, node: Node) -> KernelQParams | None:
+    """What the integers of one kernel stand for; ``None`` for what reads and gives none.
+
+    >>> import torch
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
+    >>> kernel_qparams(graph_module, next(iter(graph_module.graph.nodes))) is None
+    True
+    """
+    return _of(_settings(graph_module, node))
+
+
 def _settings(graph_module: GraphModule, node: Node) -> Mapping[str, Any]:
     """The numbers that a kernel was given, by name: of its configuration, or of its arguments."""
     if node.op == "call_module":
         module = get_module(graph_module, str(node.target))
+        if isinstance(module, Lookup) and module.config.post_op == "none":
+            return {}  # a table knows no scale
         return vars(module.config) if isinstance(module, KernelModule) else {}
     home = getattr(node.target, "__module__", None) or ""
     if node.op != "call_function" or not home.startswith("backquant.lower.kernels."):

@@ -15,8 +15,6 @@ from torch import fx, nn
 from backquant.errors import ArtifactError
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 
-__all__ = ["pickled", "unpickled"]
-
 _GRAPH = "graph_module"
 # What a graph module makes anew from its graph.
 _OWN = frozenset({"_graph", "_code", "_tracer_cls", "_tracer_extras", "shape_env"})

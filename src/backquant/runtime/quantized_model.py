@@ -29,12 +29,11 @@ from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
+from backquant.runtime.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
-
-__all__ = ["CompiledModel", "QuantizedModel"]
 
 
 class QuantizedModel(nn.Module):
@@ -44,8 +43,7 @@ class QuantizedModel(nn.Module):
     model, too, and its modules are found by their paths: ``model.get_submodule("encoder.fc")`` is a
     kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
     ``record``: what is known of it; ``plan``, ``report``, ``engine`` and the like read that.
-    ``source``: the file that it was loaded from.
-    ``original_weights_lookup``: set by ``convert_fx(..., keep_original_weights=True)``.
+    ``source``: its file, if it was loaded. ``original_weights_lookup``: set by ``convert_fx`` if asked for.
 
     ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
     input is a plain integer
@@ -90,8 +88,9 @@ class QuantizedModel(nn.Module):
         self._begin_replays()
 
     def _begin_replays(self) -> None:
-        """Without an engine the model is there to be read, not to be fast."""
-        self.replays = None if self.engine is None else Replays(self.graph_module)
+        """Without an engine, or on the integer reference, the model is there to be read, not to be fast."""
+        slow = self.engine is None or self.engine.as_described
+        self.replays = None if slow else Replays(self.graph_module)
 
     def __getattr__(self, name: str) -> Any:
         """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
@@ -217,17 +216,17 @@ class QuantizedModel(nn.Module):
         interface = self.interface
         if interface is not None:
             interface.check(args, kwargs)
-        if self.input_qparams:
+        if self.record.inputs and self.input_qparams:
             args, kwargs = self._as_integers(args, kwargs)
         with torch.no_grad():
             result = self._run(args, kwargs)
         return result if interface is None else interface.restored(result)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.engine is not None and torch.compiler.is_dynamo_compiling():
+        if self.record.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
         run: Executor = self.graph_module if self.replays is None else self.replays
-        if self.engine is None:
+        if not self.record.kernels:
             return run(*args, **kwargs)
         with running():
             return run(*args, **kwargs)
@@ -332,9 +331,8 @@ class CompiledModel(QuantizedModel):
         return super().forward(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._program.takes(args, kwargs):
-            return self._program(*args, **kwargs)
-        return super()._run(args, kwargs)
+        given = self._program.arguments(args, kwargs)
+        return super()._run(args, kwargs) if given is None else self._program(given)
 
     @classmethod
     def _over(
@@ -384,7 +382,7 @@ def _is_traced() -> bool:
     return torch.compiler.is_dynamo_compiling() or _get_current_dispatch_mode() is not None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled  # type: ignore[untyped-decorator]
 def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
     return model._run(args, kwargs)

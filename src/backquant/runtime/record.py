@@ -12,8 +12,6 @@ from backquant.match.plan import Reason
 from backquant.prepare import Record
 from backquant.qconfig import QConfigMapping
 
-__all__ = ["LoweredRecord"]
-
 
 @dataclass(frozen=True)
 class LoweredRecord(Record):

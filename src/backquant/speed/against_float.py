@@ -26,8 +26,6 @@ from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
 from backquant.speed.race import Race, race
 
-__all__ = ["FACTORS", "LEAST", "Chosen", "Timing", "Ways", "not_slower", "noted"]
-
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
 LEAST = 100_000
 #: How much longer than measured integers take, one after the other, until the whole is not slower.
@@ -54,7 +52,7 @@ class Timing:
 
     def is_worthwhile(self, engine: EngineInfo | None, record: Record) -> bool:
         """Whether a model with this work on this engine is timed."""
-        if engine is None or record.costs is None:
+        if engine is None or engine.as_described or record.costs is None:
             return False
         return sum(record.costs.multiply_adds.values()) >= self.least
 

@@ -10,17 +10,16 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
 from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.timed import Clock, NodeTimes, replayed
-
-__all__ = ["Times", "cost_table"]
+from backquant.runtime.replay.timed import Clock, replayed
 
 _LOWERED = "_lowered"
 _BY_NAME = (
@@ -34,15 +33,33 @@ _SIZES = 1 << 12, 1 << 18  # elements
 _MICRO = 1e6
 
 
+class TimedGraph(Protocol):
+    """A graph with the ``seconds`` of its nodes and the ``sizes`` of their results, by name."""
+
+    @property
+    def module(self) -> GraphModule: ...
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+
+class Conversions(Protocol):
+    """Microseconds to convert so many elements."""
+
+    def quantize(self, size: int) -> float: ...
+    def dequantize(self, size: int) -> float: ...
+
+
 @dataclass(frozen=True)
 class Times:
     """``floats``: of the float graph, whose nodes the plan names. ``integers``: of the lowered graph.
-    ``multiply_adds``: by node of the float graph. ``clock``: for the conversions between the two."""
+    ``multiply_adds``: by node of the float graph."""
 
-    floats: NodeTimes
-    integers: NodeTimes
+    floats: TimedGraph
+    integers: TimedGraph
     multiply_adds: Mapping[str, int]
-    clock: Clock
+    conversions: Conversions
 
 
 def cost_table(
@@ -55,7 +72,7 @@ def cost_table(
     table = _Table(quantized, times, _Kept(tuple(keep), keep_named))
     return Costs(
         tuple(table.units(times.floats, times.integers)),
-        tuple(table.values(times.floats.sizes, _Conversion(times.clock))),
+        tuple(table.values(times.floats.sizes, times.conversions)),
     )
 
 
@@ -118,7 +135,7 @@ class _Table:
             groups.setdefault(_root(first, match), []).append(match)
         return groups
 
-    def units(self, floats: NodeTimes, integers: NodeTimes) -> Iterator[Unit]:
+    def units(self, floats: TimedGraph, integers: TimedGraph) -> Iterator[Unit]:
         on_integers = self._sums(integers)
         in_float = self._sums(floats)
         either = self._give_either()
@@ -141,7 +158,7 @@ class _Table:
                 multiply_adds=sum(self.work.get(name, 0) for m in matches for name in m.nodes),
             )
 
-    def _sums(self, times: NodeTimes) -> dict[int, float]:
+    def _sums(self, times: TimedGraph) -> dict[int, float]:
         """Microseconds by unit."""
         found: dict[int, float] = {}
         nodes = {node.name: node for node in times.module.graph.nodes}
@@ -194,7 +211,7 @@ class _Table:
     def _is_kept(self, match: Match) -> bool:
         return any(self.kept.holds(self.plan.decisions[name]) for name in match.nodes)
 
-    def values(self, sizes: dict[str, int], conversion: _Conversion) -> Iterator[Value]:
+    def values(self, sizes: Mapping[str, int], conversion: Conversions) -> Iterator[Value]:
         """One for each tensor of floats that goes from one unit, or from elsewhere, to units."""
         for node in self.graph.nodes:
             if node.name not in sizes:
@@ -212,6 +229,7 @@ class _Table:
                     tuple(sorted(readers, key=lambda unit: -1 if unit is None else unit)),
                     conversion.quantize(sizes[node.name]),
                     conversion.dequantize(sizes[node.name]),
+                    node.name,
                 )
 
     def _unit(self, node: Node) -> int | None:
@@ -230,18 +248,24 @@ def _root(first: dict[int, int], match: int) -> int:
     return match
 
 
-class _Conversion:
-    """Microseconds of a quantize and a dequantize of so many elements: lines through two measurements."""
+class TimedConversions:
+    """Lines through two measurements each of a quantize and a dequantize, here.
+
+    >>> TimedConversions(lambda run: 2e-6).quantize(100)
+    2.0
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._quantize = _line([_MICRO * clock(_quantizing(size)) for size in _SIZES])
         self._dequantize = _line([_MICRO * clock(_dequantizing(size)) for size in _SIZES])
 
     def quantize(self, size: int) -> float:
+        """Microseconds for so many elements."""
         start, slope = self._quantize
         return start + slope * size
 
     def dequantize(self, size: int) -> float:
+        """Microseconds for so many elements."""
         start, slope = self._dequantize
         return start + slope * size
 

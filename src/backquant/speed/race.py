@@ -20,11 +20,9 @@ from backquant.graph.objects import fresh
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock
 
-__all__ = ["Race", "race"]
-
 _QUIET = 5e-6  # seconds that decide nothing
 _WARM = 3  # calls: weights are packed in the first, the second is recorded
-_TURNS = 5, 25  # at least, at most
+_TURNS = 3, 25  # at least, so that there is a median, and at most
 _LONG = 0.25  # seconds after which no turn begins
 
 
@@ -49,8 +47,8 @@ class Race:
         return first > factor * second and median(ratios) > factor and first > second + _QUIET
 
 
-def race(models: Sequence[nn.Module], example: Any, clock: Clock) -> Race:
-    """Time ``models`` on the example inputs, in turns: as many as a quarter of a second holds, 5 to 25.
+def race(models: Sequence[nn.Module], example: Any, clock: Clock, seconds: float = _LONG) -> Race:
+    """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25.
 
     >>> race([nn.ReLU(), nn.ReLU()], torch.zeros(1), lambda run: 1.0).seconds(1)
     1.0
@@ -63,7 +61,7 @@ def race(models: Sequence[nn.Module], example: Any, clock: Clock) -> Race:
         turns: list[list[float]] = []
         start = time.perf_counter()
         while len(turns) < _TURNS[0] or (
-            len(turns) < _TURNS[1] and time.perf_counter() - start < _LONG
+            len(turns) < _TURNS[1] and time.perf_counter() - start < seconds
         ):
             turns.append([clock(call) for call in calls])
     return Race(tuple(zip(*turns, strict=True)))

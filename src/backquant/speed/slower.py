@@ -27,9 +27,7 @@ from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import NodeTimes
 from backquant.speed.against_float import Chosen, Timing, Ways, not_slower, noted
-from backquant.speed.cost_table import Times, cost_table
-
-__all__ = ["TIMING", "slower_choice", "the_faster"]
+from backquant.speed.cost_table import TimedConversions, Times, cost_table
 
 _CHOICES = ("float", "keep")
 _PROMISED = 0.015  # of the model's time: what promises less is not converted again
@@ -92,17 +90,15 @@ def _measured(
     args, kwargs = as_arguments(example)
     counted = made.record.costs
     assert counted is not None
-    times = Times(
-        NodeTimes(unobserved(prepared), args, kwargs),
-        NodeTimes(made.graph_module, args, kwargs),
-        counted.multiply_adds,
-        timing.clock,
-    )
+    floats = NodeTimes(unobserved(prepared), args, kwargs)
+    integers = NodeTimes(made.graph_module, args, kwargs)
+    conversions = TimedConversions(timing.clock)
     for _ in range(_ROUNDS):
-        times.floats.measure(timing.clock)
-        times.integers.measure(timing.clock)
+        floats.measure(timing.clock)
+        integers.measure(timing.clock)
+    times = Times(floats, integers, counted.multiply_adds, conversions)
     costs = cost_table(made, times, keep=timing.keep, keep_named=timing.keep_named)
-    return costs, sum(times.integers.seconds.values())
+    return costs, sum(integers.seconds.values())
 
 
 def _promised(costs: Costs, reasons: Mapping[int, Reason]) -> float:

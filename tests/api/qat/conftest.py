@@ -111,8 +111,8 @@ class Decoder(nn.Module):
         super().__init__()
         transposed = getattr(nn, f"ConvTranspose{dims}d")
         self.layers = nn.Sequential(
-            *(*block(dims, 2, 4, 3), nn.ReLU(), transposed(4, 4, 2, 2), nn.ReLU()),
-            transposed(4, 1, 2, 2),
+            *(*block(dims, 2, 4, 3), nn.ReLU(), transposed(4, 4, 3, 2), nn.ReLU()),
+            transposed(4, 1, 3, 2),
         )
 
     def forward(self, x):

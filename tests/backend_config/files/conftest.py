@@ -28,6 +28,7 @@ from backquant.backend_config import (
     from_reversed,
     normal_form,
 )
+from backquant.nn.intrinsic.fusers import fuse_conv_bn, fuse_linear_bn
 
 OPERATORS = [
     torch.nn.Conv2d,
@@ -95,7 +96,7 @@ reversed_patterns = st.recursive(
 )
 fusers = st.recursive(
     st.builds(SequentialFuser, st.sampled_from(MODULES), st.integers(1, 4))
-    | st.sampled_from([torch.nn.functional.relu, operator.add]),
+    | st.sampled_from([fuse_conv_bn, fuse_linear_bn]),
     lambda inner: st.builds(ReversedFuser, inner) | st.builds(ForwardFuser, inner),
     max_leaves=2,
 )
@@ -128,8 +129,8 @@ def entries(draw: st.DrawFn) -> BackendPatternConfig:
     entry.set_root_module(draw(module)).set_qat_module(draw(module))
     entry.set_reference_quantized_module(draw(module)).set_fused_module(draw(module))
     entry.set_fuser_method(draw(maybe(fusers)))
-    entry._set_root_node_getter(draw(maybe(st.just(operator.getitem))))
-    entry._set_extra_inputs_getter(draw(maybe(st.just(torch.add))))
+    entry._set_root_node_getter(draw(maybe(st.just(fuse_conv_bn))))
+    entry._set_extra_inputs_getter(draw(maybe(st.just(fuse_linear_bn))))
     kinds = st.sampled_from(ObservationType)
     entry._set_num_tensor_args_to_observation_type(
         draw(st.dictionaries(st.integers(0, 9), kinds, max_size=2))

@@ -58,6 +58,10 @@ def found(dtype: torch.dtype | None = torch.quint8, **fields: object) -> list[tu
         ({"scales": (0.3, 0.7), "power_of_two_scale": True}, [("error", "scale-domain")]),
         ({"scales": (0.3, 0.5), "power_of_two_scale": True}, [("warning", "scale-domain")]),
         ({"scales": (2.0,), "scale_max_upper_bound": 1.0}, [("error", "scale-domain")]),
+        ({"scale_dtype": torch.float8_e8m0fnu}, []),
+        ({"scale_dtype": torch.int8}, [("error", "scale-domain")]),
+        ({"scale_dtype": torch.float8_e4m3fn}, [("error", "scale-domain")]),
+        ({"scale_dtype": torch.float8_e8m0fnu, "scales": (1.0,)}, [("error", "scale-domain")]),
         ({"scale_range": (1.0, 0.5)}, [("error", "scale-domain")]),
         ({"scale_range": (0.0, 0.5)}, [("error", "scale-domain")]),
         (

@@ -69,6 +69,40 @@ def test_requantization(config: DTypeConfig, expected: list[tuple[str, str, str]
     assert found(config) == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "right"),
+    [
+        (DTypeConfig(torch.int16, torch.int16, table_entries=513), True),
+        (DTypeConfig(torch.int16, torch.int16, table_entries=65536), True),
+        (DTypeConfig(torch.int16, torch.int16, table_entries=512), False),
+        (DTypeConfig(torch.qint8, torch.qint8, table_entries=513), False),
+        (DTypeConfig(torch.qint8, torch.float, table_entries=257), False),
+        (DTypeConfig(*INT8, table_entries=257), False),
+    ],
+)
+def test_tables(config: DTypeConfig, right: bool):
+    place = "dtype_configs[0].table_entries"
+    assert found(config) == ([] if right else [("error", "table-entries", place)])
+
+
+@pytest.mark.parametrize(
+    ("config", "right"),
+    [
+        (DTypeConfig(*INT8, requantization_ratio="power_of_two", requantization="shift"), True),
+        (DTypeConfig(*INT8, requantization_ratio=(None, 1.0)), True),
+        (DTypeConfig(*INT8, requantization_ratio=(1.0, 0.5)), False),
+        (DTypeConfig(*INT8, requantization_ratio=(None, None)), False),
+        (
+            DTypeConfig(torch.qint8, torch.float, torch.qint8, requantization_ratio=(0.1, 1.0)),
+            False,
+        ),
+    ],
+)
+def test_ratios_of_scales(config: DTypeConfig, right: bool):
+    place = "dtype_configs[0].requantization_ratio"
+    assert found(config) == ([] if right else [("error", "requantization-ratio", place)])
+
+
 def test_demands_on_scales_that_are_chosen_at_each_call():
     wrong = DTypeConfig(POWER, torch.float, torch.qint8, is_dynamic=True)
     assert found(wrong) == [("error", "dynamic-scale", "dtype_configs[0].input_dtype")]

@@ -13,6 +13,7 @@ from torch import nn
 import backquant
 from backquant.deploy.portable import portable
 from backquant.deploy.tensorrt import check_onnx
+from backquant.deploy.weights import with_weight_nodes
 from backquant.errors import ConfigError
 from backquant.nn.quantized import reference
 from backquant.observe import MinMaxObserver
@@ -139,23 +140,26 @@ def test_artifact_keeps_it(made, tmp_path) -> None:
     assert check_onnx(tmp_path / "m.onnx") == []
 
 
-def test_scales_per_channel_are_refused() -> None:
+def test_scales_per_channel() -> None:
     qparams = {
         "dtype": E4M3,
         "qscheme": torch.per_channel_affine,
-        "scale": torch.ones(2),
+        "scale": torch.tensor([0.5, 2.0]),
         "zero_point": torch.zeros(2),
         "axis": 0,
     }
-    with pytest.raises(ConfigError, match="8-bit floats has one scale"):
-        reference.Linear.from_float(nn.Linear(2, 2), qparams)
+    linear, x = nn.Linear(2, 2), torch.ones(1, 2)
+    made = reference.Linear.from_float(linear, qparams)
+    scale = torch.tensor([[0.5], [2.0]])
+    assert torch.equal(made.get_weight(), (linear.weight / scale).to(E4M3).float() * scale)
+    assert torch.equal(with_weight_nodes(made)(x), made(x))
 
 
-def test_other_ranges_of_activations_are_refused() -> None:
+def test_ranges_that_are_not_around_zero_are_refused() -> None:
     largest = MinMaxObserver.with_args(dtype=E4M3, qscheme=torch.per_tensor_symmetric)
-    narrow = largest.with_args(quant_min=-100, quant_max=100)
+    narrow = largest.with_args(quant_min=-100, quant_max=50)
     mapping = backquant.QConfigMapping().set_global(backquant.QConfig(narrow, largest))
-    with pytest.raises(ConfigError, match=r"the range \[-100, 100\] is not that of"):
+    with pytest.raises(ConfigError, match=r"the range \[-100, 50\] is none of"):
         backquant.quantize(
             nn.Sequential(nn.Linear(4, 4)),
             backend="tensorrt_fp8",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import backquant.qconfig as bq
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_config
 from backquant.observe import MinMaxObserver, PlaceholderObserver
 from backquant.operators import recurrent
 from backquant.runtime import audit
@@ -103,7 +103,8 @@ def test_what_is_refused(flow):
     _, lowered = flow(layer, (x,), mapping, "fbgemm")
     assert len(lowered.kernels) == 1
     half = bq.QConfigMapping().set_global(bq.float16_dynamic_qconfig)
-    _, lowered = flow(Layer(nn.GRU(4, 5)), (x,), half, "qnnpack")
+    fbgemm = get_backend_config("fbgemm")
+    _, lowered = flow(Layer(nn.GRU(4, 5)), (x,), half, "qnnpack", fbgemm)
     [reason] = lowered.left_in_float
     assert (reason.rule, reason.asked) == ("no-kernel", "a kernel for float16 weights")
 

@@ -76,3 +76,28 @@ def test_a_module_that_fills_a_cache_stays_whole_with_what_reads_it() -> None:
     assert torch.equal(captured.module(x), model(x))
     with pytest.raises(CaptureError, match="changes an argument in place"):
         capture_export(Around().eval(), x, Speller())
+
+
+class Judged(nn.Module):
+    """Looks at values, and takes a condition on other ones, as Longformer's attention."""
+
+    def forward(self, x: torch.Tensor, is_large: bool) -> torch.Tensor:
+        return Whole()(x) + 1 if is_large else Whole()(x)
+
+
+class Judging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged, self.fc = Judged(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.judged(x, (x > 5).any().item()))
+
+
+def test_a_condition_on_values_is_read_at_each_call() -> None:
+    model = Judging().eval()
+    x = torch.zeros(2, 4)
+    captured = capture_export(model, x, Speller())
+    assert list(captured.whole) == ["judged"]
+    for given in (x, x + 6):
+        assert torch.equal(captured.module(given), model(given))

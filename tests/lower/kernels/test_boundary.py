@@ -45,10 +45,14 @@ def test_quantize_equals_the_decomposed_operator(dtype, low, high, number):
 def test_values_between_two_integers_round_by_the_parity_of_the_zero_point(zero_point):
     x = torch.tensor([-1.5, -0.5, 0.5, 1.5, 2.5])
     actual = quantize(x, 1.0, zero_point, 0, 255, torch.uint8)
-    assert torch.equal(actual, torch.round(x + zero_point).to(torch.uint8))
     op = torch.ops.quantized_decomposed.quantize_per_tensor.default
     same = torch.equal(actual, op(x, 1.0, zero_point, 0, 255, torch.uint8))
-    assert same is (zero_point % 2 == 0)
+    by_parity = torch.equal(actual, torch.round(x + zero_point).to(torch.uint8))
+    has_fixed_it = torch.__version__ >= (2, 15)  # a TorchVersion: not compared as text
+    assert (same, by_parity) == (
+        zero_point % 2 == 0 or has_fixed_it,
+        not has_fixed_it or zero_point == 4,
+    )
 
 
 @pytest.mark.parametrize(("dtype", "low", "high"), DTYPES)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from backquant.errors import ArtifactError
+from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
@@ -128,3 +128,11 @@ def test_a_pointwise_convolution_has_one_packed_weight():
         assert out.shape == (2, 8, size, size)
         assert out.is_contiguous(memory_format=torch.channels_last)
     assert len(kernel._packed) == 1
+
+
+def test_a_result_of_padding_alone_is_refused():
+    """PyTorch's float convolutions refuse empty maps; a result without values would be other memory."""
+    kernel, _ = _conv()
+    with pytest.raises(InputError):
+        kernel(_input(2, 4, 0, 6))
+    assert kernel(_input(0, 4, 6, 6)).shape == (0, 8, 6, 6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backquant.lower.kernels.pooling import mean
+from backquant.errors import InputError
+from backquant.lower.kernels.pooling import avg_pool2d, mean
 
 
 @pytest.mark.parametrize("keepdim", [True, False])
@@ -15,3 +16,17 @@ def test_mean_of_one_pixel(strides: tuple[int, ...], keepdim: bool) -> None:
     x = torch.arange(16, dtype=torch.uint8).as_strided((2, 8, 1, 1), strides)
     result = mean(x, 0.1, 3, [-2, -1], keepdim)
     assert torch.equal(result, x if keepdim else x.reshape(2, 8))
+
+
+def test_mean_of_no_value(snapshot) -> None:
+    with pytest.raises(InputError) as caught:
+        mean(torch.zeros(1, 4, 0, 6, dtype=torch.uint8), 0.1, 3, [3, 2], True)
+    snapshot("mean-of-no-value", caught.value)
+
+
+def test_images_of_one_dimension_more(snapshot) -> None:
+    """PyTorch's kernel for integers takes them, and its float kernel does not."""
+    x, window = torch.zeros(1, 2, 5, 5, 5, dtype=torch.uint8), ([3, 3], [2, 2], [1, 1])
+    with pytest.raises(InputError) as caught:
+        avg_pool2d(x, 0.1, 3, *window, False, True, None)
+    snapshot("five-dimensions", caught.value)

@@ -6,6 +6,8 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -59,9 +61,9 @@ class Shapes(nn.Module):
         )
         self.wide = nn.ModuleList(
             [
-                nn.Conv2d(70, 82, 3, 1, 1),
-                nn.Conv2d(70, 130, 1),
-                nn.Conv2d(70, 70, 3, 2, 0, groups=70),
+                nn.Conv2d(72, 82, 3, 1, 1),
+                nn.Conv2d(72, 130, 1),
+                nn.Conv2d(72, 72, 3, 2, 0, groups=72),
             ]
         )
         self.linear = nn.Linear(37, 50)
@@ -158,7 +160,7 @@ def test_sizes_that_fill_no_register() -> None:
     torch.manual_seed(0)
 
     def batch() -> tuple[torch.Tensor, ...]:
-        return torch.randn(2, 5, 11, 13), torch.randn(1, 70, 9, 8), torch.randn(3, 4, 37)
+        return torch.randn(2, 5, 11, 13), torch.randn(1, 72, 9, 8), torch.randn(3, 4, 37)
 
     quantized = backquant.quantize(
         Shapes().eval(), backend="x86", calibration=[batch() for _ in range(3)]
@@ -181,6 +183,32 @@ def test_kernels_with_more_taps_than_the_template_holds() -> None:
     compiled = quantized.compile(x)
     assert "onednn.qconv_pointwise" in compiled.compilation.describe()
     assert torch.allclose(compiled(x), quantized(x), atol=2e-2)
+
+
+class Step(nn.Module):
+    """As a decoder is called: by name, a cache among the arguments, others left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: Any = None, cache: Any = None) -> torch.Tensor:
+        return self.linear(x) + cache.keys if mask is None else self.linear(x) * mask
+
+
+def test_arguments_by_name_and_objects() -> None:
+    torch.manual_seed(0)
+    example = {"x": torch.randn(4, 8), "cache": SimpleNamespace(keys=torch.randn(4, 8))}
+    quantized = backquant.quantize(
+        Step().eval(), example, calibration=[example], capture="export", slower="keep"
+    )
+    compiled = quantized.compile()
+    assert "float32[4, 8], None, float32[4, 8]" in compiled.compilation.describe()
+    wanted = quantized(**example)
+    assert torch.allclose(compiled(**example), wanted, atol=1e-5)
+    assert torch.allclose(compiled(example["x"], cache=example["cache"]), wanted, atol=1e-5)
+    with pytest.raises(UsageError, match="does not take these example inputs"):
+        quantized.compile({"y": example["x"]})
 
 
 def test_no_compiler(quantized: QuantizedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,9 @@ def test_quantized_tensors_are_passed_on() -> None:
         Chain().eval(), torch.randn(2, 3, 24, 24), calibration=[torch.randn(2, 3, 24, 24)]
     )
     graph = warmed(fresh, torch.randn(2, 3, 24, 24))
-    assert graph.count("quantized::conv2d") == 6
-    assert graph.count("onednn::qconv") + graph.count("onednn::qlinear") == 1  # hardswish
+    assert graph.count("quantized::conv2d") == 5
+    in_onednn = graph.count("onednn::qconv") + graph.count("onednn::qlinear")
+    assert in_onednn == 2  # with the hardswish, and the result that is averaged in float
     made = graph.count("aten::_make_per_tensor_quantized_tensor")
     assert made <= 4, graph  # before the sum, which is float, of slices, of what cat joined
 

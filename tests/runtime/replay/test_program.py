@@ -73,3 +73,15 @@ def test_memory_that_is_written_behind_a_schema_is_not_shared() -> None:
     for _ in range(3):
         first, second = program([torch.ones(2)])
         assert first.data_ptr() != second.data_ptr()
+
+
+def test_parts_of_a_constant_that_is_computed_once_are_not_written_to() -> None:
+    """A GRU cell without a state: its zeros are a constant, and what follows writes to parts of a
+    product of them."""
+    cell = torch.nn.GRUCell(3, 4)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        _, recording = record(cell, (x,), {}, cell.parameters)
+        assert isinstance(recording, Recording), recording
+        program = Program(recording)
+        assert all(torch.equal(program([x]), cell(x)) for _ in range(3))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -31,7 +32,7 @@ def test_a_tensor_made_outside_torch_refuses() -> None:
         return torch.from_numpy(np.flip(x.numpy()).copy()) + x
 
     result, recording = record(through_numpy, (torch.arange(3),), {}, list)
-    assert isinstance(recording, NotReplayable) and "made outside torch" in str(recording)
+    assert isinstance(recording, NotReplayable) and "numpy reads" in str(recording)
     assert result.tolist() == [2, 2, 2]
 
 
@@ -57,3 +58,24 @@ def test_the_same_tensor_twice_is_one_input() -> None:
     assert isinstance(recording, Recording)
     assert recording.inputs == ("%0",)
     assert recording.calls[0].arguments[:2] == (Ref("%0"), Ref("%0"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: torch.cat(torch.tensor_split(x, i)[::-1]),
+        lambda x, i: x[: i.tolist()[0]] + 1,
+        lambda x, i: x[torch.nonzero(i).squeeze(1)].view(-1),
+        lambda x, i: x[i > 0],
+    ],
+)
+def test_sizes_that_values_decide_are_not_recorded(function):
+    """The dispatcher shows neither ``tolist`` nor the places of ``tensor_split``: slices of fixed numbers."""
+    _, problem = record(function, (torch.ones(2, 3), torch.tensor([1, 2])), {}, list)
+    assert isinstance(problem, NotReplayable), problem
+
+
+def test_a_gather_of_fixed_size_is_recorded():
+    x, index = torch.arange(4.0), torch.tensor([1, 2])
+    _, recording = record(lambda x, i: x[i] + torch.tensor_split(x, 2)[0], (x, index), {}, list)
+    assert isinstance(recording, Recording), recording

@@ -59,6 +59,17 @@ def test_each_kind_of_input_has_its_recording_and_few_are_kept(quantized: Any) -
     assert torch.equal(quantized(channels_last), quantized.graph_module(channels_last))
 
 
+def test_a_kind_that_comes_again_and_again_keeps_its_recording() -> None:
+    replays, often = Replays(nn.ReLU()), torch.ones(1)
+    for _ in range(3):
+        replays(often)
+    [recorded] = replays._found.values()
+    for size in range(2, 30):
+        replays(often)
+        replays(torch.ones(size))
+    assert any(found is recorded for found in replays._found.values())
+
+
 def test_which_arguments_are_one_tensor_is_part_of_the_kind() -> None:
     """As in self-attention, where query, key and value are one tensor."""
     x, y = torch.randn(2, 3), torch.randn(2, 3)

@@ -26,20 +26,6 @@ from backquant.backend_config.conditions.expressions import (
 from backquant.backend_config.conditions.quantities import kind_of_quantity
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = [
-    "AllOf",
-    "AnyOf",
-    "Comparison",
-    "Condition",
-    "Literals",
-    "NotSo",
-    "comparisons_in",
-    "condition_data",
-    "condition_from",
-    "conjuncts",
-    "quantities_of",
-]
-
 Relation = Literal["min", "max", "equals", "multiple_of", "one_of"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 _SIGNS = {"min": "≥", "max": "≤", "equals": "=", "multiple_of": "a multiple of", "one_of": "one of"}

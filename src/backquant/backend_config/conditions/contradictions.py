@@ -16,8 +16,6 @@ from backquant.backend_config.conditions.condition import (
 from backquant.backend_config.conditions.expressions import Number, Quantity
 from backquant.backend_config.conditions.quantities import OPERATOR, TENSOR
 
-__all__ = ["contradictions"]
-
 
 def contradictions(condition: Condition | None) -> Iterator[str]:
     """What cannot hold, in words. Only comparisons with plain numbers and words are looked at.

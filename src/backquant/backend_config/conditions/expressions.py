@@ -13,17 +13,6 @@ from typing import TypeAlias
 
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = [
-    "FUNCTIONS",
-    "Apply",
-    "Expression",
-    "Item",
-    "Number",
-    "Quantity",
-    "parse_expression",
-    "quantities_in",
-]
-
 #: Functions of one argument: those that make one number of several, and those of each number.
 FUNCTIONS = ("product", "sum", "max", "min", "count", "abs", "ceil", "floor")
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}

@@ -17,8 +17,6 @@ from backquant.backend_config.graph_pattern import GraphPattern
 from backquant.backend_config.naming import operator_name
 from backquant.errors import SpecError, did_you_mean
 
-__all__ = ["check_names", "has_conditions", "parameters_of", "part_names"]
-
 
 @lru_cache(maxsize=4096)
 def parameters_of(op: Any) -> frozenset[str] | None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["OPERATOR", "SUBJECTS", "TENSOR", "Known", "kind_of_quantity", "subject_of"]
-
 #: ``number``; ``word``: one of a few words; ``flag``; ``value``: whatever the parameter takes.
 Kind = Literal["number", "word", "flag", "value"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from backquant.backend_config.files.problems import Problem, suggestion
 __all__ = ["structure_problems"]
 
 _MISSING = "this field is missing"
+_MOST = 200  # problems that are told; each asks for the nearest word
 
 
 def structure_problems(tree: Located, file: str) -> list[Problem]:
@@ -28,9 +30,13 @@ def structure_problems(tree: Located, file: str) -> list[Problem]:
     if not isinstance(value, dict):
         return [Problem(file, tree.line, "", "a spec file holds a mapping", "schema_version: 1")]
     try:
+        json.dumps(value, ensure_ascii=False).encode()
         FileModel.model_validate(value)
+    except UnicodeEncodeError as error:
+        return [Problem(file, tree.line, "", f"holds what is no text: {error.reason}", "")]
     except ValidationError as error:
-        found = [_problem(details, tree, file) for details in error.errors(include_url=False)]
+        wrong = error.errors(include_url=False)[:_MOST]
+        found = [_problem(details, tree, file) for details in wrong]
         # on one line a misspelt field comes before the field that is missing because of it
         return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == _MISSING))
     except RecursionError:
@@ -50,7 +56,7 @@ def _explain(details: ErrorDetails, path: Path) -> tuple[str, str]:
     context: dict[str, Any] = details.get("ctx", {})
     given = details["input"]
     if kind == "extra_forbidden":
-        return "unknown field", suggestion(str(path[-1]), _fields_at(path[:-1]))
+        return "unknown field", suggestion(str(details["loc"][-1]), _fields_at(path[:-1]))
     if kind == "missing":
         return _MISSING, ""
     if kind == "literal_error" and path == ("schema_version",):

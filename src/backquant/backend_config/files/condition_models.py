@@ -10,8 +10,6 @@ from typing_extensions import TypeAliasType
 from backquant.backend_config.conditions.quantities import OPERATOR, TENSOR
 from backquant.backend_config.files.model_parts import Finite, Model, Scalar, kind_of, union
 
-__all__ = ["Where"]
-
 _NAMES = ", ".join((*OPERATOR, *TENSOR))
 
 Literal = TypeAliasType(  # type: ignore[misc]  # mypy knows no recursive alias of this form

@@ -9,8 +9,6 @@ from backquant.backend_config.conditions import Condition, condition_from
 from backquant.backend_config.files.names import SpellingError
 from backquant.errors import SpecError
 
-__all__ = ["condition_at"]
-
 Accept = Callable[[Condition | None], None]
 
 

@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import yaml
 
-__all__ = ["emit_json", "emit_yaml"]
-
 WIDTH = 100
 _BLOCK_DEPTH = 2  # the file, its sections, and their items are written over several lines
 _SHORT = 84

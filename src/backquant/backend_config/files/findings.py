@@ -12,8 +12,6 @@ from backquant.backend_config.files.problems import SpecFileError
 from backquant.backend_config.files.store import load_with_places
 from backquant.backend_config.validate import Finding, validate
 
-__all__ = ["check_file"]
-
 
 def check_file(
     path: str | os.PathLike[str],

@@ -15,8 +15,6 @@ from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPat
 from backquant.backend_config.pattern import MatchAllNode
 from backquant.errors import SpecError
 
-__all__ = ["ANY", "graph_data", "graph_from", "operator_from", "operator_text"]
-
 ANY = "MatchAllNode"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from backquant.backend_config.files.located import MAX_DEPTH, Located, Path, fail
 
-__all__ = ["read_json"]
-
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None}

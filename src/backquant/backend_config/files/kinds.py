@@ -17,7 +17,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_overridable_functions
 
-__all__ = ["IMPORTED", "is_named"]
+__all__ = ["IMPORTED", "is_named", "is_operator"]
 
 # Rooms whose modules are imported when a file names what is in them: they define, and do nothing else.
 IMPORTED = tuple(
@@ -39,7 +39,7 @@ def is_named(found: Any, path: str) -> bool:
     >>> is_named(torch.load, "torch.load"), is_named(torch._C._abort, "torch._C._abort")
     (False, False)
     """
-    if isinstance(found, (OpOverload, OpOverloadPacket, *_CONSTANTS)):
+    if isinstance(found, _CONSTANTS):
         return True
     home = f"{getattr(found, '__module__', '')}."
     if isinstance(found, type) and issubclass(found, nn.Module):
@@ -48,10 +48,17 @@ def is_named(found: Any, path: str) -> bool:
         return True
     if path.startswith("builtins."):
         return True  # a list of its own, in ``names``
-    return _is_operator(found)
+    return is_operator(found)
 
 
-def _is_operator(found: Any) -> bool:
+def is_operator(found: Any) -> bool:
+    """Whether ``found`` computes with tensors: a registered operator, a function or method of torch.
+
+    >>> is_operator(torch.relu), is_operator(torch.ops.aten.relu.default), is_operator(nn.ReLU)
+    (True, True, False)
+    """
+    if isinstance(found, (OpOverload, OpOverloadPacket)):
+        return True
     name = getattr(found, "__name__", "")
     if not callable(found) or name in _NOT_OPERATORS:
         return False

@@ -7,26 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 from typing_extensions import TypeAliasType
 
-__all__ = [
-    "Count",
-    "DOTTED",
-    "DTypeName",
-    "Finite",
-    "GranularityText",
-    "ImportPath",
-    "Model",
-    "Number",
-    "ObservationName",
-    "Operator",
-    "PowerOfTwo",
-    "QSchemeName",
-    "Scalar",
-    "WORD",
-    "kind_by_key",
-    "kind_of",
-    "union",
-]
-
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 DOTTED = rf"{WORD}(\.{WORD})+"
 

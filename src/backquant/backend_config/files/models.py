@@ -28,7 +28,7 @@ from backquant.backend_config.files.model_parts import (
 )
 from backquant.backend_config.files.pattern_models import (
     ExtraInputs,
-    OperatorName,
+    OperatorNames,
     Pattern,
     PatternOrName,
     PortEntry,
@@ -62,6 +62,9 @@ class Constraints(Model):
     scale_range: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
         None, description="Smallest and largest scale; what is measured is moved into it."
     )
+    scale_dtype: DTypeName | None = Field(
+        None, description="What scales are stored in: float8_e8m0fnu (MX), float8_e4m3fn (NVFP4)."
+    )
 
 
 TensorDType = TypeAliasType(
@@ -71,6 +74,15 @@ TensorDType = TypeAliasType(
         union(kind_of, "a dtype name, or a mapping with the key dtype"),
     ],
 )
+
+
+class Tolerance(Model):
+    """How far an engine's results may be from the integer reference, and why."""
+
+    steps: Number = Field(
+        description="Of integers; of results in float: of the 255 parts of their range."
+    )
+    reason: str = Field(min_length=1, description="What the engine computes otherwise.")
 
 
 class DTypeConfig(Model):
@@ -88,6 +100,21 @@ class DTypeConfig(Model):
     requantization: Literal["float", "fixed_point", "fixed_point_twice", "shift"] | None = Field(
         None, description="By which arithmetic sums become results."
     )
+    table_entries: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Of the hardware's table of a function of one value: it interpolates."
+    )
+    tolerance: Tolerance | None = Field(
+        None,
+        description="How far results may be from the integer reference; without it: not at all.",
+    )
+    requantization_ratio: (
+        Annotated[
+            Annotated[Literal["power_of_two"], Tag("<text>")]
+            | Annotated[list[Number | None], Field(min_length=2, max_length=2), Tag("<list>")],
+            union(kind_of, "power_of_two, or the smallest and the largest ratio"),
+        ]
+        | None
+    ) = Field(None, description="What input scale × weight scale / output scale may be.")
     where: Where | None = Field(None, description="The uses of the operator that are admitted so.")
 
 
@@ -150,11 +177,11 @@ class Entry(Model):
 
     pattern: Pattern | None = None
     patterns: list[Pattern] | None = Field(None, min_length=1)
-    operators: list[OperatorName] | None = Field(
+    operators: list[OperatorNames] | None = Field(
         None,
         min_length=1,
         description="Names of operators: an entry for each module, function and method.",
-        examples=[["relu", "softmax"]],
+        examples=[["relu", "conv2d+relu"]],
     )
     observation_type: ObservationName | None = None
     dtype_configs: list[DTypeConfigRef] | None = None

@@ -29,8 +29,6 @@ from backquant.backend_config.files.kinds import IMPORTED, is_named
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.naming import operator_name
 
-__all__ = ["DEFAULT_ALLOW", "SpellingError", "Resolver", "operator_records", "path_of"]
-
 DEFAULT_ALLOW = ("torch", "operator", "backquant", "builtins")
 
 # builtins that torch.fx records as call_function targets; the others (eval, open, …) are refused

@@ -23,6 +23,7 @@ from backquant.backend_config.files.model_parts import (
 __all__ = [
     "ExtraInputs",
     "OperatorName",
+    "OperatorNames",
     "Pattern",
     "PatternOrName",
     "PortEntry",
@@ -156,6 +157,14 @@ OperatorName = TypeAliasType(
         str,
         StringConstraints(pattern=f"^{WORD}$"),
         Field(description="The name of an operator, which stands for all of its spellings."),
+    ],
+)
+OperatorNames = TypeAliasType(
+    "OperatorNames",
+    Annotated[
+        str,
+        StringConstraints(pattern=rf"^{WORD}(\+{WORD})*$"),
+        Field(description="The name of an operator, or of several that run as one: conv2d+relu."),
     ],
 )
 PatternOrName = TypeAliasType(

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from backquant.errors import SpecError, nearest
 
-__all__ = ["Problem", "SpecFileError", "suggestion"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -17,16 +17,18 @@ from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.files.conditions import condition_at
+from backquant.backend_config.files.kinds import is_operator
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
 from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
-from backquant.backend_config.files.spelling import callable_from, operator_text, pattern_from
+from backquant.backend_config.files.spelling import callable_from, pattern_data, pattern_from
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
+from backquant.backend_config.tolerance import tolerance_from
 from backquant.errors import SpecError, did_you_mean
 
 __all__ = ["Base", "build"]
@@ -99,7 +101,7 @@ class _Builder:
             for pattern, path in self.patterns(entry, start):
                 self.entry(pattern, entry, path, seen)
             for made, path in self.described(entry, start):
-                self.entry(operator_text(made.pattern), entry, path, seen, made)
+                self.entry(pattern_data(made.pattern), entry, path, seen, made)
         config = self.attempt(("name",), self.head)
         for entry in self.entries.values():
             if config is not None:
@@ -147,13 +149,20 @@ class _Builder:
                 values[role] = _at((role,), self.tensor, values[role])
         if values.get("bias_dtype") is not None:
             values["bias_dtype"] = _at(("bias_dtype",), dtype_from, values["bias_dtype"])
+        if values.get("tolerance") is not None:
+            given = values["tolerance"]
+            steps = _at(("tolerance", "steps"), number_from, given.get("steps"))
+            values["tolerance"] = _at(("tolerance",), tolerance_from, {**given, "steps": steps})
+        ratio = values.get("requantization_ratio")
+        if isinstance(ratio, list):
+            values["requantization_ratio"] = _at(("requantization_ratio",), _number_or_word, ratio)
         values["where"] = _at(("where",), condition_at, values.get("where"))
         return DTypeConfig(**values)
 
     def tensor(self, data: Any) -> DTypeWithConstraints:
         values = {"dtype": data} if isinstance(data, str) else dict(data)
         for name, value in values.items():
-            convert = dtype_from if name == "dtype" else _number_or_word
+            convert = dtype_from if name in ("dtype", "scale_dtype") else _number_or_word
             if value is not None:
                 values[name] = _at((name,), convert, value)
         return DTypeWithConstraints(**values)
@@ -317,6 +326,8 @@ class _Builder:
             getattr(config, f"set_{field}")(module)
         elif field in _CALLABLES:
             function = None if value is None else callable_from(value, self.resolver)
+            if is_operator(function):
+                raise SpellingError(f"{value} is an operator of tensors, which is no {field}")
             getattr(config, _CALLABLES[field])(function)
         else:
             _set_data_field(config, field, value)

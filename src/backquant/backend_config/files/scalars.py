@@ -11,8 +11,6 @@ from backquant.backend_config.files.names import SpellingError
 from backquant.backend_config.files.problems import suggestion
 from backquant.backend_config.numbers import number_text
 
-__all__ = ["dtype_from", "number_from", "number_data", "qscheme_from"]
-
 
 def dtype_from(text: str) -> torch.dtype:
     """The dtype of that name, with or without the prefix. Raises SpellingError.

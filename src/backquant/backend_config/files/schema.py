@@ -6,8 +6,6 @@ from typing import Any
 
 from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
 
-__all__ = ["json_schema"]
-
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of spec files of the current ``schema_version``, as a new dict.

@@ -137,7 +137,11 @@ def _load(text: str, source: _Source, resolver: Resolver, chain: tuple[Path, ...
     problems = structure_problems(tree, source.name)
     if problems:
         raise SpecFileError(problems)
-    return build(tree, source.name, resolver, _base(tree, source, resolver, chain))
+    base = _base(tree, source, resolver, chain)
+    try:
+        return build(tree, source.name, resolver, base)
+    except RecursionError:
+        raise SpecError("a pattern is too long", where=source.name) from None
 
 
 def _base(

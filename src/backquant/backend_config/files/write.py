@@ -28,8 +28,6 @@ from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
 from backquant.dtypes import dtype_name, integer_range
 from backquant.errors import SpecError
 
-__all__ = ["to_data"]
-
 _MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_module")
 _CALLABLES = {
     "fuser_method": "fuser_method",
@@ -122,9 +120,13 @@ def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
             data[role] = _constraints(constrained)
     if config.bias_dtype is not None:
         data["bias_dtype"] = dtype_name(config.bias_dtype)
-    for name in ("is_dynamic", "bias_scale", "rounding", "requantization"):
+    for name in ("is_dynamic", "bias_scale", "rounding", "requantization", "table_entries"):
         if getattr(config, name) is not None:
             data[name] = getattr(config, name)
+    if config.tolerance is not None:
+        data["tolerance"] = config.tolerance.to_dict()
+    if config.requantization_ratio is not None:
+        data["requantization_ratio"] = _scalar(config.requantization_ratio)
     if config.where is not None:
         data["where"] = condition_data(config.where)
     return data

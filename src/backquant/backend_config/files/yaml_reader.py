@@ -13,8 +13,6 @@ import yaml
 
 from backquant.backend_config.files.located import MAX_DEPTH, MAX_VALUES, Located, fail
 
-__all__ = ["read_yaml"]
-
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _TRUE = ("true", "True", "TRUE")
 _FALSE = ("false", "False", "FALSE")

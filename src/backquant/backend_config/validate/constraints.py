@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
+
 from backquant.backend_config.dtypes import DTypeWithConstraints
 from backquant.backend_config.validate.finding import Finding, Place
-from backquant.dtypes import Granularity, integer_range
-
-__all__ = ["constraint_findings"]
+from backquant.dtypes import Granularity, find_dtype, integer_range, is_scaled_float
 
 
 def constraint_findings(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
@@ -73,7 +73,7 @@ def _reachable(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
         "quant_min_lower_bound": given.quant_min_lower_bound,
         "quant_max_upper_bound": given.quant_max_upper_bound,
     }
-    limits = integer_range(given.dtype)
+    limits = integer_range(given.dtype) or _largest(given.dtype)
     for name, bound in bounds.items():
         if bound is None:
             continue
@@ -91,7 +91,15 @@ def _reachable(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
         yield place.find("warning", "bounds-unreachable", message, "remove scale_min_lower_bound")
 
 
-def _outside(name: str, bound: float, limits: tuple[int, int], place: Place) -> Finding:
+def _largest(dtype: torch.dtype | None) -> tuple[float, float] | None:
+    """The ends of a narrow float that has a scale: hardware may saturate before them."""
+    if not is_scaled_float(dtype):
+        return None
+    row = find_dtype(dtype)
+    return None if row is None else (row.low, row.high)
+
+
+def _outside(name: str, bound: float, limits: tuple[float, float], place: Place) -> Finding:
     """A bound that the dtype cannot hold: beyond its near end it is idle, beyond the far end deadly."""
     holds = f"the dtype holds {limits[0]} to {limits[1]}"
     idle = bound < limits[0] if name == "quant_min_lower_bound" else bound > limits[1]
@@ -151,6 +159,7 @@ def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
         message = "no power of two lies within the scale bounds, as power_of_two_scale asks"
         yield place.find("error", rule, message, "widen the bounds")
     yield from _domain(given, place)
+    yield from _stored_scale(given, place)
     zero_point, limits = given.zero_point_exact_match, integer_range(given.dtype)
     if given.symmetric and zero_point is not None and limits is not None:
         middles = {0} if limits[0] < 0 else {(limits[1] + 1) // 2, limits[1] // 2}
@@ -192,6 +201,25 @@ def _domain(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
             f"{outside} cannot be taken: power_of_two_scale, scale_range or a bound excludes it"
         )
         yield here.find("warning", rule, message, "remove it from the set")
+
+
+def _stored_scale(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
+    """``scale_dtype``: E8M0 holds powers of two; E4M3 stands beside a scale for the tensor."""
+    if given.scale_dtype is None:
+        return
+    here, rule = place.at("scale_dtype"), "scale-domain"
+    known = (torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float32)
+    if given.scale_dtype not in known:
+        message = f"scales are not stored in {given.scale_dtype}"
+        yield here.find("error", rule, message, "float8_e8m0fnu, or float8_e4m3fn")
+    elif given.scale_exact_match is not None or given.scales is not None:
+        message = "scale_dtype leaves nothing to scale_exact_match and scales"
+        yield here.find("error", rule, message, "remove one of them")
+    elif given.scale_dtype is torch.float8_e4m3fn and (
+        given.granularity is None or not Granularity.parse(given.granularity).has_blocks
+    ):
+        message = "scales in float8_e4m3fn, beside one of the tensor, are those of groups or blocks"
+        yield here.find("error", rule, message, "granularity: per_group(size=16)")
 
 
 def _is_power(scale: float) -> bool:

@@ -4,7 +4,10 @@
    ``dynamic-scale``: its input's scale is chosen at each call, and nothing can be demanded of it.
 2. ``bias-scale``: a bias with a scale is an integer, and what it takes its scale from is quantized.
    ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input and weight,
-   too; a shift only needs scales that are powers of two.
+   too; a shift only needs scales, or a ratio of them, that are powers of two.
+   ``table-entries``: of functions of one static integer value; one more than a power of two, which is at most
+   the number of integers, or that number.
+   ``requantization-ratio``: it is one of a static integer input, weight and output, and no empty range.
 3. ``contradiction``: a condition that nothing satisfies, alone or with that of the entry.
 4. ``dtype-config-shadowed``: an earlier one admits all that this one admits, so it is never chosen.
 """
@@ -19,12 +22,10 @@ from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Finding, Place
 from backquant.dtypes import integer_range
 
-__all__ = ["dtype_config_findings", "subsumes"]
-
 ROLES = ("input_dtype", "output_dtype", "weight_dtype")
 _LOWER = ("quant_min_lower_bound", "scale_min_lower_bound")
 _UPPER = ("quant_max_upper_bound", "scale_max_upper_bound")
-_OF_RESULTS = ("bias_scale", "rounding", "requantization")
+_OF_RESULTS = ("bias_scale", "rounding", "requantization", "requantization_ratio", "table_entries")
 _EQUAL = (
     "scale_exact_match",
     "zero_point_exact_match",
@@ -34,6 +35,7 @@ _EQUAL = (
     "power_of_two_scale",
     "scales",
     "scale_range",
+    "scale_dtype",
 )
 
 
@@ -55,6 +57,8 @@ def dtype_config_findings(
         yield from _dynamic(config, here)
         yield from _bias_scale(config, here)
         yield from _requantization(config, here)
+        yield from _table(config, here.at("table_entries"))
+        yield from _ratio(config, here.at("requantization_ratio"))
         yield from _condition(config, entry_where, here)
         earlier = next((i for i in range(index) if subsumes(configs[i], config)), None)
         if earlier is not None:
@@ -163,7 +167,46 @@ def _requantization(config: DTypeConfig, place: Place) -> Iterator[Finding]:
         yield place.find("error", rule, message, "remove rounding, or requantization: fixed_point")
     if arithmetic == "shift":
         tensors = [getattr(config, f"{role}_with_constraints") for role in ROLES]
-        if not all(t.power_of_two_scale for t in tensors):
+        by_ratio = config.requantization_ratio == "power_of_two"
+        if not by_ratio and not all(t.power_of_two_scale for t in tensors):
             message = "a shift only, with scales that are not all powers of two"
-            fix = "power_of_two_scale: true for input, weight and output"
+            fix = "requantization_ratio: power_of_two, or power_of_two_scale: true for all three"
             yield place.find("error", rule, message, fix)
+
+
+def _table(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    rule, entries = "table-entries", config.table_entries
+    if entries is None:
+        return
+    ends = integer_range(config.input_dtype)
+    if ends is None or integer_range(config.output_dtype) is None or config.is_dynamic:
+        message = "a table without a static integer input_dtype and output_dtype"
+        yield place.find("error", rule, message, "remove table_entries")
+    elif config.weight_dtype is not None:
+        message = "a table is for functions of one value, and this has a weight"
+        yield place.find("error", rule, message, "remove table_entries")
+    else:
+        size, pieces = ends[1] - ends[0] + 1, entries - 1
+        between = 1 <= pieces <= size and pieces & (pieces - 1) == 0
+        if entries != size and not between:
+            message = f"a table of {entries} entries does not divide {size} integers evenly"
+            yield place.find(
+                "error", rule, message, f"table_entries: {min(513, size + 1)}, or {size}"
+            )
+
+
+def _ratio(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    rule, ratio = "requantization-ratio", config.requantization_ratio
+    if ratio is None:
+        return
+    for role in ROLES:
+        if integer_range(getattr(config, role)) is None or config.is_dynamic:
+            message = f"a ratio of scales without a static integer {role}"
+            yield place.find("error", rule, message, "remove requantization_ratio")
+            return
+    if ratio == "power_of_two":
+        return
+    ends = [end for end in ratio if end is not None]
+    if not ends or not all(end > 0 for end in ends) or ends != sorted(ends):
+        message = f"requantization_ratio {list(ratio)} is no range: ratios are positive, the smaller first"
+        yield place.find("error", rule, message, "requantization_ratio: [2**-31, 1]")

@@ -19,8 +19,6 @@ from backquant.backend_config.validate.finding import Finding, Place
 from backquant.dtypes import is_quantized, plain_dtype
 from backquant.errors import SpecError
 
-__all__ = ["engine_dtypes", "engine_findings"]
-
 
 def engine_dtypes(engine: Any) -> frozenset[torch.dtype] | None:
     """The dtypes that ``engine`` names in ``dtypes``, or ``activation_dtypes`` and ``weight_dtypes``.

@@ -29,8 +29,6 @@ from backquant.backend_config.pattern import NormalPattern, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.validate.finding import Finding, Place
 
-__all__ = ["Neighbours", "entry_findings", "generalizes"]
-
 
 class Neighbours:
     """What the rules need to know about all entries of a backend, looked up by key."""

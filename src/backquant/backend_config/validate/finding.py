@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Finding", "Place", "Severity"]
-
 #: ``error``: the description contradicts itself. ``warning``: something written has no effect.
 #: ``note``: legal, and worth a look.
 Severity = Literal["error", "warning", "note"]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from backquant.cli.demo.digits import Digits, DigitsNet
     from backquant.cli.demo.outcome import Outcome
 
-__all__ = ["demo"]
 
 EPOCHS = 8
 CALIBRATION_BATCH = 64

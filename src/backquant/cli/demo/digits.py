@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from backquant.errors import MissingExtraError
 
-__all__ = ["Digits", "DigitsNet", "accuracy", "load_digits", "train"]
-
 
 @dataclass(frozen=True)
 class Digits:

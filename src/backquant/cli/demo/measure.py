@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Latency", "compare_latency"]
-
 
 @dataclass(frozen=True)
 class Latency:

@@ -13,8 +13,6 @@ from backquant.cli.demo.digits import Digits, accuracy
 from backquant.cli.demo.measure import Latency, compare_latency
 from backquant.runtime import QuantizedModel
 
-__all__ = ["Outcome", "measured"]
-
 
 @dataclass(frozen=True)
 class Outcome:

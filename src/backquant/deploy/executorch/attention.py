@@ -19,16 +19,10 @@ from typing import Any
 import torch
 
 from backquant.deploy.executorch.edits import before, replace, sizes_of
-
-__all__ = ["AttentionRewriter", "batched_product"]
+from backquant.operators import overloads
 
 _aten = torch.ops.aten
-_MOVES = (
-    _aten.view.default,
-    _aten.reshape.default,
-    _aten._unsafe_view.default,
-    _aten.clone.default,
-)
+_MOVES = overloads("view", "reshape", "clone")
 _TURNED = [0, 2, 1, 3]
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 

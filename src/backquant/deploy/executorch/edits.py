@@ -8,8 +8,6 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 
-__all__ = ["before", "replace", "sizes_of"]
-
 
 def sizes_of(node: Any) -> list[Any]:
     """The shape of ``node``, for a view; one symbolic size is -1."""

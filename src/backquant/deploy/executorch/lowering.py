@@ -19,6 +19,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
 from backquant.dtypes import block_of, dequantize_tensor
 
@@ -47,7 +48,7 @@ def lower_program(program: Program) -> LoweredProgram:
     with quiet():
         exported = program.exported.run_decompositions({})
     _mark(exported, program.origins)
-    _spell_groups(exported)
+    spell_groups(exported)
     rewrite(exported)
     _fold_constants(exported)
     edge, refused = _partitioned(exported)
@@ -59,23 +60,6 @@ def lower_program(program: Program) -> LoweredProgram:
     with quiet():
         finished = edge.to_executorch()
     return LoweredProgram(bytes(finished.buffer), _handles(edge), refused)
-
-
-def _spell_groups(exported: ExportedProgram) -> None:
-    """Weights in groups of a row, as XNNPACK's partitioner knows them; in place."""
-    ops = torch.ops.quantized_decomposed
-    for node in exported.graph.nodes:
-        if node.op != "call_function" or _name(node.target) != "dequantize_blocks.default":
-            continue
-        weight, scale, zero_point = node.args
-        shapes = weight.meta["val"].shape, scale.meta["val"].shape
-        block = block_of(*shapes) or ()
-        bounds = (-8, 7) if weight.meta["val"].dtype == torch.int8 else (0, 15)
-        if len(block) == 2 and block[0] == 1 and block[1] > 1:
-            dtype = weight.meta["val"].dtype
-            node.target = ops.dequantize_per_channel_group.default
-            node.args = (weight, scale, zero_point, *bounds, dtype, block[1], torch.float32)
-    exported.graph_module.recompile()
 
 
 def _fold_constants(exported: ExportedProgram) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from backquant.deploy.program import quiet
-
-__all__ = ["DelegatedNode", "ReadBack", "read_back"]
+from backquant.files import workspace
 
 _DELEGATE = "XnnpackBackend"
 # Results on which XNNPACK computes with integers: signed 8-bit, per tensor or per channel.
@@ -115,12 +112,12 @@ def _delegate_graph(payload: bytes) -> dict[str, Any]:
     header = XNNHeader.from_bytes(payload[: XNNHeader.EXPECTED_LENGTH])
     start, size = header.flatbuffer_offset, header.flatbuffer_size
     schema = importlib.resources.files(serialization).joinpath("schema.fbs").read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        schema_path, binary = Path(folder, "schema.fbs"), Path(folder, "graph.bin")
+    with workspace() as folder:
+        schema_path, binary = folder / "schema.fbs", folder / "graph.bin"
         schema_path.write_bytes(schema)
         binary.write_bytes(payload[start : start + size])
         options = ["--json", "--strict-json", "--raw-binary", "--defaults-json"]
-        _run_flatc([*options, "-o", folder, str(schema_path), "--", str(binary)])
-        text = Path(folder, "graph.json").read_text(encoding="utf-8")
+        _run_flatc([*options, "-o", str(folder), str(schema_path), "--", str(binary)])
+        text = (folder / "graph.json").read_text(encoding="utf-8")
     graph: dict[str, Any] = json.loads(_NOT_JSON.sub(lambda found: _AS_PYTHON[found[0]], text))
     return graph

@@ -28,18 +28,12 @@ from torch.export import ExportedProgram
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.edits import before, replace, sizes_of
 from backquant.lower.qdq import is_quantize
-
-__all__ = ["rewrite"]
+from backquant.operators import named, overloads
 
 _aten = torch.ops.aten
-_VIEWS = (_aten.view.default, _aten.reshape.default, _aten.flatten.using_ints)
-_SQUEEZES = (
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.unsqueeze.default,
-)
-_SOFTMAXES = (_aten.softmax.int, _aten._softmax.default)
+_VIEWS = overloads("view", "reshape", "flatten")
+_SQUEEZES = overloads("squeeze", "unsqueeze")
+_SOFTMAXES = {*overloads("softmax"), *(each.ends_in for each in named("softmax").decompositions)}
 
 
 def rewrite(program: ExportedProgram) -> None:
@@ -47,7 +41,7 @@ def rewrite(program: ExportedProgram) -> None:
     attention = AttentionRewriter()
     rules: dict[Any, Callable[[Any], None]] = {
         **_RULES,
-        _aten.scaled_dot_product_attention.default: attention,
+        **dict.fromkeys(overloads("scaled_dot_product_attention"), attention),
     }
     for node in list(program.graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" else None
@@ -146,15 +140,19 @@ def _prelu(node: Any) -> None:
     replace(node, before(node, _aten.view.default, (inner, sizes)))
 
 
-_LAYOUT_GIVERS = (
-    _aten.conv2d.default,
-    _aten.convolution.default,
-    _aten.conv_transpose2d.input,
-    _aten.max_pool2d.default,
-    _aten.avg_pool2d.default,
-    _aten.adaptive_avg_pool2d.default,
+_LAYOUT_GIVERS = overloads(
+    *(
+        "conv2d",
+        "convolution",
+        "conv_transpose2d",
+        "max_pool2d",
+        "avg_pool2d",
+        "adaptive_avg_pool2d",
+    )
 )
-_LAYOUT_TAKERS = (*_VIEWS, *_SQUEEZES, _aten.permute.default, _aten.linear.default)
+_LAYOUT_TAKERS = overloads(
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "linear"
+)
 
 
 def _follows_convolution(node: Any) -> bool:
@@ -174,13 +172,17 @@ def _follows_convolution(node: Any) -> bool:
 
 
 _RULES: dict[Any, Callable[[Any], None]] = {
-    _aten.mean.dim: _mean,
-    _aten.prelu.default: _prelu,
-    _aten.rms_norm.default: _rms_norm,
-    _aten.select.int: _select,
-    _aten.unbind.int: _unbind,
-    **dict.fromkeys(_SQUEEZES, _squeeze),
-    **dict.fromkeys(_VIEWS, _view),
-    **dict.fromkeys(_SOFTMAXES, _softmax),
-    _aten.matmul.default: batched_product,
+    overload: rule
+    for names, rule in (
+        (named("mean").aten, _mean),
+        (overloads("prelu"), _prelu),
+        (overloads("rms_norm"), _rms_norm),
+        (named("select").aten, _select),
+        (named("unbind").aten, _unbind),
+        (_SQUEEZES, _squeeze),
+        (_VIEWS, _view),
+        (_SOFTMAXES, _softmax),
+        (named("matmul").aten, batched_product),
+    )
+    for overload in names
 }

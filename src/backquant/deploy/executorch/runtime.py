@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.deploy.program import quiet
 from backquant.errors import ExportError
-
-__all__ = ["ExecuTorchModel", "registered_kernels"]
+from backquant.graph.objects import tensors_of
 
 
 def registered_kernels() -> frozenset[str]:
@@ -30,7 +30,8 @@ class ExecuTorchModel:
     """The method ``forward`` of a ``.pte`` file, or of its bytes.
 
     Takes tensors as the exported program does: positional arguments first, then keyword arguments in
-    their order; nested ones are flattened. Gives a tensor, or a tuple of the flattened outputs.
+    their order; nested ones and the tensors of objects, such as caches, are flattened. Gives a tensor, or
+    a tuple of the flattened outputs.
     Raises ``ExportError`` for a program that the runtime refuses.
     """
 
@@ -50,7 +51,8 @@ class ExecuTorchModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once. Tensors that are not contiguous are copied. Raises ``ExportError`` when it fails."""
-        given = pytree.tree_leaves((args, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
         inputs = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in given]
         try:
             outputs = self._forward.execute(inputs)
@@ -62,3 +64,15 @@ class ExecuTorchModel:
                 "leave the part out of the quantization, or report it to ExecuTorch",
             ) from error
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+class LoadedProgram:
+    """See ``backquant.deploy.session.Loaded``."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = ExecuTorchModel(path)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """One call."""
+        found = self._model(*(torch.as_tensor(value) for value in inputs))
+        return [value.numpy() for value in pytree.tree_leaves(found)]

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
-from backquant.deploy.executorch.runtime import ExecuTorchModel, registered_kernels
+from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
 from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.program import quiet
@@ -28,8 +28,6 @@ from backquant.errors import ExportError
 from backquant.lower.qdq import is_quantize, qparams_of
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["TARGET", "ExecuTorchTarget"]
 
 # Rounding in another order moves values by steps; a wrong operator moves them by their own size.
 _LEAST_SQNR = 3.0  # dB
@@ -76,6 +74,10 @@ class ExecuTorchTarget:
         ]
         runtime = f"executorch {metadata.version('executorch')}"
         return Written(runtime, tuple(kernels), tuple(left), undelegated=tuple(left))
+
+    def loaded(self, path: Path) -> LoadedProgram:
+        """See ``backquant.deploy.session``."""
+        return LoadedProgram(path)
 
 
 def _named(node: str) -> tuple[str, ...]:

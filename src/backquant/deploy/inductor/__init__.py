@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from backquant.deploy.exported import Written
+from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.inductor.split_dequantize import split_dequantize
+from backquant.deploy.inductor.wrong_numbers import check_numbers
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
 from backquant.deploy.target import Requirement
@@ -44,9 +48,10 @@ class InductorTarget:
         return ()
 
     def write(self, job: ExportJob, path: Path) -> Written:
-        """Compile, package, and read the kernels back."""
+        """Compile, package, run on the example inputs, and read the kernels back."""
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
+        keep_ceil_mode(program)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
         try:
             with quiet(), torch.no_grad():
@@ -59,11 +64,29 @@ class InductorTarget:
                 where=f"torch {torch.__version__}",
                 fix="the exception above has the compiler's own words",
             ) from error
+        check_numbers(job, path)
         kernels = tuple(kernels_of(path, module, program))
         left = tuple(
             _generated(operator) for operator in job.expected if not operator.multiply_adds
         )
         return Written(f"AOTInductor of torch {torch.__version__.split('+')[0]}", kernels, left)
+
+    def loaded(self, path: Path) -> LoadedPackage:
+        """See ``backquant.deploy.session``."""
+        return LoadedPackage(path)
+
+
+class LoadedPackage:
+    """See ``backquant.deploy.session.Loaded``."""
+
+    def __init__(self, path: Path) -> None:
+        self._run = torch._inductor.aoti_load_package(str(path))
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """One call."""
+        with torch.no_grad():
+            found = self._run(*(torch.as_tensor(value) for value in inputs))
+        return [value.numpy() for value in pytree.tree_leaves(found)]
 
 
 def _generated(operator: ExpectedOperator) -> Reason:

@@ -18,8 +18,6 @@ from backquant.deploy.inductor.split_dequantize import reads_weight
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_dequantize, is_quantize
 
-__all__ = ["kernels_of"]
-
 _SOURCES = re.compile(r"// Topologically Sorted Source Nodes: \[([^\]]*)\]")
 _CALL = re.compile(r"\b(aoti_torch_\w+|cpp_fused_\w+)\(")
 _INTEGER = re.compile(r"aoti_torch_cpu__(q(?:conv|linear)\w*)")

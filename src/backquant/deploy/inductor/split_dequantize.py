@@ -15,8 +15,6 @@ from backquant.graph import copied_graph
 from backquant.lower.qdq import is_dequantize
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-__all__ = ["split_dequantize", "reads_weight"]
-
 
 def split_dequantize(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of ``module`` in which readers without a weight have dequantize nodes that equal no other.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from backquant.deploy.onnx.check import untranslated
-from backquant.deploy.onnx.writer import OPSET, onnx_model, save_onnx
+from backquant.deploy.onnx.writer import OPSET, onnx_model, qdq_model, save_onnx
 from backquant.deploy.target import Requirement
 
-__all__ = ["OPSET", "REQUIRES", "onnx_model", "save_onnx", "untranslated"]
+__all__ = ["OPSET", "REQUIRES", "onnx_model", "qdq_model", "save_onnx", "untranslated"]
 
 #: What writing a file takes.
 REQUIRES = (

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["write_sums"]
-
 
 def write_sums(model: Any) -> None:
     """Rewrite every Add of floats, in place; those of biases and of quantized values stay."""

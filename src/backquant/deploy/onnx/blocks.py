@@ -9,13 +9,15 @@ Source: ONNX operator documentation, DequantizeLinear-21.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from backquant.deploy.onnx.fold import add_initializer, drop_unused
+from backquant.deploy.onnx.names import ORIGIN
 
-__all__ = ["is_blocked", "settle_blocks", "transposed_blocks"]
+__all__ = ["is_blocked", "narrow_constants", "settle_blocks", "transposed_blocks"]
 
 
 def is_blocked(node: Any) -> bool:
@@ -35,6 +37,15 @@ def settle_blocks(model: Any) -> None:
             _as_matmul(model, node)
     for node in list(model.graph):
         if is_blocked(node):
+            _narrow(model, node)
+    drop_unused(model)
+
+
+def narrow_constants(model: Any, origins: Collection[str]) -> None:
+    """Apply rule 1, in place, to constants with one scale, or one for each channel, made for ``origins``."""
+    for node in list(model.graph):
+        is_meant = node.op_type == "DequantizeLinear" and node.metadata_props.get(ORIGIN) in origins
+        if is_meant and all(value.const_value is not None for value in node.inputs):
             _narrow(model, node)
     drop_unused(model)
 
@@ -96,6 +107,8 @@ def _narrow(model: Any, node: Any) -> None:
     """Rule 1."""
     import onnx_ir as ir
 
+    if len(node.inputs) < 3:
+        return
     weight, zero_point = (node.inputs[i].const_value.numpy() for i in (0, 2))
     signed = weight.dtype == np.int8
     ends = (-8, 7) if signed else (0, 15)

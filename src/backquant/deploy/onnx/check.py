@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.translate import translations
+from backquant.deploy.onnx.exporter import is_translated
+from backquant.deploy.onnx.translate import own_translations, translations
 from backquant.deploy.program import quiet
 from backquant.graph import register_quantized_decomposed
 from backquant.match.plan import Reason
@@ -21,9 +20,9 @@ __all__ = ["untranslated"]
 def untranslated(job: ExportJob) -> Sequence[Reason]:
     """The operators of ``job`` that neither have an ONNX translation nor decompose, by node."""
     register_quantized_decomposed()
-    own = translations()
+    own = {**translations(), **own_translations(job)}
     with quiet():
-        registered = _registered()
+        registered = is_translated()
         if registered is None:
             return ()
         decomposed = torch.export.default_decompositions()
@@ -50,14 +49,3 @@ def untranslated(job: ExportJob) -> Sequence[Reason]:
             ),
         )
     return tuple(refused.values())
-
-
-def _registered() -> Callable[[Any], bool] | None:
-    """Whether the exporter of this PyTorch knows an overload. This is private to it: where it is elsewhere
-    nothing is refused here, and the exporter refuses while it writes."""
-    try:
-        module = importlib.import_module("torch.onnx._internal.exporter._registration")
-        known: Callable[[Any], bool] = module.ONNXRegistry.from_torchlib().is_registered
-    except (ImportError, AttributeError):
-        return None
-    return known

@@ -18,8 +18,6 @@ import numpy as np
 
 from backquant.deploy.onnx.fold import add_initializer, drop_unused
 
-__all__ = ["settle_types", "use_integer_products"]
-
 _FLOAT = 1  # the ONNX type
 
 

@@ -9,13 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "add_initializer",
-    "drop_unused",
-    "fold_integer_constants",
-    "transposed_dequantize",
-]
-
 
 def fold_integer_constants(model: Any) -> None:
     """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""

@@ -16,8 +16,6 @@ import numpy as np
 
 from backquant.deploy.onnx.fold import add_initializer
 
-__all__ = ["store_described_biases", "store_integer_biases"]
-
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
 

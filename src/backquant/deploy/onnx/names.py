@@ -6,8 +6,6 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORIGIN", "followers", "name_nodes", "origin_of", "origins_of", "readers_of_weights"]
-
 #: The key of a node's metadata that holds the name of the reference graph's node.
 ORIGIN = "backquant.node"
 _SCOPES = "pkg.torch.onnx.name_scopes"

@@ -14,27 +14,35 @@ GlobalAveragePool-1.
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from backquant.deploy.job import ExportJob
 from backquant.dtypes import block_of
-from backquant.errors import ExportError
+from backquant.errors import ExportError, UsageError, first_line
 from backquant.graph import register_blocks, register_float8
+from backquant.operators import overloads
 
-__all__ = ["translations"]
+__all__ = ["Table", "own_translations", "translations"]
+
+#: By torch overload, as ``torch.onnx.export(custom_translation_table=...)`` takes it.
+Table = dict[Callable[..., Any], Callable[..., Any]]
 
 _BOUNDS = {2: (0, 255), 3: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}  # by ONNX type
 
+_ADAPTIVE = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The table for ``torch.onnx.export(custom_translation_table=...)``, by torch overload."""
+
+def translations() -> Table:
+    """The table of this package."""
     register_float8()
     register_blocks()
-    ops, aten = torch.ops.quantized_decomposed, torch.ops.aten
+    ops = torch.ops.quantized_decomposed
     return {
         ops.quantize_per_tensor.default: _quantize_per_tensor,
         ops.dequantize_per_tensor.default: _dequantize_per_tensor,
@@ -43,14 +51,41 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ops.choose_qparams.tensor: _choose_qparams,
         ops.quantize_per_tensor.tensor: _quantize_dynamic,
         ops.dequantize_per_tensor.tensor: _dequantize_dynamic,
-        aten.gelu.default: _gelu,
         torch.ops.backquant.quantize_float8.default: _quantize_float8,
         torch.ops.backquant.dequantize_float8.default: _dequantize_float8,
         torch.ops.backquant.dequantize_blocks.default: _dequantize_blocks,
-        aten.adaptive_avg_pool1d.default: _adaptive_avg_pool,
-        aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
-        aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
+        **dict.fromkeys(overloads("gelu"), _gelu),
+        **dict.fromkeys(overloads(*_ADAPTIVE), _adaptive_avg_pool),
     }
+
+
+def own_translations(job: ExportJob) -> Table:
+    """The table of the option ``translations``, or that ``"module:NAME"`` names.
+
+    Raises ``UsageError`` for anything else.
+    """
+    given = job.options.get("translations", {})
+    if isinstance(given, str):
+        module, _, name = given.partition(":")
+        try:
+            given = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise _no_table(f"there is none: {first_line(error)}", job) from error
+    if not isinstance(given, Mapping) or not all(map(_is_translation, given.items())):
+        raise _no_table("it is no mapping from overloads to functions", job)
+    return dict(given)
+
+
+def _is_translation(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], torch._ops.OpOverload) and callable(item[1])
+
+
+def _no_table(why: str, job: ExportJob) -> UsageError:
+    return UsageError(
+        f"the table of translations cannot be read: {why}",
+        where=f"translations={job.options['translations']!r}",
+        fix='{torch.ops.acme.gate.default: function}, or "module:NAME" of such a table',
+    )
 
 
 def _op(version: int = 18) -> Any:

@@ -14,12 +14,13 @@ import torch
 from backquant.backend_config import BackendConfig
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.additions import write_sums
-from backquant.deploy.onnx.blocks import settle_blocks
+from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
+from backquant.deploy.onnx.exporter import exported_to_onnx
 from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
 from backquant.deploy.onnx.names import name_nodes
-from backquant.deploy.onnx.translate import translations
+from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
 from backquant.graph import register_quantized_decomposed
@@ -28,47 +29,61 @@ from backquant.graph.own_thread import printing_nowhere
 __all__ = ["OPSET", "onnx_model", "save_onnx"]
 
 OPSET = 18
+_BITS_16 = (torch.int16, torch.uint16)
 _LIMIT = 2**31 - 2**20  # a protobuf file holds less than 2 GiB; larger weights go beside it
 
 
 def onnx_model(job: ExportJob) -> Any:
     """``job`` as an ``onnx_ir.Model``; nodes carry the names of the reference graph's nodes.
 
-    The option ``opset`` is the ONNX operator set (default 18, for 8-bit floats 19, for groups 21). Raises
+    The option ``opset`` is the ONNX operator set (default 18, where dtypes need it 19 or 21). Raises
     ``ExportError`` when the exporter has no translation for an operator.
     """
+    model = _translated(job, translations())
+    use_integer_products(model)
+    settle_blocks(model)
+    if job.qdq.additions == "sum":
+        write_sums(model)
+    if job.qdq.bias == "int32":
+        store_integer_biases(model)
+    return _finished(model, job)
+
+
+def qdq_model(job: ExportJob) -> Any:
+    """``job`` as an ``onnx_ir.Model`` without what runtimes find their kernels by.
+
+    Weights whose range fits into four bits are stored in them. The option ``translations`` is a table of
+    one's own, as ``torch.onnx.export(custom_translation_table=...)`` takes it, or ``"module:NAME"`` of one.
+    """
+    narrow = _of_four_bits(job)
+    model = _translated(job, {**translations(), **own_translations(job)}, 21 if narrow else OPSET)
+    settle_blocks(model)
+    narrow_constants(model, narrow)
+    return _finished(model, job)
+
+
+def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
     register_quantized_decomposed()
-    program = job.program
-    opset = int(job.options.get("opset", _least_opset(job)))
+    opset = int(job.options.get("opset", max(least, _least_opset(job))))
     try:
         with quiet(), printing_nowhere():
-            made = torch.onnx.export(
-                program.exported,
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                custom_translation_table=translations(),
-                optimize=False,
-            )
+            made = exported_to_onnx(job.program.exported, table, opset)
     except Exception as error:
         raise _refused(error) from error
-    assert made is not None
     name_nodes(made.model)
     settle_types(made.model)
     fold_integer_constants(made.model)
     with quiet(), printing_nowhere():
         made.optimize()
     fold_integer_constants(made.model)
-    use_integer_products(made.model)
-    settle_blocks(made.model)
-    if job.qdq.additions == "sum":
-        write_sums(made.model)
-    if job.qdq.bias == "int32":
-        store_integer_biases(made.model)
-    if _describes_biases(job.config):
-        store_described_biases(made.model)
-    drop_unused(made.model)
     return made.model
+
+
+def _finished(model: Any, job: ExportJob) -> Any:
+    if _describes_biases(job.config):
+        store_described_biases(model)
+    drop_unused(model)
+    return model
 
 
 def _describes_biases(config: BackendConfig) -> bool:
@@ -78,11 +93,31 @@ def _describes_biases(config: BackendConfig) -> bool:
 
 
 def _least_opset(job: ExportJob) -> int:
-    """8-bit floats came with operator set 19, groups with 21."""
-    names = [str(node.target) for node in job.program.exported.graph.nodes]
-    if any(name.startswith("backquant.dequantize_blocks") for name in names):
-        return 21
-    return 19 if any(name.startswith("backquant.quantize_float8") for name in names) else OPSET
+    """8-bit floats came with operator set 19, groups and 16 bits with 21."""
+    least = OPSET
+    for node in job.program.exported.graph.nodes:
+        name = str(node.target)
+        is_16_bits = name.startswith("quantized_decomposed.quantize") and node.args[-1] in _BITS_16
+        if name.startswith("backquant.dequantize_blocks") or is_16_bits:
+            least = 21
+        elif name.startswith("backquant.quantize_float8"):
+            least = max(least, 19)
+    return least
+
+
+def _of_four_bits(job: ExportJob) -> frozenset[str]:
+    """The origins of dequantize nodes whose constants have a range of four bits."""
+    found = set()
+    for node in job.program.exported.graph.nodes:
+        if not str(node.target).startswith("quantized_decomposed.dequantize_per_"):
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False))
+        low, high = given.get("quant_min", -128), given.get("quant_max", 127)
+        fits = (low >= -8 and high <= 7) or (low >= 0 and high <= 15)
+        if fits and given["input"].op == "placeholder":
+            found.add(job.program.origins.get(node.name, ""))
+    return frozenset(found - {""})
 
 
 def save_onnx(model: Any, path: Path) -> None:

@@ -12,6 +12,7 @@ from backquant.deploy.onnx.names import origins_of
 from backquant.deploy.onnxruntime.clips import clip_integers
 from backquant.deploy.onnxruntime.lowbit import use_group_kernels
 from backquant.deploy.onnxruntime.readback import kernels_of
+from backquant.deploy.onnxruntime.session import OnnxRuntimeSession
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
 
@@ -47,6 +48,14 @@ class OnnxRuntimeTarget:
             runtime=f"onnxruntime {onnxruntime.__version__}",
             kernels=kernels_of(path, origins_of(model)),
         )
+
+    def session(self, path: Path, threads: int) -> OnnxRuntimeSession:
+        """See ``backquant.deploy.session``."""
+        return OnnxRuntimeSession(path, threads)
+
+    def loaded(self, path: Path) -> OnnxRuntimeSession:
+        """See ``backquant.deploy.session``."""
+        return OnnxRuntimeSession(path, 1)
 
 
 TARGET = OnnxRuntimeTarget()

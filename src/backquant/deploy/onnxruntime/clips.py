@@ -5,6 +5,8 @@ takes away only where it knows that the quantization does the same: not behind a
 quantized range is wider than the bounds (6.03 over the 6 of a ReLU6); the product then runs in float.
 Rounding keeps the order of values, so that clipping to what the bounds become as integers, after the
 quantization, gives the same integers; where these are the ends of the integer type nothing is left to clip.
+Between a dequantize and a quantize node of one grid the integers themselves are clipped: ONNX Runtime has no
+Relu of integers.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ import numpy as np
 
 from backquant.deploy.onnx.fold import add_initializer, drop_unused
 
-__all__ = ["clip_integers"]
-
 _INFINITY = float("inf")
 
 
@@ -26,15 +26,28 @@ def clip_integers(model: Any) -> None:
         if node.op_type == "QuantizeLinear" and _has_one_scale(node):
             source, low, high = _unclipped(node.inputs[0])
             producer = source.producer()
-            moves = source is not node.inputs[0]
-            if moves and producer is not None and producer.op_type != "DequantizeLinear":
+            if source is node.inputs[0] or producer is None:
+                continue
+            if producer.op_type != "DequantizeLinear":
                 _move(model, node, source, (low, high))
+            elif _same_grid(producer, node):
+                _clip(model, node, producer.inputs[0], (low, high))
     drop_unused(model)
 
 
 def _has_one_scale(node: Any) -> bool:
     constants = [value.const_value for value in node.inputs[1:]]
     return len(constants) == 2 and all(c is not None and c.size == 1 for c in constants)
+
+
+def _same_grid(dequantize: Any, quantize: Any) -> bool:
+    """Whether integers come out as they went in, so that they can be clipped as they are."""
+    pairs = zip(dequantize.inputs[1:], quantize.inputs[1:], strict=False)
+    constants = [tuple(None if v is None else v.const_value for v in pair) for pair in pairs]
+    return len(constants) == 2 and all(
+        one is not None and other is not None and np.array_equal(one.numpy(), other.numpy())
+        for one, other in constants
+    )
 
 
 def _unclipped(value: Any) -> tuple[Any, float, float]:
@@ -62,21 +75,34 @@ def _bounds(value: Any) -> tuple[float, float] | None:
 
 
 def _move(model: Any, node: Any, source: Any, bounds: tuple[float, float]) -> None:
+    """The quantization reads ``source``, and its result is clipped where there is anything to clip."""
+    node.replace_input_with(0, source)
+    low, high, ends = _steps(node, bounds)
+    if (low, high) != ends:
+        clipped = _clip(model, node, node.outputs[0], bounds)
+        clipped.replace_input_with(0, node.outputs[0])
+
+
+def _clip(model: Any, node: Any, integers: Any, bounds: tuple[float, float]) -> Any:
+    """A Clip of ``integers``, which takes the place of what ``node`` gives."""
     import onnx_ir as ir
 
-    scale, zero = (value.const_value.numpy() for value in node.inputs[1:])
-    ends = np.iinfo(zero.dtype)
-    steps = np.rint(np.array(bounds, np.float32) / scale.astype(np.float32).reshape(()))
-    low, high = np.clip(steps + int(zero.reshape(())), ends.min, ends.max).astype(zero.dtype)
-    node.replace_input_with(0, source)
-    if (low, high) == (ends.min, ends.max):
-        return
+    low, high, _ = _steps(node, bounds)
     result = node.outputs[0]
     limits = [add_initializer(model, np.array(end), f"{result.name}_bound") for end in (low, high)]
-    made = ir.Node("", "Clip", [result, *limits], name=f"{node.name}/Clip")
+    made = ir.Node("", "Clip", [integers, *limits], name=f"{node.name}/Clip")
     clipped = made.outputs[0]
     clipped.name, clipped.type, clipped.shape = f"{result.name}_clipped", result.type, result.shape
     made.metadata_props.update(node.metadata_props)
     result.replace_all_uses_with(clipped, replace_graph_outputs=True)
-    made.replace_input_with(0, result)
     model.graph.insert_after(node, made)
+    return made
+
+
+def _steps(node: Any, bounds: tuple[float, float]) -> tuple[Any, Any, tuple[int, int]]:
+    """The bounds as integers of a QuantizeLinear, and the ends of its type."""
+    scale, zero = (value.const_value.numpy() for value in node.inputs[1:])
+    ends = np.iinfo(zero.dtype)
+    steps = np.rint(np.array(bounds, np.float32) / scale.astype(np.float32).reshape(()))
+    low, high = np.clip(steps + int(zero.reshape(())), ends.min, ends.max).astype(zero.dtype)
+    return low, high, (int(ends.min), int(ends.max))

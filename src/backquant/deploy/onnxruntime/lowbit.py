@@ -18,8 +18,6 @@ import numpy as np
 from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.onnx.fold import add_initializer, drop_unused
 
-__all__ = ["use_group_kernels"]
-
 _DOMAIN = "com.microsoft"
 _FLOAT32 = 1  # accuracy_level
 

@@ -6,7 +6,6 @@ Source: ONNX Runtime documentation, "Graph optimizations" (offline mode writes t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.onnx.names import origin_of
-
-__all__ = ["kernels_of"]
+from backquant.files import workspace
 
 # Integer products whose input is float: they quantize it themselves.
 _QUANTIZING = frozenset({"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
@@ -52,8 +50,8 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
     """
     import onnx
 
-    with tempfile.TemporaryDirectory() as folder:
-        optimised = Path(folder, "optimised.onnx")
+    with workspace() as folder:
+        optimised = folder / "optimised.onnx"
         _optimise(path, optimised)
         graph = onnx.load(str(optimised), load_external_data=False).graph
     types = _types(graph, onnx)
@@ -122,4 +120,6 @@ def _gives_integers(node: Any, types: Mapping[str, str]) -> bool:
 
 
 def _reads_integers(node: Any, types: Mapping[str, str]) -> bool:
+    if node.op_type.startswith("QLinear"):  # of a concatenation the first input is a scale
+        return True
     return bool(node.input) and types.get(node.input[0]) == "integer"

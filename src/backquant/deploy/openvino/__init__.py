@@ -9,7 +9,9 @@ from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.blocks import is_blocked
+from backquant.deploy.openvino.amx import check_amx
 from backquant.deploy.openvino.readback import Origins, kernels_of
+from backquant.deploy.openvino.session import OpenVinoSession
 from backquant.deploy.program import quiet
 from backquant.deploy.target import Requirement
 from backquant.match.plan import Reason
@@ -52,8 +54,17 @@ class OpenVinoTarget:
                 for item in path.parent.glob(f"{through.name}*"):
                     item.unlink()
             kernels = kernels_of(converted, Origins.of(model))
+            check_amx(job, path, kernels)
         version = openvino.__version__.split("-")[0]
         return Written(runtime=f"openvino {version}", kernels=kernels)
+
+    def session(self, path: Path, threads: int) -> OpenVinoSession:
+        """See ``backquant.deploy.session``."""
+        return OpenVinoSession(path, threads)
+
+    def loaded(self, path: Path) -> OpenVinoSession:
+        """See ``backquant.deploy.session``."""
+        return OpenVinoSession(path, 1)
 
 
 TARGET = OpenVinoTarget()

@@ -13,8 +13,6 @@ from typing import Any
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.onnx.names import followers, origin_of, origins_of, readers_of_weights
 
-__all__ = ["Origins", "kernels_of"]
-
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 _INTEGER = ("i8", "u8")

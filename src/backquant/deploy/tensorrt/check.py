@@ -13,8 +13,6 @@ from backquant.deploy.tensorrt.rules import RULES
 from backquant.deploy.tensorrt.view import GraphView, graph_views
 from backquant.errors import ExportError, MissingExtraError, UsageError
 
-__all__ = ["check_onnx"]
-
 _ORDER = {"error": 0, "advice": 1}
 
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from backquant.deploy.tensorrt.view import GraphView
 
-__all__ = ["Finding", "Hit", "Rule"]
-
 Severity = Literal["error", "advice"]
 
 

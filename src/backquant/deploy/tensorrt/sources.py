@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CUSTOM_QDQ",
-    "EXPLICIT",
-    "ONNX_QUANTIZE",
-    "OPERATORS",
-    "PARSER_BIAS",
-    "QUANTIZE",
-    "SCHEMES",
-]
-
 _DOCS = "https://docs.nvidia.com/deeplearning/tensorrt"
 QUANTIZE = f"{_DOCS}/operators/docs/Quantize.html"
 EXPLICIT = f"{_DOCS}/latest/inference-library/quantized-types-explicit-quantization.html"

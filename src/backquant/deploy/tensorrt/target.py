@@ -22,8 +22,6 @@ from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, GraphView, 
 from backquant.errors import ExportError
 from backquant.match.plan import Reason
 
-__all__ = ["TARGET", "TensorRTTarget", "kernels_of"]
-
 _RUNTIME = "TensorRT, by the file's quantization"
 _SHOWN = 12
 # what TensorRT computes on 8 bits; softmax, norms and others read floats

@@ -14,8 +14,6 @@ import numpy as np
 
 from backquant.errors import ExportError
 
-__all__ = ["JOINED", "MOVING", "WEIGHTED", "GraphView", "graph_views"]
-
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 # operators that TensorRT computes in the kernel of the weighted operator before them
 JOINED = frozenset({"BatchNormalization", "Clip", "LeakyRelu", "Relu"})

@@ -17,8 +17,6 @@ from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["clamp_rules"]
-
 
 def clamp_rules() -> list[LowerRule]:
     """Rules for ReLU, ReLU6, Hardtanh and clamp.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
@@ -11,8 +11,6 @@ from backquant.dtypes import QParams
 from backquant.lower.rule import Operand, Site, operand
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["bind", "first_operand", "integer_pair", "numbers", "refuse_float_input"]
 
 
 def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -69,3 +67,24 @@ def integer_pair(site: Site) -> tuple[Operand, QParams] | Reason:
         asked = f"{x.qparams.dtype} to {site.out.dtype}"
         return site.refuse(ReasonCode.MIXED_DTYPES, asked, "one dtype for the input and the result")
     return x, site.out
+
+
+class Joined(NamedTuple):
+    """The parts of a concatenation, all of them integers, and the axis."""
+
+    nodes: list[Node]
+    qparams: list[QParams]
+    dim: int
+
+
+def joined(site: Site) -> Joined | Reason:
+    """What ``torch.cat`` or ``torch.stack`` reads."""
+    found = bind(site.node, ("tensors", "dim"), {"dim": 0})
+    parts = found and found["tensors"]
+    if not found or not isinstance(parts, (list, tuple)) or not isinstance(found["dim"], int):
+        return site.refuse(ReasonCode.ARGUMENTS, "a computed list of tensors", "a literal list")
+    operands = [operand(part) for part in parts if isinstance(part, Node)]
+    qparams = [part.qparams for part in operands if part.qparams is not None]
+    if not parts or len(qparams) != len(parts):
+        return refuse_float_input(site)
+    return Joined([part.node for part in operands], qparams, found["dim"])

@@ -14,6 +14,7 @@ from backquant.engines.tables.spellings import POST_OPS
 from backquant.engines.tables.weights import functional_weight, module_weight
 from backquant.lower.dynamic import dynamic_input
 from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.qdq import is_channel_dequantize
 from backquant.lower.rule import Emit, LowerRule, Operand, Site, operand
 from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import (
@@ -27,16 +28,6 @@ from backquant.nn.quantized.reference import (
 )
 from backquant.operators import named
 from backquant.reason_codes import ReasonCode
-
-__all__ = [
-    "Geometry",
-    "Make",
-    "WeightedCall",
-    "conv_rules",
-    "conv_transpose_rules",
-    "explicit_padding",
-    "linear_rules",
-]
 
 
 def functions_of(*names: str) -> tuple[Any, ...]:
@@ -84,12 +75,14 @@ class Geometry:
 
 @dataclass(frozen=True)
 class WeightedCall:
-    """One convolution or linear layer. ``axis``: along which the weight's scales lie."""
+    """One convolution or linear layer. ``axis``: along which the weight's scales lie; ``transposed``: of a
+    convolution."""
 
     x: Operand
     weight: WeightTensors
     axis: int
     geometry: Geometry | None = None
+    transposed: bool = False
 
 
 Make = Callable[[Site, WeightedCall], Emit | Reason]
@@ -206,14 +199,17 @@ def _one_argument(site: Site) -> Operand | Reason:
 
 
 def _read_conv(site: Site) -> WeightedCall | Reason:
+    x = _one_argument(site)
+    return x if isinstance(x, Reason) else module_call(site, x)
+
+
+def module_call(site: Site, x: Operand) -> WeightedCall | Reason:
+    """The convolution module of a site, on ``x``."""
     module: Any = site.module
     if module.padding_mode != "zeros":
         return site.refuse(
             ReasonCode.PADDING_MODE, f"padding_mode={module.padding_mode!r}", "'zeros'"
         )
-    x = _one_argument(site)
-    if isinstance(x, Reason):
-        return x
     names = ("stride", "padding", "dilation", "groups")
     weight = module_weight(module)
     geometry = _geometry(site, {name: getattr(module, name) for name in names}, weight.weight)
@@ -232,7 +228,7 @@ def _read_transposed(site: Site) -> WeightedCall | Reason:
     geometry = _geometry(site, {name: getattr(module, name) for name in names}, weight.weight)
     if isinstance(geometry, Reason):
         return geometry
-    return WeightedCall(x, weight, module.weight_axis, geometry)
+    return WeightedCall(x, weight, module.weight_axis, geometry, transposed=True)
 
 
 def _read_linear(site: Site) -> WeightedCall | Reason:
@@ -251,17 +247,26 @@ def _computed(site: Site) -> Reason:
     )
 
 
+def _scale_axis(weight: object) -> int:
+    """Along which axis the scales of a functional weight lie."""
+    axis = weight.args[3] if is_channel_dequantize(weight) else 0  # type: ignore[attr-defined]
+    return axis if isinstance(axis, int) else 0
+
+
 def _read_functional(site: Site, names: tuple[str, ...]) -> WeightedCall | Reason:
     found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
-    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
+    axis = _scale_axis(found["weight"]) if found else 0
+    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"], axis)
     x = operand(found["input"]) if found else None
     if not found or not weight or x is None:
         floats = x is not None and x.qparams is None and dynamic_input(x.node) is None
         return refuse_float_input(site) if floats else _computed(site)
     if "stride" not in names:
-        return WeightedCall(x, weight, 0)
+        return WeightedCall(x, weight, axis)
     geometry = _geometry(site, found, weight.weight)
-    return geometry if isinstance(geometry, Reason) else WeightedCall(x, weight, 0, geometry)
+    if isinstance(geometry, Reason):
+        return geometry
+    return WeightedCall(x, weight, axis, geometry, transposed="output_padding" in names)
 
 
 def _read_functional_conv(site: Site) -> WeightedCall | Reason:

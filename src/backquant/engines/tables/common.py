@@ -17,8 +17,6 @@ from backquant.engines.tables.resize import resize_rules
 from backquant.engines.tables.torch_kernels import TorchKernels
 from backquant.lower.rule import LowerRule
 
-__all__ = ["common_rules"]
-
 
 def common_rules(kernels: TorchKernels) -> list[LowerRule]:
     """In order of preference among those that fit one occurrence; ``kernels``: for layers that are quantized

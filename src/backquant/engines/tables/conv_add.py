@@ -23,8 +23,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Conv2d
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["conv_add_rules"]
-
 _ADDS: tuple[Any, ...] = (torch.add, operator.add)
 
 

@@ -31,8 +31,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Linear
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["check_dynamic", "dynamic_linear_rules", "reduces_range"]
-
 # The least scale of the kernels is 2**-14 (quant_utils::ChooseQuantizationParams).
 _SMALLEST_SCALE = 2**-14
 _RANGES = {(0, 255): False, (0, 127): True}

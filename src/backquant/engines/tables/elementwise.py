@@ -16,8 +16,6 @@ from backquant.match.plan import Reason
 from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["binary_rules"]
-
 ADDS: tuple[Any, ...] = spellings("add")
 MULS: tuple[Any, ...] = spellings("mul")
 
@@ -34,6 +32,10 @@ def binary_rules() -> list[LowerRule]:
         LowerRule("mul + relu", (MULS, RELUS), _build(elementwise.mul_relu)),
         LowerRule("mul", (MULS,), _build(elementwise.mul)),
     ]
+
+
+_PRODUCTS = (elementwise.mul, elementwise.mul_relu)
+_FAR = 2.0**15  # times 255 by 255 steps: the end of 32 bits
 
 
 def _build(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Emit | Reason]:
@@ -55,6 +57,12 @@ def _build(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Emit | Reaso
             asked = f"{x.qparams.dtype}, {y.qparams.dtype} to {site.out.dtype}"
             return site.refuse(
                 ReasonCode.MIXED_DTYPES, asked, "one dtype for both inputs and the result"
+            )
+        if kernel in _PRODUCTS and x.qparams.scale * y.qparams.scale >= _FAR * site.out.scale:
+            return site.refuse(
+                ReasonCode.KERNEL_DEFECT,
+                "a product of one step by one step beyond 2**15 steps of the result",
+                "scales of one magnitude: further out the kernel's integers overflow",
             )
         args = (x.node, *x.qparams.args, y.node, *y.qparams.args, *site.out.args)
         return Emit(kernel, args, f"quantized.{kernel.__name__}", site.out)

@@ -18,8 +18,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Embedding, EmbeddingBag
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["embedding_rules"]
-
 
 def embedding_rules() -> list[LowerRule]:
     """Rules for single rows and for bags.

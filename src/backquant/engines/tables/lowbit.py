@@ -23,8 +23,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import Embedding, Linear
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["lowbit_rules"]
-
 _GROUPS = (32, 64, 128, 256)
 _STEP = 16  # of _weight_int8pack_mm: beside it, it reads past the end of a row
 

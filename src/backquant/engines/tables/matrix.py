@@ -13,8 +13,6 @@ from backquant.match.plan import Reason
 from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["matrix_rules"]
-
 _SOFTMAX: tuple[Any, ...] = spellings("softmax")
 _MATMUL: tuple[Any, ...] = spellings("matmul")
 
@@ -28,11 +26,8 @@ def matrix_rules() -> list[LowerRule]:
     return [LowerRule("softmax", (_SOFTMAX,), _softmax), LowerRule("matmul", (_MATMUL,), _matmul)]
 
 
-def _softmax(site: Site) -> Emit | Reason:
-    found = integer_pair(site)
-    if isinstance(found, Reason):
-        return found
-    x, out = found
+def softmax_dim(site: Site) -> int | Reason:
+    """The literal axis of a softmax."""
     dim: Any = None
     if site.steps[0].module is not None:
         dim = site.module.dim
@@ -44,6 +39,17 @@ def _softmax(site: Site) -> Emit | Reason:
         return site.refuse(
             ReasonCode.ARGUMENTS, "softmax over an implied dimension", "a literal dim"
         )
+    return dim
+
+
+def _softmax(site: Site) -> Emit | Reason:
+    found = integer_pair(site)
+    if isinstance(found, Reason):
+        return found
+    x, out = found
+    dim = softmax_dim(site)
+    if isinstance(dim, Reason):
+        return dim
     assert x.qparams is not None
     args = (x.node, *x.qparams.args, dim, *out.args)
     return Emit(matrix.softmax, args, "quantized.softmax", out)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +20,24 @@ from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["norm_rules"]
-
-_BATCH_NORMS: dict[Any, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+BATCH_NORMS: dict[Any, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 _INSTANCE_NORMS: tuple[Any, ...] = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """A normalisation with statistics of each input. ``kind``: layer, group or instance; ``size``: the
+    normalised axes, or the number of groups; ``weight`` and ``bias``: one for each place or channel."""
+
+    kind: str
+    size: tuple[int, ...]
+    eps: float
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+_Build = Callable[[Site], Emit | Reason]
+_Make = Callable[[Site, NormCall], Emit | Reason]
 
 
 def norm_rules() -> list[LowerRule]:
@@ -29,17 +46,34 @@ def norm_rules() -> list[LowerRule]:
     >>> [rule.name for rule in norm_rules()][:3]
     ['batch norm + relu', 'batch norm', 'layer norm']
     """
-    batch = tuple(_BATCH_NORMS)
-    return [
-        LowerRule("batch norm + relu", (batch, RELUS), _batch_norm),
-        LowerRule("batch norm", (batch,), _batch_norm),
-        LowerRule("layer norm", ((nn.LayerNorm,),), _layer_norm),
-        LowerRule("group norm", ((nn.GroupNorm,),), _group_norm),
-        LowerRule("instance norm", (_INSTANCE_NORMS,), _instance_norm),
-        LowerRule("functional layer norm", ((F.layer_norm,),), _functional_layer_norm),
-        LowerRule("functional group norm", ((F.group_norm,),), _functional_group_norm),
-        LowerRule("functional instance norm", ((F.instance_norm,),), _functional_instance_norm),
+    return norm_rules_of(_batch_norm, _emit)
+
+
+def norm_rules_of(batch_norm: _Build, make: _Make) -> list[LowerRule]:
+    """The same with kernels of one's own: ``batch_norm`` has stored statistics.
+
+    >>> len(norm_rules_of(lambda site: None, lambda site, call: None))
+    8
+    """
+    batch = tuple(BATCH_NORMS)
+    others: list[tuple[str, tuple[Any, ...], Callable[[Site], NormCall | Reason]]] = [
+        ("layer norm", (nn.LayerNorm,), _layer_norm),
+        ("group norm", (nn.GroupNorm,), _group_norm),
+        ("instance norm", _INSTANCE_NORMS, _instance_norm),
+        ("functional layer norm", (F.layer_norm,), _functional_layer_norm),
+        ("functional group norm", (F.group_norm,), _functional_group_norm),
+        ("functional instance norm", (F.instance_norm,), _functional_instance_norm),
     ]
+    return [
+        LowerRule("batch norm + relu", (batch, RELUS), batch_norm),
+        LowerRule("batch norm", (batch,), batch_norm),
+        *(LowerRule(name, (keys,), partial(_made, read, make)) for name, keys, read in others),
+    ]
+
+
+def _made(read: Callable[[Site], NormCall | Reason], make: _Make, site: Site) -> Emit | Reason:
+    call = read(site)
+    return call if isinstance(call, Reason) else make(site, call)
 
 
 def _batch_norm(site: Site) -> Emit | Reason:
@@ -59,7 +93,7 @@ def _batch_norm(site: Site) -> Emit | Reason:
         "var": module.running_var,
     }
     config = BatchNormConfig(
-        _BATCH_NORMS[site.steps[0].key],
+        BATCH_NORMS[site.steps[0].key],
         module.eps,
         len(site.steps) == 2,
         *_four(x.qparams, out),
@@ -73,45 +107,44 @@ def _four(x: QParams | None, out: QParams) -> tuple[float, int, float, int]:
     return (*x.args, *out.args)
 
 
-def _emit(
-    site: Site, kind: str, size: tuple[int, ...], eps: float, affine: tuple[Any, Any]
-) -> Emit | Reason:
+def _emit(site: Site, call: NormCall) -> Emit | Reason:
     found = integer_pair(site)
     if isinstance(found, Reason):
         return found
     x, out = found
-    kernel = Norm(NormConfig(kind, size, eps, *_four(x.qparams, out)), *affine)
+    config = NormConfig(call.kind, call.size, call.eps, *_four(x.qparams, out))
+    kernel = Norm(config, call.weight, call.bias)
     return Emit(kernel, (x.node,), kernel.name, out)
 
 
-def _layer_norm(site: Site) -> Emit | Reason:
+def _layer_norm(site: Site) -> NormCall:
     module: Any = site.module
     size = tuple(module.normalized_shape)
-    return _emit(site, "layer", size, module.eps, (module.weight, module.bias))
+    return NormCall("layer", size, module.eps, module.weight, module.bias)
 
 
-def _group_norm(site: Site) -> Emit | Reason:
+def _group_norm(site: Site) -> NormCall:
     module: Any = site.module
-    return _emit(site, "group", (module.num_groups,), module.eps, (module.weight, module.bias))
+    return NormCall("group", (module.num_groups,), module.eps, module.weight, module.bias)
 
 
-def _instance_norm(site: Site) -> Emit | Reason:
+def _instance_norm(site: Site) -> NormCall | Reason:
     module: Any = site.module
     if module.track_running_stats:
         return site.refuse(ReasonCode.STATISTICS, "stored statistics", "statistics of each input")
-    return _emit(site, "instance", (), module.eps, (module.weight, module.bias))
+    return NormCall("instance", (), module.eps, module.weight, module.bias)
 
 
-def _functional_layer_norm(site: Site) -> Emit | Reason:
+def _functional_layer_norm(site: Site) -> NormCall | Reason:
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     return _functional(site, "layer", names)
 
 
-def _functional_group_norm(site: Site) -> Emit | Reason:
+def _functional_group_norm(site: Site) -> NormCall | Reason:
     return _functional(site, "group", ("input", "num_groups", "weight", "bias", "eps"))
 
 
-def _functional_instance_norm(site: Site) -> Emit | Reason:
+def _functional_instance_norm(site: Site) -> NormCall | Reason:
     names = (
         "input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum",
         "eps",
@@ -130,7 +163,7 @@ _DEFAULTS = {
 }
 
 
-def _functional(site: Site, kind: str, names: tuple[str, ...]) -> Emit | Reason:
+def _functional(site: Site, kind: str, names: tuple[str, ...]) -> NormCall | Reason:
     found = bind(site.node, names, {name: _DEFAULTS[name] for name in names if name in _DEFAULTS})
     if found is None or found.get("use_input_stats") is False or found.get("running_mean"):
         return site.refuse(
@@ -148,4 +181,4 @@ def _functional(site: Site, kind: str, names: tuple[str, ...]) -> Emit | Reason:
     sizes = (size,) if isinstance(size, int) else tuple(size)
     if not all(isinstance(number, int) for number in sizes):
         return site.refuse(ReasonCode.ARGUMENTS, "a size that is computed", "a literal size")
-    return _emit(site, kind, sizes, found["eps"], (affine[0], affine[1]))
+    return NormCall(kind, sizes, found["eps"], affine[0], affine[1])

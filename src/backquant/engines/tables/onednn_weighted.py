@@ -15,8 +15,6 @@ from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["onednn_weighted_rules"]
-
 
 def onednn_weighted_rules() -> list[LowerRule]:
     """Rules for convolutions and linear layers.

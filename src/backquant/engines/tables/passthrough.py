@@ -16,14 +16,18 @@ from torch import nn
 from torch.fx import Node
 from torch.nn import functional as F
 
-from backquant.engines.tables.arguments import bind, first_operand, refuse_float_input
+from backquant.engines.tables.arguments import (
+    Joined,
+    bind,
+    first_operand,
+    joined,
+    refuse_float_input,
+)
 from backquant.lower.kernels.join import cat
 from backquant.lower.rule import IDENTITY, Emit, LowerRule, Site, operand
 from backquant.match.plan import Reason
 from backquant.operators import all_operators, spellings
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["passthrough_rules"]
 
 _SPLITS: tuple[Any, ...] = spellings("chunk", "split", "unbind", "tensor_split")
 _CATS: tuple[Any, ...] = spellings("cat")
@@ -129,18 +133,13 @@ def _functional_dropout(site: Site) -> Emit | Reason:
 
 
 def _join(site: Site) -> Emit | Reason:
-    found = bind(site.node, ("tensors", "dim"), {"dim": 0})
-    parts = found and found["tensors"]
-    if not found or not isinstance(parts, (list, tuple)) or not isinstance(found["dim"], int):
-        return site.refuse(ReasonCode.ARGUMENTS, "a computed list of tensors", "a literal list")
-    operands = [operand(part) for part in parts if isinstance(part, Node)]
-    qparams = [part.qparams for part in operands if part.qparams is not None]
-    if len(qparams) != len(parts):
-        return refuse_float_input(site)
-    nodes = [part.node for part in operands]
+    found = joined(site)
+    if not isinstance(found, Joined):
+        return found
+    nodes, qparams, dim = found
     target: Any = site.node.target
     if len(set(qparams)) == 1:
-        args = (nodes, found["dim"])
+        args = (nodes, dim)
         return Emit(target, args, f"aten.{target.__name__}", qparams[0], in_range=True)
     if site.out is None or target not in _CATS:
         return site.refuse(
@@ -148,7 +147,7 @@ def _join(site: Site) -> Emit | Reason:
         )
     scales, zero_points = [q.scale for q in qparams], [q.zero_point for q in qparams]
     fits = [q == site.out for q in qparams]
-    literals = (nodes, scales, zero_points, fits, found["dim"], *site.out.literals)
+    literals = (nodes, scales, zero_points, fits, dim, *site.out.literals)
     return Emit(cat, literals, "aten.cat(requantized)", site.out, in_range=True)
 
 

@@ -6,8 +6,10 @@ model bit for bit, whatever the qparams of input and output.
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +20,12 @@ from torch.nn import functional as F
 
 from backquant.dtypes import QParams
 from backquant.engines.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
+from backquant.graph.requantize import quantize_rounded
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["pointwise_rules"]
 
 _MODULES: tuple[Any, ...] = (
     nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU,
@@ -45,16 +46,16 @@ _METHODS: tuple[Any, ...] = (
     "pow", "reciprocal", "erf", "floor", "ceil", "round", "clamp_min", "clamp_max",
 )  # fmt: skip
 # With two tensors these are other operators; with one tensor and a number they are functions of it.
-_WITH_NUMBER: tuple[Any, ...] = (
+WITH_NUMBER: tuple[Any, ...] = (
     torch.add, operator.add, operator.iadd, "add", "add_",
     torch.sub, operator.sub, operator.isub, "sub", "sub_", torch.rsub,
     torch.mul, operator.mul, operator.imul, "mul", "mul_",
     torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_",
     torch.maximum, torch.minimum,
 )  # fmt: skip
-_ALONE: tuple[Any, ...] = (
-    *_MODULES, *_FUNCTIONS, *_METHODS, *_WITH_NUMBER, *RELUS, *RELU6S, *HARDTANHS, *CLAMPS,
-)  # fmt: skip
+POINTWISE: tuple[Any, ...] = tuple(dict.fromkeys((
+    *_MODULES, *_FUNCTIONS, *_METHODS, *WITH_NUMBER, *RELUS, *RELU6S, *HARDTANHS, *CLAMPS,
+)))  # fmt: skip
 
 
 def pointwise_rules() -> list[LowerRule]:
@@ -64,8 +65,8 @@ def pointwise_rules() -> list[LowerRule]:
     ['number + relu', 'pointwise']
     """
     return [
-        LowerRule("number + relu", (_WITH_NUMBER, RELUS), _build),
-        LowerRule("pointwise", (tuple(dict.fromkeys(_ALONE)),), _build),
+        LowerRule("number + relu", (WITH_NUMBER, RELUS), _build),
+        LowerRule("pointwise", (POINTWISE,), _build),
     ]
 
 
@@ -90,27 +91,52 @@ def _build(site: Site) -> Emit | Reason:
         return site.refuse(
             ReasonCode.PER_CHANNEL, f"{slopes} slopes, one per channel", "one slope for all"
         )
-    table = tabulate(x.qparams.dtype, _function(site, x.qparams, site.out))
+    table = tabulate(x.qparams.dtype, reference_function(site, x.qparams))
     kernel = Lookup(_config(site, site.out), table)
     return Emit(kernel, (x.node,), kernel.name, site.out, in_range=True)
 
 
 def _config(site: Site, out: QParams) -> LookupConfig:
     """What the table holds, and, where it is one, the post-op that it could be."""
-    name = "+".join(_name(step) for step in site.steps)
+    name = label(site)
     post_op = post_op_of(site.steps[0]) if len(site.steps) == 1 else None
     if post_op is None or out.dtype != torch.uint8 or not out.is_full_range:
         return LookupConfig(name)
     return LookupConfig(name, post_op.name, post_op.numbers, post_op.algorithm, *out.args)
 
 
-def _function(site: Site, x: QParams, out: QParams) -> Callable[[torch.Tensor], torch.Tensor]:
+def reference_function(
+    site: Site, x: QParams, steps: Sequence[Step] | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What the reference model makes of integers: dequantized, the site's operators, its quantize node.
+
+    ``steps``: only some of the operators.
+    """
+    assert site.out is not None
+    _, rounding = site.arithmetic
+    literals, operators = site.out.literals, site.steps if steps is None else steps
+
     def function(integers: torch.Tensor) -> torch.Tensor:
         value = dequantize_target()(integers, *x.literals)
-        for step in site.steps:
+        for step in operators:
             value = _run(step, value)
-        quantized: torch.Tensor = quantize_target()(value, *out.literals)
+        if rounding != "half_even":
+            return quantize_rounded(value, *literals, rounding)
+        quantized: torch.Tensor = quantize_target()(value, *literals)
         return quantized
+
+    return function
+
+
+def real_function(site: Site) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The site's operators on float64."""
+    modules = [None if s.module is None else copy.deepcopy(s.module).double() for s in site.steps]
+    steps = [replace(s, module=m) for s, m in zip(site.steps, modules, strict=True)]
+
+    def function(value: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            value = _run(step, value)
+        return value
 
     return function
 
@@ -129,6 +155,11 @@ def _run(step: Step, value: torch.Tensor) -> torch.Tensor:
             result = target(*args, **kwargs)
     assert isinstance(result, torch.Tensor)
     return result
+
+
+def label(site: Site) -> str:
+    """The names of the site's operators."""
+    return "+".join(_name(step) for step in site.steps)
 
 
 def _name(step: Step) -> str:

@@ -4,6 +4,7 @@ of the input, as the reference model does."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +15,6 @@ from backquant.lower.rule import Emit, LowerRule, Operand, Site
 from backquant.match.plan import Reason
 from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
-
-__all__ = ["adaptive_rules", "average_rules", "max_rules", "mean_rules"]
 
 _MAX_NAMES = (
     "input",
@@ -44,6 +43,19 @@ _AVG_DEFAULTS = {
     "divisor_override": None,
 }
 _Build = Callable[[Site], Emit | Reason]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The literals of a pooling, one number for each axis of space."""
+
+    size: list[int]
+    stride: list[int]
+    padding: list[int]
+    ceil_mode: bool
+    dilation: list[int] = field(default_factory=list)
+    count_include_pad: bool = True
+    divisor_override: int | None = None
 
 
 def max_rules() -> list[LowerRule]:
@@ -132,26 +144,33 @@ def _computed(site: Site) -> Reason:
     )
 
 
+def max_window(site: Site, dims: int) -> Window | Reason:
+    """The literals of a maximum over windows."""
+    found = settings(site, _MAX_NAMES, {**_MAX_DEFAULTS, "return_indices": False})
+    if found is None:
+        return _computed(site)
+    if found["return_indices"]:
+        return site.refuse(ReasonCode.RETURN_INDICES, "return_indices=True", "values only")
+    return replace(_window(found, dims), dilation=numbers(found["dilation"], dims))
+
+
+def _window(found: dict[str, Any], dims: int) -> Window:
+    size = numbers(found["kernel_size"], dims)
+    stride = found["stride"] if found["stride"] not in (None, [], ()) else size
+    padding = numbers(found["padding"], dims)
+    return Window(size, numbers(stride, dims), padding, bool(found["ceil_mode"]))
+
+
 def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
     def build(site: Site) -> Emit | Reason:
         x = first_operand(site)
-        found = settings(site, _MAX_NAMES, {**_MAX_DEFAULTS, "return_indices": False})
-        if found is None:
-            return _computed(site)
-        if found["return_indices"]:
-            return site.refuse(ReasonCode.RETURN_INDICES, "return_indices=True", "values only")
+        window = max_window(site, dims)
+        if isinstance(window, Reason):
+            return window
         if x is None or x.qparams is None:
             return refuse_float_input(site)
-        size = numbers(found["kernel_size"], dims)
-        stride = found["stride"] if found["stride"] not in (None, [], ()) else size
-        args = (
-            x.node,
-            size,
-            numbers(stride, dims),
-            numbers(found["padding"], dims),
-            numbers(found["dilation"], dims),
-            bool(found["ceil_mode"]),
-        )
+        sizes = (window.size, window.stride, window.padding, window.dilation)
+        args = (x.node, *sizes, window.ceil_mode)
         return Emit(
             kernel,
             args,
@@ -163,63 +182,87 @@ def _max(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
     return build
 
 
+def average_window(site: Site, dims: int) -> Window | Reason:
+    """The literals of an average over windows."""
+    names = _AVG_NAMES[:-1] if dims == 1 else _AVG_NAMES
+    found = settings(site, names, _AVG_DEFAULTS)
+    if found is None:
+        return _computed(site)
+    return replace(
+        _window(found, dims),
+        count_include_pad=bool(found["count_include_pad"]),
+        divisor_override=found.get("divisor_override"),
+    )
+
+
 def _average(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
     def build(site: Site) -> Emit | Reason:
         x = first_operand(site)
-        names = _AVG_NAMES[:-1] if dims == 1 else _AVG_NAMES
-        found = settings(site, names, _AVG_DEFAULTS)
-        if found is None:
-            return _computed(site)
+        window = average_window(site, dims)
+        if isinstance(window, Reason):
+            return window
         refused = _check_average(site, x)
         if refused or x is None or x.qparams is None:
             return refused or refuse_float_input(site)
-        size = numbers(found["kernel_size"], dims)
-        stride = found["stride"] if found["stride"] not in (None, [], ()) else size
         args = (
             x.node,
             *x.qparams.args,
-            size,
-            numbers(stride, dims),
-            numbers(found["padding"], dims),
-            bool(found["ceil_mode"]),
-            bool(found["count_include_pad"]),
-            *([found["divisor_override"]] if dims > 1 else []),
+            window.size,
+            window.stride,
+            window.padding,
+            window.ceil_mode,
+            window.count_include_pad,
+            *([window.divisor_override] if dims > 1 else []),
         )
         return Emit(kernel, args, f"aten.{kernel.__name__}(quantized)", x.qparams)
 
     return build
 
 
+def adaptive_sizes(site: Site, dims: int) -> list[int | None] | Reason:
+    """The literal sizes that an average is to have; None: that of the input."""
+    found = settings(site, ("input", "output_size"), {})
+    if found is None:
+        return _computed(site)
+    size = found["output_size"]
+    return [size] * dims if size is None or isinstance(size, int) else list(size)
+
+
 def _adaptive(kernel: Callable[..., torch.Tensor], dims: int) -> _Build:
     def build(site: Site) -> Emit | Reason:
         x = first_operand(site)
-        found = settings(site, ("input", "output_size"), {})
-        if found is None:
-            return _computed(site)
+        sizes = adaptive_sizes(site, dims)
+        if isinstance(sizes, Reason):
+            return sizes
         refused = _check_average(site, x)
         if refused or x is None or x.qparams is None:
             return refused or refuse_float_input(site)
-        size = found["output_size"]
-        sizes = [size] * dims if size is None or isinstance(size, int) else list(size)
         args = (x.node, *x.qparams.args, sizes)
         return Emit(kernel, args, f"aten.{kernel.__name__}(quantized)", x.qparams, in_range=True)
 
     return build
 
 
-def _mean(site: Site) -> Emit | Reason:
-    x = first_operand(site)
+def mean_dims(site: Site) -> tuple[list[int], bool] | Reason:
+    """Over which axes, and whether they stay as 1."""
     found = settings(site, ("input", "dim", "keepdim"), {"dim": None, "keepdim": False})
     if found is None or found["dim"] is None:
         return site.refuse(
             ReasonCode.ARGUMENTS, "a mean over all or computed dimensions", "literal dim"
         )
+    dim = found["dim"]
+    return [dim] if isinstance(dim, int) else list(dim), bool(found["keepdim"])
+
+
+def _mean(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    found = mean_dims(site)
+    if isinstance(found, Reason):
+        return found
     refused = _check_average(site, x)
     if refused or x is None or x.qparams is None:
         return refused or refuse_float_input(site)
-    dim = found["dim"]
-    dims = [dim] if isinstance(dim, int) else list(dim)
-    args = (x.node, *x.qparams.args, dims, bool(found["keepdim"]))
+    args = (x.node, *x.qparams.args, *found)
     return Emit(pooling.mean, args, "aten.mean(quantized)", x.qparams, in_range=True)
 
 

@@ -23,8 +23,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import GRU, LSTM, GRUCell, LSTMCell, RNNCell
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["recurrent_rules"]
-
 _LAYERS: dict[Any, str] = {LSTM: "lstm", GRU: "gru"}
 _PARTS = ("", "_scale", "_zero_point")
 _CELLS: dict[Any, str] = {LSTMCell: "lstm", GRUCell: "gru", RNNCell: "rnn"}

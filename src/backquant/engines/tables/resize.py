@@ -17,8 +17,6 @@ from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["resize_rules"]
-
 _NAMES = (
     "input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias",
 )  # fmt: skip
@@ -30,8 +28,10 @@ _DEFAULTS = {
     "recompute_scale_factor": None,
     "antialias": False,
 }
-_UPSAMPLES: tuple[Any, ...] = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
-_PADS: tuple[Any, ...] = (
+RESIZES: tuple[Any, ...] = (
+    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample,
+)  # fmt: skip
+PADS: tuple[Any, ...] = (
     nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
 )  # fmt: skip
 
@@ -43,16 +43,14 @@ def resize_rules() -> list[LowerRule]:
     ['interpolate', 'pad', 'pad module']
     """
     return [
-        LowerRule("interpolate", ((*_UPSAMPLES, F.interpolate, F.upsample),), _interpolate),
+        LowerRule("interpolate", (RESIZES,), _interpolate),
         LowerRule("pad", ((F.pad,),), _pad),
-        LowerRule("pad module", (_PADS,), _pad_module),
+        LowerRule("pad module", (PADS,), _pad),
     ]
 
 
-def _interpolate(site: Site) -> Emit | Reason:
-    x = first_operand(site)
-    if x is None or x.qparams is None:
-        return refuse_float_input(site)
+def resize_arguments(site: Site) -> dict[str, Any] | Reason:
+    """The arguments of ``interpolate``; sizes may be computed."""
     module = site.steps[0].module
     found: dict[str, Any] | None
     if module is not None:
@@ -61,6 +59,16 @@ def _interpolate(site: Site) -> Emit | Reason:
         found = bind(site.node, _NAMES, {"input": None, **_DEFAULTS})
     if found is None or found["antialias"] or not isinstance(found["mode"], str):
         return site.refuse(ReasonCode.ARGUMENTS, "antialias or a computed mode", "neither")
+    return found
+
+
+def _interpolate(site: Site) -> Emit | Reason:
+    x = first_operand(site)
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    found = resize_arguments(site)
+    if isinstance(found, Reason):
+        return found
     if found["mode"] in ("nearest", "nearest-exact"):
         # Sizes may be computed: they are numbers of the graph.
         kwargs = {name: found[name] for name in _NAMES[1:4]}
@@ -85,26 +93,29 @@ def _other_qparams(site: Site, x: QParams) -> Reason:
     return site.refuse(ReasonCode.OTHER_QPARAMS, asked, f"the input's: {x}")
 
 
-def _pad(site: Site) -> Emit | Reason:
+def pad_arguments(site: Site) -> tuple[Any, str, float] | Reason:
+    """The sizes, the mode and the value of a padding."""
+    module: Any = site.steps[0].module
+    if module is not None:
+        return list(module.padding), "constant", getattr(module, "value", 0.0)
     names = ("input", "pad", "mode", "value")
     found = bind(site.node, names, {"input": None, "mode": "constant", "value": None})
     if found is None:
         return site.refuse(ReasonCode.ARGUMENTS, "unknown arguments", "pad, mode, value")
     value = 0.0 if found["value"] is None else found["value"]
-    return _emit_pad(site, found["pad"], found["mode"], value)
+    if not isinstance(value, (int, float)) or not isinstance(found["mode"], str):
+        return site.refuse(ReasonCode.ARGUMENTS, "a value that is computed", "a literal value")
+    return found["pad"], found["mode"], value
 
 
-def _pad_module(site: Site) -> Emit | Reason:
-    module: Any = site.module
-    return _emit_pad(site, list(module.padding), "constant", getattr(module, "value", 0.0))
-
-
-def _emit_pad(site: Site, pad: Any, mode: Any, value: Any) -> Emit | Reason:
+def _pad(site: Site) -> Emit | Reason:
     x = first_operand(site)
     if x is None or x.qparams is None:
         return refuse_float_input(site)
-    if not isinstance(value, (int, float)) or not isinstance(mode, str):
-        return site.refuse(ReasonCode.ARGUMENTS, "a value that is computed", "a literal value")
+    found = pad_arguments(site)
+    if isinstance(found, Reason):
+        return found
+    pad, mode, value = found
     if mode != "constant":
         return Emit(F.pad, (x.node, pad, mode), f"aten.pad({mode})", x.qparams, in_range=True)
     integer = quantized_value(value, x.qparams)

@@ -11,8 +11,6 @@ from backquant.lower.kernels.postop import NONE, RELU, PostOp
 from backquant.lower.rule import Step
 from backquant.operators import spellings
 
-__all__ = ["CLAMPS", "HARDTANHS", "POST_OPS", "RELU6S", "RELUS", "post_op_of"]
-
 RELUS: tuple[Any, ...] = spellings("relu")
 RELU6S: tuple[Any, ...] = spellings("relu6")
 HARDTANHS: tuple[Any, ...] = spellings("hardtanh")

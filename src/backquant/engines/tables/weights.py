@@ -16,9 +16,6 @@ from backquant.match.plan import Reason
 from backquant.nn.quantized.reference import ReferenceModule
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["check_weight", "constant", "functional_weight", "module_weight"]
-
-
 _SHARED = "one scale, or one for each output channel"
 
 
@@ -34,11 +31,11 @@ def module_weight(module: ReferenceModule) -> WeightTensors:
 
 
 def functional_weight(
-    graph_module: GraphModule, weight: object, bias: object
+    graph_module: GraphModule, weight: object, bias: object, axis: int = 0
 ) -> WeightTensors | None:
     """The weight and bias of a functional operator; ``None`` unless both are constants of the graph.
 
-    The weight is a dequantize node (per tensor, or per channel along axis 0) of an integer buffer, or
+    The weight is a dequantize node (per tensor, or per channel along ``axis``) of an integer buffer, or
     a narrower float that is widened.
     """
     if not isinstance(weight, Node):
@@ -55,7 +52,7 @@ def functional_weight(
         return None
     if is_channel_dequantize(weight):
         scale, zero_point = (constant(graph_module, a) for a in weight.args[1:3])
-        if scale is None or zero_point is None or weight.args[3] != 0:
+        if scale is None or zero_point is None or weight.args[3] != axis:
             return None
         return WeightTensors(integers, scale, zero_point, found_bias)
     if is_block_dequantize(weight):

@@ -22,8 +22,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["TensorFacts", "multihead_attention"]
-
 
 @dataclass(frozen=True)
 class TensorFacts:

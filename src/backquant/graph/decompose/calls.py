@@ -24,8 +24,6 @@ from backquant.graph.decompose.attention import TensorFacts, multihead_attention
 from backquant.graph.example import as_arguments
 from backquant.graph.objects import fresh
 
-__all__ = ["COMPOSED", "Decomposition", "decomposition_of"]
-
 #: Modules of several layers that PyTorch's tracer keeps whole and no backend has an entry for.
 COMPOSED = (
     nn.Transformer,

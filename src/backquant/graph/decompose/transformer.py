@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["decoder", "decoder_layer", "encoder", "encoder_layer", "transformer"]
-
 
 def encoder_layer(
     module: Any,

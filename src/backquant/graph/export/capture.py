@@ -36,8 +36,6 @@ from backquant.graph.export.spelling import Speller
 from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
 from backquant.graph.objects import known_to_export, object_classes
 
-__all__ = ["ExportOptions", "capture_export"]
-
 
 @dataclass(frozen=True)
 class ExportOptions:

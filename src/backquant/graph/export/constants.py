@@ -8,8 +8,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-__all__ = ["Constants"]
-
 _LARGE = 1 << 22  # elements
 
 

@@ -11,8 +11,6 @@ from torch.export import Dim
 
 from backquant.errors import CaptureError
 
-__all__ = ["as_dims", "check_dims", "fixed_size"]
-
 # what torch says of a size that the model's code takes for a constant
 _FIXED = re.compile(
     r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"

@@ -13,8 +13,6 @@ from backquant.errors import CaptureError, UsageError, first_line
 from backquant.graph.edit import set_module
 from backquant.graph.export.signature import program_signature
 
-__all__ = ["ExportedModel", "load_exported"]
-
 
 class ExportedModel(nn.Module):
     """What ``torch.export`` made of a model; ``program`` is left as it is.

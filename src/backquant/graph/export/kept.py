@@ -8,8 +8,6 @@ import torch
 
 from backquant.graph.export.structure import Interface, Structure
 
-__all__ = ["interface_of", "output_of", "set_interface", "set_output"]
-
 _KEY = "backquant_interface"
 _OUTPUT = "backquant_output"
 

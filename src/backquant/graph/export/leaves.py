@@ -22,8 +22,6 @@ from backquant.graph.decompose import COMPOSED
 from backquant.graph.export.scopes import Place, place_of
 from backquant.graph.tracer import is_leaf
 
-__all__ = ["Leaf", "find_leaves"]
-
 _aten = torch.ops.aten
 _RECURRENT = (
     *(_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input),

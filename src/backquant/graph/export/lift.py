@@ -28,8 +28,6 @@ from backquant.graph.export.signature import Signature, free_axes
 from backquant.graph.export.spelling import Call, Speller
 from backquant.graph.scope import Scope
 
-__all__ = ["Lifted", "Lifting"]
-
 
 @dataclass
 class Lifted:

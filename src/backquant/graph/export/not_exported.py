@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NotExportedError"]
-
 
 class NotExportedError(Exception):
     """Why, in which module (``""`` for the model itself), and at which line."""

@@ -19,9 +19,6 @@ from torch.utils import _pytree as pytree
 
 from backquant.graph.export.not_exported import NotExportedError
 
-__all__ = ["TENSOR", "OpaqueCall", "opaque_calls", "opaque_operator"]
-
-
 #: Stands for a tensor among the arguments of an opaque call.
 TENSOR = object()
 
@@ -167,6 +164,26 @@ def opaque_calls(
             _CALLS.pop(key, None)
 
 
+def _as_tensor(leaf: Any, path: str) -> Any:
+    """``leaf``; a condition on the values of a tensor as a tensor, which the module reads at each call.
+
+    Raises ``NotExportedError``, with the path of the module around (if there is one), for a number that
+    values make.
+    """
+    # loads a compiler, which those that only load models do not need
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    if not has_free_unbacked_symbols(leaf):
+        return leaf
+    if isinstance(leaf, torch.SymBool):
+        return torch.scalar_tensor(torch.sym_ite(leaf, 1, 0), dtype=torch.int64).bool()
+    around = path.rpartition(".")[0]
+    if not around:  # more is said when the whole model is known not to be exported
+        return leaf
+    reason = f"{path!r} cannot be exported, and takes a number that the values of a tensor make"
+    raise NotExportedError(reason, around)
+
+
 def _stand_in(path: str, recorded: list[OpaqueCall], calls: dict[str, OpaqueCall]) -> Any:
     remaining = iter(recorded)
 
@@ -175,6 +192,7 @@ def _stand_in(path: str, recorded: list[OpaqueCall], calls: dict[str, OpaqueCall
         if seen is None:
             raise RuntimeError(f"{path} is called more often than with the example inputs")
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [_as_tensor(leaf, path) for leaf in leaves]
         kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
         key = f"{path}#{len(calls)}"
         given = [leaf for leaf in leaves if _is_tensor(leaf)]

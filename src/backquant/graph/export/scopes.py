@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-__all__ = ["Place", "place_of"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -16,8 +16,6 @@ from torch.utils import _pytree as pytree
 from backquant.errors import CaptureError
 from backquant.graph.export.structure import Argument, Interface, Structure
 
-__all__ = ["Signature", "in_order", "program_signature", "signature_of"]
-
 _PLAIN = (bool, int, float, str, type(None))
 
 

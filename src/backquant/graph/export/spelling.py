@@ -11,8 +11,6 @@ from typing import Any, Literal, Protocol
 
 from torch import fx, nn
 
-__all__ = ["Call", "Speller"]
-
 
 @dataclass(frozen=True)
 class Call:

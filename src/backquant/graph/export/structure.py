@@ -18,14 +18,6 @@ from backquant.errors import InputError
 from backquant.graph.example import describe_value
 from backquant.graph.objects import Shell, tensors_of
 
-__all__ = [
-    "Argument",
-    "Interface",
-    "OutputRecord",
-    "Structure",
-    "maker",
-]
-
 
 class OutputRecord(dict[str, Any]):
     """What a loaded model returns in place of a class of somebody else: items, attributes, positions.

@@ -22,8 +22,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 from backquant.graph.export.program import NotExportedError
 from backquant.graph.export.scopes import place_of
 
-__all__ = ["NotFunctionalError", "copied", "tidy"]
-
 _aten = torch.ops.aten
 
 

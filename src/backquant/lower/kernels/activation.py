@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["clamp"]
-
 
 def clamp(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Integers clamped to ``[low, high]``; a new tensor.

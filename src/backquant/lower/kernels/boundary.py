@@ -3,13 +3,15 @@ and from the quantized tensors that custom modules take and give."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from backquant.dtypes import tensor_token
 from backquant.errors import InputError
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["dequantize", "integers_of", "quantize", "quantized_tensor", "requantize", "saturate"]
+_FAR = 2.0**30  # steps: beyond any range, and within 32 bits with any zero point
 
 
 # size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.
@@ -24,20 +26,30 @@ def quantize(
     """Float ``x`` of any shape to integers of ``dtype``, by ``aten::quantize_per_tensor``.
 
     Equal to ``quantized_decomposed::quantize_per_tensor``, but for values exactly between two
-    integers: with an odd zero point they round the other way, as in every model that torch's own
-    lowering makes. NaN has no defined result. As there, float16 and bfloat16 are taken, and any other
-    dtype is refused: ``InputError``.
+    integers: before PyTorch 2.15 they round the other way with an odd zero point, as in every model
+    that torch's own lowering makes. NaN has no defined result. As there, float16 and bfloat16 are
+    taken, and any other dtype is refused: ``InputError``.
 
     >>> quantize(torch.tensor([-9.0, 0.0, 0.5, 99.0]), 0.5, 10, 0, 127, torch.uint8)
     tensor([  0,  10,  11, 127], dtype=torch.uint8)
     """
     if x.dtype != torch.float32:
         x = _as_float32(x)
+    if zero_point < 0 and _wraps():
+        x = x.clamp(min=-_FAR * scale)
     q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, tensor_token(dtype)))
     info = torch.iinfo(dtype)
     if quant_min > info.min or quant_max < info.max:
         q.clamp_(quant_min, quant_max)
     return q
+
+
+@cache
+def _wraps() -> bool:
+    """Whether values far below the range, as of masks, become the highest integer where the zero point is
+    below 0: in PyTorch 2.15."""
+    q = torch.quantize_per_tensor(torch.tensor([-torch.inf]), 1.0, -1, tensor_token(torch.int8))
+    return bool(integer_view(q) > 0)
 
 
 def _as_float32(x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-__all__ = ["KernelModule", "decode_config", "encode_config", "packings"]
-
 _packings = [0]
 
 
@@ -72,6 +70,16 @@ class KernelModule(nn.Module):
     def note_dropped() -> None:
         """What was derived from the buffers is void: recordings of models, too."""
         _packings[0] += 1
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the buffers; ``.half()`` and the like do not touch what the kernel reads as it is."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
 
     def extra_repr(self) -> str:
         fields = ", ".join(f"{key}={value}" for key, value in asdict(self.config).items())

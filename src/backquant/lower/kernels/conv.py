@@ -34,8 +34,6 @@ from backquant.lower.kernels.zero_point import (
 )
 from backquant.lower.qdq import quantized_value
 
-__all__ = ["ConvConfig", "OnednnConv"]
-
 # float in, quantized and multiplied, float out
 _by_fbgemm = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 _FUNCTIONS = {"swish": F.silu, "hardswish": F.hardswish}

@@ -22,8 +22,6 @@ from backquant.lower.kernels.zero_point import (
     plan_padding,
 )
 
-__all__ = ["ConvAddConfig", "OnednnConvAdd"]
-
 
 @dataclass(frozen=True)
 class ConvAddConfig:

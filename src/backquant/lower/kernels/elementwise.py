@@ -14,8 +14,6 @@ import torch
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["add", "add_relu", "mul", "mul_relu"]
-
 _add = torch.ops.quantized.add.default
 _add_relu = torch.ops.quantized.add_relu.default
 _mul = torch.ops.quantized.mul.default

@@ -16,8 +16,6 @@ import torch
 from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
-__all__ = ["EmbeddingConfig", "QuantizedEmbedding", "QuantizedEmbeddingBag", "rowwise_table"]
-
 _BITS = (4, 8)
 
 
@@ -86,7 +84,7 @@ class _Table(KernelModule):
         ops = torch.ops.quantized
         byte, half = ops.embedding_bag_byte_rowwise_offsets, ops.embedding_bag_4bit_rowwise_offsets
         out: torch.Tensor = (byte if self.config.bits == 8 else half)(
-            self.table, indices, *arguments
+            self.table, indices.contiguous(), *arguments
         )
         return out[..., : self.config.columns]
 

@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["packing_for", "running"]
-
 _OTHER_ROUNDING = "qnnpack"
 
 

@@ -21,8 +21,6 @@ import torch
 
 from backquant.lower.kernels.zero_point import pad_with
 
-__all__ = ["Geometry", "Rewrite", "least_sizes", "output_size", "rewrite"]
-
 
 @dataclass(frozen=True)
 class Geometry:

@@ -8,8 +8,6 @@ import torch
 
 from backquant.lower.kernels.boundary import requantize
 
-__all__ = ["cat"]
-
 
 # size: the qparams of each part and of the result, literals of the graph
 def cat(

@@ -15,8 +15,6 @@ from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import fold_zero_point
 
-__all__ = ["LinearConfig", "OnednnLinear"]
-
 # on quantized tensors, by post-op; and from floats that are quantized to floats, by fbgemm
 _INTEGER = {"none": "linear", "relu": "linear_relu"}
 _FLOAT = {

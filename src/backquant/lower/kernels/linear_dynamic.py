@@ -12,9 +12,6 @@ from torch.nn import functional as F
 from backquant.errors import InputError
 from backquant.lower.kernels.repacked import RepackedKernel, pack_linear
 
-__all__ = ["DynamicLinear", "DynamicLinearConfig"]
-
-
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,

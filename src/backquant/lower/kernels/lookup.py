@@ -11,8 +11,6 @@ import torch
 from backquant.graph.watched import dispatch_modes
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
-__all__ = ["Lookup", "LookupConfig", "tabulate"]
-
 
 def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """The table of ``function``, which maps all 256 integers of ``dtype`` (uint8 or int8) to integers.

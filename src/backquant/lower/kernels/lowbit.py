@@ -19,8 +19,6 @@ from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.repacked import RepackedKernel
 
-__all__ = ["GroupedTable", "GroupedTableConfig", "LowbitLinear", "LowbitLinearConfig"]
-
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INNER_TILES = 1  # of the GPU's layout; the CPU's does not look at it
 

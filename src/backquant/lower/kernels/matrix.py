@@ -6,8 +6,6 @@ import torch
 
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["matmul", "softmax"]
-
 
 def softmax(
     x: torch.Tensor, scale: float, zero_point: int, dim: int, out_scale: float, out_zero_point: int

@@ -14,8 +14,6 @@ import torch
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
-__all__ = ["BatchNorm", "BatchNormConfig", "Norm", "NormConfig"]
-
 
 @dataclass(frozen=True)
 class BatchNormConfig:

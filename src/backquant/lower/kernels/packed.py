@@ -23,8 +23,6 @@ import torch
 from backquant.errors import ArtifactError, InputError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
-__all__ = ["PACKINGS", "PackedKernel", "WeightTensors"]
-
 _INTEGERS = (torch.uint8, torch.int8)
 PACKINGS = 3  # packed weights per kernel: each is as large as the integer weight
 
@@ -71,6 +69,8 @@ class PackedKernel(KernelModule):
         """Raise ``InputError`` for what the engine might read past the end of: it checks not all."""
         extra = x.dim() - self._dims  # channels, and of a convolution at most a batch
         fits = extra in (1, 2) if self._dims else extra > 0
+        if fits and not x.numel() and x.shape[:1].numel():
+            fits = 0 not in x.shape[x.dim() - self._dims :]  # a result of padding alone
         if not fits or x.shape[-1 - self._dims] != self._channels or x.dtype not in _INTEGERS:
             spatial = ", …" * self._dims
             raise InputError(
@@ -141,13 +141,7 @@ class PackedKernel(KernelModule):
             yield from (part for part in parts if isinstance(part, torch.Tensor))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the buffers; ``.half()`` and the like do not touch what the kernel reads as float32."""
-        before = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
         self._drop()
         return self
 

@@ -15,8 +15,6 @@ from backquant.lower.kernels.geometry import Geometry, output_size
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.zero_point import pad_with
 
-__all__ = ["as_point", "gathered"]
-
 
 def gathered(x: torch.Tensor, geometry: Geometry, zero_point: int) -> torch.Tensor:
     """The windows of ``x`` ``[batch, in, ...]``: ``[batch, in * taps, ...]`` of the size of the result.

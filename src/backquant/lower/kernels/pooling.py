@@ -10,21 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+from backquant.errors import InputError
 from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
 from backquant.lower.kernels.views import as_quantized_image, integer_view
-
-__all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "mean",
-]
 
 _max_pool1d = torch.ops.quantized.max_pool1d.default
 _max_pool2d = torch.ops.quantized.max_pool2d.default
@@ -135,6 +123,12 @@ def avg_pool2d(
     >>> avg_pool2d(x, 1.0, 0, [2, 2], [2, 2], [0, 0], False, True, None).item()
     3
     """
+    if x.dim() not in (3, 4):
+        raise InputError(
+            "avg_pool2d takes images: [batch, channels, height, width], or one without a batch",
+            where=f"{list(x.shape)}",
+            fix="inputs of the shape that the float model takes",
+        )
     q = as_quantized_image(x, scale, zero_point)
     pooled = F.avg_pool2d(
         q,
@@ -227,6 +221,12 @@ def mean(
     >>> mean(torch.tensor([[1, 5], [2, 4]], dtype=torch.uint8), 1.0, 0, [1], False)
     tensor([3, 3], dtype=torch.uint8)
     """
+    if not x.numel() and any(not x.shape[d] for d in dim):
+        raise InputError(
+            "the mean of no value is not a number, and has no integer",
+            where=f"{list(x.shape)}, over {list(dim)}",
+            fix="inputs with one value at least along the dimensions of the mean",
+        )
     # dimensions of size 1 may have any stride, and torch gives the result the memory format they suggest,
     # which one of fewer dimensions cannot have
     pooled = integer_view(torch.mean(as_quantized_image(x, scale, zero_point), list(dim), True))

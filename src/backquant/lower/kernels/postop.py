@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from backquant.dtypes import QParams
 
-__all__ = ["NONE", "RELU", "PostOp", "with_post_op", "within"]
-
 _CLAMPS = frozenset({"none", "relu", "hardtanh"})
 _CONV2D = _CLAMPS | {"hardswish", "swish"}
 _LINEAR = _CONV2D | {"gelu", "leaky_relu", "tanh"}

@@ -28,8 +28,6 @@ import torch
 
 from backquant.lower.kernels.engine_setting import packing_for
 
-__all__ = ["ConvWeight", "engine_for", "engine_for_line", "is_plain", "prepared_conv"]
-
 _FEW_ROWS = 8
 _SMALL_ROWS, _SMALL_WORK = 64, 1 << 22
 _SMALL_LINE = 1_300_000

@@ -15,8 +15,6 @@ from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-__all__ = ["QuantizedConfig", "QuantizedWeighted"]
-
 
 @dataclass(frozen=True)
 class QuantizedConfig:

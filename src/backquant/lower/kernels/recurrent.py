@@ -15,14 +15,6 @@ from torch.nn.utils.rnn import PackedSequence
 from backquant.errors import InputError
 from backquant.lower.kernels.repacked import RepackedKernel, pack_linear
 
-__all__ = [
-    "CellConfig",
-    "QuantizedCell",
-    "QuantizedRecurrent",
-    "RecurrentConfig",
-    "recurrent_suffixes",
-]
-
 _PARTS = ("", "_scale", "_zero_point")
 State = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
 

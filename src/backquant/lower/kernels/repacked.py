@@ -4,8 +4,8 @@ Invariants
 
 1. What is stored (``state_dict``, pickle, deepcopy, artifact) are the buffers and a JSON-able
    configuration; never the packed object.
-2. The packed object is built at construction, and again at the first call after a copy, a load or a
-   move. Buffers that are written in place are not noticed: use ``load_state_dict``.
+2. The packed object is built at the first call, and again after a copy, a load or a move. Buffers that are
+   written in place are not noticed: use ``load_state_dict``.
 3. Buffers keep their dtypes: ``.half()`` and the like only move them.
 """
 
@@ -20,8 +20,6 @@ from typing_extensions import Self
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.engine_setting import packing_for
-
-__all__ = ["RepackedKernel", "pack_linear"]
 
 
 def pack_linear(
@@ -66,7 +64,7 @@ class RepackedKernel(KernelModule):
         for name in self.buffer_names(config):
             tensor = tensors.get(name)
             self.register_buffer(name, None if tensor is None else tensor.detach())
-        self._packed = self._pack()
+        self._packed = None
 
     @classmethod
     def buffer_names(cls, config: Any) -> Iterable[str]:
@@ -113,12 +111,7 @@ class RepackedKernel(KernelModule):
         return copy
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
         self._packed = None
         self.note_dropped()
         return self

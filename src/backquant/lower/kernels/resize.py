@@ -9,8 +9,6 @@ from torch.nn import functional as F
 
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
-__all__ = ["resize_bilinear", "resize_nearest"]
-
 
 # size: the arguments of torch.nn.functional.interpolate after the qparams of the input
 def resize_bilinear(

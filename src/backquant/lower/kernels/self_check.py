@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from backquant.lower.kernels.geometry import Geometry
 
-__all__ = ["is_right_here"]
-
 _known: dict[Any, bool] = {}  # a few numbers for each shape of a process
 
 _TOLERANCE = 1e-3  # of the largest sum; float32 sums of 8-bit products are exact to 1e-6

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-__all__ = ["is_separable", "separable_max_pool"]
-
 _AT_A_TIME = 32  # channels
 _REST = 7  # times as slow a channel of the rest is as one in ``separable_max_pool``
 _TAPS = 3  # a larger window costs more

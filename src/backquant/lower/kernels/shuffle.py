@@ -13,8 +13,6 @@ import torch
 
 from backquant.lower.kernels.prepared import is_plain
 
-__all__ = ["shuffle"]
-
 _set = torch.ops.aten.set_.source_Tensor_storage_offset
 
 

@@ -14,8 +14,6 @@ import torch
 
 from backquant.dtypes import plain_dtype, tensor_token
 
-__all__ = ["as_quantized", "as_quantized_image", "integer_view", "laid_out", "quantized_view"]
-
 _set = torch.ops.aten.set_.source_Tensor_storage_offset
 
 _CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-__all__ = ["Padding", "fold_zero_point", "has_short_sums", "pad_with", "plan_padding"]
-
 # A weight of so many numbers is summed in 10 µs, what it takes to pad a small image.
 _SMALL = 1 << 17
 

@@ -6,8 +6,6 @@ from torch import nn
 
 from backquant.errors import ConfigError
 
-__all__ = ["require_same_mode", "require_trainable"]
-
 
 def require_same_mode(*modules: nn.Module) -> None:
     """Raise ``ConfigError`` when some modules are in training mode and some in eval mode.

@@ -17,8 +17,6 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from backquant.errors import ConfigError
 
-__all__ = ["fold_batch_norm", "folded_weight_and_bias", "shallow_copy"]
-
 _Root = TypeVar("_Root", bound=nn.Module)
 
 

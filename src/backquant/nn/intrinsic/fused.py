@@ -11,27 +11,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.errors import ConfigError
 
-__all__ = [
-    "BNReLU2d",
-    "BNReLU3d",
-    "ConvAdd2d",
-    "ConvAddReLU2d",
-    "ConvBn1d",
-    "ConvBn2d",
-    "ConvBn3d",
-    "ConvBnReLU1d",
-    "ConvBnReLU2d",
-    "ConvBnReLU3d",
-    "ConvReLU1d",
-    "ConvReLU2d",
-    "ConvReLU3d",
-    "FusedModule",
-    "LinearBn1d",
-    "LinearLeakyReLU",
-    "LinearReLU",
-    "LinearTanh",
-]
-
 
 class FusedModule(nn.Module):
     """Marks every module that stands for several: the sequences below, and their QAT forms.

@@ -14,8 +14,6 @@ from backquant.nn.intrinsic import fused
 from backquant.nn.intrinsic.checks import require_same_mode, require_trainable
 from backquant.nn.intrinsic.fold import fold_batch_norm
 
-__all__ = ["fuse_conv_bn", "fuse_conv_bn_relu", "fuse_convtranspose_bn", "fuse_linear_bn"]
-
 _CONV_BN: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: fused.ConvBn1d,
     nn.Conv2d: fused.ConvBn2d,

@@ -16,8 +16,6 @@ from backquant.nn.qat.parts import (
     weight_fake_quant_of,
 )
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d", "geometry"]
-
 _QATConv = TypeVar("_QATConv", bound="_QATConvNd")
 _GEOMETRY = (
     "in_channels",

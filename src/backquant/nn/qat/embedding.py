@@ -17,8 +17,6 @@ from backquant.nn.qat.parts import (
     weight_fake_quant_of,
 )
 
-__all__ = ["Embedding", "EmbeddingBag"]
-
 _QATEmbedding = TypeVar("_QATEmbedding", bound="_QATEmbeddingBase")
 
 

@@ -15,8 +15,6 @@ from backquant.nn.qat.parts import (
     weight_fake_quant_of,
 )
 
-__all__ = ["Linear"]
-
 _QATLinear = TypeVar("_QATLinear", bound="Linear")
 
 

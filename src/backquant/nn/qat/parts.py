@@ -14,14 +14,6 @@ from torch.nn.utils.parametrize import (
 
 from backquant.errors import ConfigError
 
-__all__ = [
-    "adopt",
-    "checked_float_module",
-    "fresh_float_copy",
-    "take_parameters",
-    "weight_fake_quant_of",
-]
-
 _Float = TypeVar("_Float", bound=nn.Module)
 
 

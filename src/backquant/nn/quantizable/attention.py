@@ -15,8 +15,6 @@ from backquant.nn.quantizable.observing import observe, require_qconfig
 from backquant.nn.quantizable.slots import FloatFunctional, SlotLinear, SlotQuantStub
 from backquant.nn.stubs import DeQuantStub
 
-__all__ = ["MultiheadAttention"]
-
 _PROJECTIONS = ("linear_Q", "linear_K", "linear_V")
 
 

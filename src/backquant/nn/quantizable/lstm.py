@@ -13,8 +13,6 @@ from backquant.errors import ConfigError, InputError
 from backquant.nn.quantizable.lstm_cell import LSTMCell, State, require_float
 from backquant.nn.quantizable.observing import observe, require_qconfig
 
-__all__ = ["LSTM"]
-
 
 class _Direction(nn.Module):
     """One layer in one direction: the cell, over the first axis of its input."""

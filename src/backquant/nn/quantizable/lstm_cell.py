@@ -11,8 +11,6 @@ from backquant.errors import ConfigError
 from backquant.nn.quantizable.observing import observe, require_qconfig
 from backquant.nn.quantizable.slots import FloatFunctional, SlotLinear, SlotSigmoid, SlotTanh
 
-__all__ = ["LSTMCell"]
-
 _GATES = ("input", "forget", "cell", "output")
 State = tuple[torch.Tensor, torch.Tensor]
 

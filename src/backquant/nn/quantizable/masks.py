@@ -6,8 +6,6 @@ import torch
 
 from backquant.errors import InputError
 
-__all__ = ["additive_mask"]
-
 
 def _as_float(mask: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
     if mask.is_floating_point():

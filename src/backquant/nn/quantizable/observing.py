@@ -20,8 +20,6 @@ from backquant.observe import (
     default_fixed_qparams_range_neg1to1_fake_quant,
 )
 
-__all__ = ["observe", "require_qconfig"]
-
 _RANGE_0_TO_1 = default_fixed_qparams_range_0to1_fake_quant
 _RANGE_NEG1_TO_1 = default_fixed_qparams_range_neg1to1_fake_quant
 

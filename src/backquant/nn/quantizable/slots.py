@@ -16,17 +16,6 @@ from backquant.nn import qat
 from backquant.nn.quantized.reference.linear import Linear as ReferenceLinear
 from backquant.nn.stubs import QuantStub
 
-__all__ = [
-    "FloatFunctional",
-    "Slot",
-    "SlotLinear",
-    "SlotQATLinear",
-    "SlotQuantStub",
-    "SlotReferenceLinear",
-    "SlotSigmoid",
-    "SlotTanh",
-]
-
 
 class Slot(nn.Module):
     """Comes before a module in the bases of a class; the output goes through the slot."""

@@ -28,8 +28,6 @@ from backquant.observe import (
 )
 from backquant.observe.qparams import qparam_dict
 
-__all__ = ["LSTM", "LSTMCell", "MultiheadAttention"]
-
 _Module = TypeVar("_Module", bound=nn.Module)
 
 

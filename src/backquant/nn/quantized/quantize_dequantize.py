@@ -17,8 +17,6 @@ from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.observe.protocol import is_placeholder
 from backquant.observe.qparams import qparam_dict
 
-__all__ = ["QuantizeDequantize"]
-
 
 class QuantizeDequantize(nn.Module):
     """Floats of any shape, rounded to what values of ``dtype`` can stand for.

@@ -7,8 +7,6 @@ import shutil
 
 from backquant.errors import EngineError
 
-__all__ = ["check_compiler"]
-
 
 def check_compiler() -> None:
     """Raise ``EngineError`` when there is no C++ compiler: ``$CXX``, ``g++`` or ``clang++``.

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Epilogue", "Result", "epilogue"]
-
 _LIMIT = 3.0e38
 _ACTIVATIONS = {
     ("swish", ""): "SWISH",
@@ -81,6 +79,15 @@ def has_kernels() -> bool:
     capabilities = torch.cpu.get_capabilities()
     needed = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni")
     return all(capabilities.get(name) for name in needed)
+
+
+def has_tiles() -> bool:
+    """Whether this CPU has AMX, and the system lets this process use it: ``tiles.h``."""
+    allowed = getattr(
+        torch.cpu, "_init_amx", None
+    )  # asks Linux, as oneDNN does before its first use
+    has = torch.cpu.get_capabilities().get("amx_int8")
+    return bool(has and has_kernels() and allowed is not None and allowed())
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from backquant.lower.kernels import (
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.runtime.compiled import operators
 
-__all__ = ["INPUT", "SPELLINGS", "as_float", "as_integer"]
-
 
 def as_float(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Integers of any shape as floats.

@@ -14,8 +14,6 @@ from backquant.runtime.compiled.functions import INPUT, SPELLINGS
 from backquant.runtime.compiled.modules import spelled
 from backquant.runtime.compiled.narrow import NARROW
 
-__all__ = ["compilable"]
-
 _KERNELS = "backquant.lower.kernels."
 
 

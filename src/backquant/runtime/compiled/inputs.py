@@ -10,8 +10,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind as Kind
 from torch.export.graph_signature import TensorArgument
 
-__all__ = ["InputKind", "kinds_of"]
-
 _ANY = 1 << 62
 
 

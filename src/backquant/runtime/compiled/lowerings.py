@@ -1,14 +1,15 @@
 """What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
 
-Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``). Elsewhere, and for grouped convolutions
-and those of one or three dimensions: oneDNN's. Weights must be constants of the graph (freezing), and are
-packed here.
+Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``; ``tiles.h`` where it has AMX, too).
+Elsewhere, and for grouped convolutions and those of one or three dimensions: oneDNN's. Weights must be
+constants of the graph (freezing), and are packed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,16 +28,9 @@ from backquant.runtime.compiled.inductor import (
     view,
 )
 from backquant.runtime.compiled.operators import convolution, image, linear, output_size
-from backquant.runtime.compiled.packing import (
-    by_channel,
-    by_lane,
-    choose_blocks,
-    pack,
-    pack_depthwise,
-)
-from backquant.runtime.compiled.template import KernelCall, constant, kernel_node
-
-__all__ = ["register_lowerings"]
+from backquant.runtime.compiled.packing import by_channel, by_lane, pack_depthwise
+from backquant.runtime.compiled.product import Product
+from backquant.runtime.compiled.template import HEADER, KernelCall, constant, kernel_node
 
 _TAPS, _RUNS = 64, 8  # MAX_TAPS and RUNS of kernels.h: larger kernels are oneDNN's
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
@@ -155,11 +149,13 @@ class Convolution:
     def _adds_plainly(self) -> bool:
         return self.other is None or list(self.other.get_size()) == self._out()
 
-    def _call(self, name: str, arguments: dict[str, Any], body: str) -> Any:
+    def _call(self, name: str, arguments: dict[str, Any], body: str, header: Path = HEADER) -> Any:
         n, c, h, w = self._out()
         stride = (c * h * w, 1, c * w, c)
         dtype = self.result.dtype
-        return kernel_node(KernelCall(name, arguments, body, (n, c, h, w), stride, dtype, n))
+        return kernel_node(
+            KernelCall(name, arguments, body, (n, c, h, w), stride, dtype, n, header)
+        )
 
     def _dense(self) -> Any:
         """As a matrix product of the pixels with the taps."""
@@ -170,12 +166,10 @@ class Convolution:
         taps = self.weights.weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
         n, _, oh, ow = self._out()
-        blocks = choose_blocks(
-            _hint(n) * oh * ow, channels, taps[0].numel(), torch.get_num_threads()
-        )
+        product = Product.of(taps, _hint(n) * oh * ow)
         x = _laid_out(x, _CHANNELS_LAST)
         _, _, h, w = x.get_size()
-        arguments = {"x": x, "weight": constant(pack(taps, blocks), "weight")}
+        arguments = {"x": x, "weight": constant(product.weight, "weight")}
         found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_channel)
         body = found.code
         if self.other is not None:
@@ -192,14 +186,12 @@ class Convolution:
         steps = (
             f"{stride[0]}, {stride[1]}, {padding[0]}, {padding[1]}, {dilation[0]}, {dilation[1]}"
         )
-        adds = str(self.other is not None).lower()
-        parts = f"{blocks.rows}, {blocks.columns}, {blocks.last}, {blocks.tail}"
-        call = f"{parts}, backquant::{found.activation}, {adds}, {_CTYPES[self.result.dtype]}"
+        ctype = _CTYPES[self.result.dtype]
         body += (
             f"\n  const backquant::Geometry g{{count, {sizes}, {kernel}, {steps}, outside}};"
-            f"\n  backquant::convolution<{call}>(x, weight, g, e, {blocks.count}, {blocks.group}, out);"
+            f"\n  {product.call(found.activation, self.other is not None, ctype)}"
         )
-        return self._call("convolution", arguments, body)
+        return self._call("convolution", arguments, body, product.header)
 
     def _depthwise(self) -> Any:
         stride, padding, _, _ = self.geometry
@@ -311,23 +303,24 @@ def _lower_linear(x: Any, x_scale: float, zero_point: int, *rest: Any) -> Any:
 def _our_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:
     rows, deep = x.get_size()
     channels = weights.weight.shape[0]
-    blocks = choose_blocks(_hint(rows), channels, int(deep), torch.get_num_threads())
+    product = Product.of(weights.weight.unsqueeze(1), _hint(rows))
     found = epilogue(result, weights, *source, by_channel)
     arguments = {
         "x": _laid_out(x, (0, 1)),
-        "weight": constant(pack(weights.weight.unsqueeze(1), blocks), "weight"),
+        "weight": constant(product.weight, "weight"),
         "scale": constant(found.scale, "scale"),
         "shift": constant(found.shift, "shift"),
     }
-    parts = f"{blocks.rows}, {blocks.columns}, {blocks.last}, {blocks.tail}"
-    call = f"{parts}, backquant::{found.activation}, false, {_CTYPES[result.dtype]}"
     body = (
         f"{found.code}\n  const backquant::Geometry g{{1, 1, count, {deep}, 1, count, {channels}, {deep}, "
         f"1, 1, 1, 1, 0, 0, 1, 1, nullptr}};"
-        f"\n  backquant::convolution<{call}>(x, weight, g, e, {blocks.count}, {blocks.group}, out);"
+        f"\n  {product.call(found.activation, False, _CTYPES[result.dtype])}"
     )
     size, stride = (rows, channels), (channels, 1)
-    return kernel_node(KernelCall("linear", arguments, body, size, stride, result.dtype, rows))
+    dtype = result.dtype
+    return kernel_node(
+        KernelCall("linear", arguments, body, size, stride, dtype, rows, product.header)
+    )
 
 
 def _onednn_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:

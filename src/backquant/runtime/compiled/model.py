@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from backquant.errors import UsageError
 from backquant.graph.example import as_arguments
+from backquant.graph.plain_arguments import arguments_of, by_position
 from backquant.runtime.compiled.compiler import check_compiler
 from backquant.runtime.compiled.graph import compilable
 from backquant.runtime.compiled.narrow import check_float_dtype
 from backquant.runtime.compiled.program import CompiledProgram, compile_graph
 from backquant.runtime.record import LoweredRecord
-
-__all__ = ["Compilation", "compile_lowered"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,14 @@ def compile_lowered(
             fix='quantize(..., backend="x86").compile(), or backquant.export(quantized, "model.pt2")',
         )
     check_compiler()
-    arguments = _arguments(record, example_inputs)
+    made = compilable(graph_module, float_dtype)
+    arguments = _arguments(made.graph, record, example_inputs)
     if dynamic_shapes is not None:
         arguments = tree_map_only(torch.Tensor, _more_than_one, arguments)
-    program = compile_graph(compilable(graph_module, float_dtype), arguments, dynamic_shapes, {})
+        if isinstance(dynamic_shapes, Mapping):  # torch.export wants a word for each argument
+            names = [name for name, _ in arguments_of(made.graph)][: len(arguments)]
+            dynamic_shapes = {**dict.fromkeys(names), **dynamic_shapes}
+    program = compile_graph(made, arguments, dynamic_shapes, {})
     compilation = Compilation(
         tuple(str(kind) for kind in program.inputs),
         program.kernels,
@@ -78,10 +81,19 @@ def compile_lowered(
     return program, compilation
 
 
-def _arguments(record: LoweredRecord, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if given is not None:
-        args, kwargs = as_arguments(given)
-        return tuple(args), dict(kwargs)
+def _arguments(graph: fx.Graph, record: LoweredRecord, given: Any) -> tuple[Any, ...]:
+    args, kwargs = _example(record) if given is None else as_arguments(given)
+    try:
+        return by_position(arguments_of(graph), tuple(args), kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"the model does not take these example inputs: {error}",
+            where="QuantizedModel.compile",
+            fix="quantized.compile(example_inputs)   # as the model is called",
+        ) from error
+
+
+def _example(record: LoweredRecord) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if record.example is None:
         raise UsageError(
             "it is not known what inputs the model takes",

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.conv_add import OnednnConvAdd
+from backquant.lower.kernels.grouped import GroupedLinear
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.kernels.norm import BatchNorm, Norm
@@ -22,8 +23,6 @@ from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.postop import PostOp
 from backquant.runtime.compiled import operators
 from backquant.runtime.compiled.functions import as_float, as_integer
-
-__all__ = ["spelled"]
 
 
 class _Weighted(nn.Module):
@@ -166,6 +165,7 @@ _MODULES: dict[type, Callable[[Any], nn.Module]] = {
     OnednnConv: _Convolution,
     OnednnConvAdd: _ConvolutionAdd,
     OnednnLinear: _Linear,
+    GroupedLinear: lambda kernel: kernel,  # one operator of its own
     Lookup: _Lookup,
     Norm: _Norm,
     BatchNorm: _BatchNorm,

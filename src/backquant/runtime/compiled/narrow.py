@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from backquant.errors import EngineError, UsageError
 from backquant.lower.kernels import matrix
+from backquant.operators import named
 from backquant.runtime.compiled.functions import as_integer
-
-__all__ = ["NARROW", "check_float_dtype"]
 
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
@@ -74,9 +73,9 @@ def _matmul(
 
 
 NARROW: dict[Any, Callable[..., torch.Tensor]] = {
-    F.scaled_dot_product_attention: _in_bfloat16(F.scaled_dot_product_attention),
-    torch.ops.aten.scaled_dot_product_attention.default: _in_bfloat16(
-        F.scaled_dot_product_attention
+    **dict.fromkeys(
+        named("scaled_dot_product_attention").spellings,
+        _in_bfloat16(F.scaled_dot_product_attention),
     ),
     torch.matmul: _in_bfloat16(torch.matmul),
     torch.bmm: _in_bfloat16(torch.bmm),

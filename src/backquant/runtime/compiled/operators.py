@@ -16,8 +16,6 @@ import torch
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 
-__all__ = ["convolution", "image", "linear", "output_size"]
-
 _LIBRARY = torch.library.Library("backquant", "FRAGMENT")
 _SOURCE = (
     "Tensor x, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias"

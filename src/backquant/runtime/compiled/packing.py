@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Blocks", "by_channel", "by_lane", "choose_blocks", "pack", "pack_depthwise"]
-
 _LANES = 16  # sums in a register
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
+_TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 16 pixels at a time
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,41 @@ def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
         registers - (count - 1) * columns,
         channels - (registers - 1) * _LANES,
         -(-group // rows) * rows,
+    )
+
+
+def tile_step(row: int) -> int | None:
+    """How many of the ``row`` integers of a sum one product of AMX tiles takes: a divisor, a multiple of 4,
+    at most 64. None where that makes many more products than 64 would.
+
+    >>> tile_step(768), tile_step(96), tile_step(4 * 17)
+    (64, 48, None)
+    """
+    if row % 4:
+        return None
+    least = -(-row // _TILE_BYTES)
+    most = least + least // 2
+    return next((row // n for n in range(least, most + 1) if row % (4 * n) == 0), None)
+
+
+def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
+    """For an output of so many pixels and channels by AMX; ``row``: how many integers make one sum, all taps
+    together.
+
+    >>> choose_tiles(3136, 80, 576, 1)
+    Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=928)
+    """
+    registers = -(-channels // _LANES)
+    columns = min(registers, 2)
+    count = -(-registers // columns)
+    group = min(max(_TILE_CACHED // row, _TILE_ROWS), -(-max(pixels, 1) // threads))
+    return Blocks(
+        _TILE_ROWS,
+        columns,
+        count,
+        registers - (count - 1) * columns,
+        channels - (registers - 1) * _LANES,
+        -(-group // _TILE_ROWS) * _TILE_ROWS,
     )
 
 

@@ -6,11 +6,9 @@ involves no Python between the operators, and no tracing.
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,46 +16,53 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from backquant.errors import EngineError, UsageError
+from backquant.files import workspace
 from backquant.graph.export.dims import as_dims
+from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
 from backquant.runtime.compiled.readback import called_kernels
 
-__all__ = ["CompiledProgram", "compile_graph"]
-
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """``inputs``: the tensors that it takes. ``kernels``: what its code calls, and how often.
-    ``seconds``: how long compiling took. ``threads``: how many torch had then."""
+    """``signature``: the arguments of the graph, with defaults. ``inputs``: the tensors that it takes.
+    ``kernels``: what its code calls, and how often. ``seconds``: how long compiling took. ``threads``: how
+    many torch had then."""
 
+    signature: Sequence[tuple[str, Any]]
     inputs: tuple[InputKind, ...]
     kernels: Mapping[str, int]
     seconds: float
     threads: int
     run: Callable[..., Any]
 
-    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the code was made for arguments like these."""
-        tensors = tree_flatten((args, dict(kwargs)))[0]
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """What ``run`` is called with; None for arguments that the code was not made for."""
+        try:
+            given = plain(by_position(self.signature, args, kwargs))
+        except TypeError:
+            return None
+        tensors = tree_flatten(tuple(given))[0]
         sizes: dict[str, int] = {}
-        return len(tensors) == len(self.inputs) and all(
+        admitted = len(tensors) == len(self.inputs) and all(
             kind.admits(value, sizes) for kind, value in zip(self.inputs, tensors, strict=True)
         )
+        return tuple(given) if admitted else None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, arguments: tuple[Any, ...]) -> Any:
         """The model's result; memory formats are brought to that of the example."""
-        args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.contiguous, (args, kwargs))
-        return self.run(*args, **kwargs)
+        return self.run(*tree_map_only(torch.Tensor, torch.Tensor.contiguous, arguments))
 
 
 def compile_graph(
     graph_module: fx.GraphModule,
-    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    arguments: tuple[Any, ...],
     dynamic_shapes: Any,
     configs: Mapping[str, Any],
 ) -> CompiledProgram:
-    """Compile ``graph_module`` for arguments of these shapes.
+    """Compile ``graph_module`` for arguments of these shapes, by position; it is changed to take objects
+    among them as dicts.
 
     ``configs``: for ``torch._inductor.config``. Raises ``UsageError`` for dynamic shapes that the model
     does not take, and ``EngineError`` for what the compiler refuses.
@@ -69,11 +74,13 @@ def compile_graph(
 
     register_lowerings()
     start = time.perf_counter()
-    args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.contiguous, arguments)
-    exported = _exported(graph_module, args, kwargs, dynamic_shapes)
+    signature = arguments_of(graph_module.graph)
+    given, _ = with_plain_arguments(graph_module, arguments, {})
+    given = tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
+    exported = _exported(graph_module, given, dynamic_shapes)
     try:
-        with tempfile.TemporaryDirectory() as folder, quiet(), torch.no_grad():
-            path = Path(folder, "model.pt2")
+        with workspace() as folder, quiet(), torch.no_grad():
+            path = folder / "model.pt2"
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=str(path), inductor_configs={"freezing": True, **configs}
             )
@@ -86,16 +93,17 @@ def compile_graph(
             fix="call the model as it is; the exception above has the compiler's own words",
         ) from error
     seconds = time.perf_counter() - start
-    return CompiledProgram(kinds_of(exported), kernels, seconds, torch.get_num_threads(), run)
+    inputs = kinds_of(exported)
+    return CompiledProgram(signature, inputs, kernels, seconds, torch.get_num_threads(), run)
 
 
 def _exported(
-    graph_module: fx.GraphModule, args: Any, kwargs: Any, dynamic_shapes: Any
+    graph_module: fx.GraphModule, args: tuple[Any, ...], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(
-                graph_module, args, kwargs, dynamic_shapes=as_dims(dynamic_shapes), strict=False
+                graph_module, args, dynamic_shapes=as_dims(dynamic_shapes), strict=False
             )
     except Exception as error:
         if dynamic_shapes:

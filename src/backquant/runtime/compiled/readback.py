@@ -7,15 +7,14 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-__all__ = ["called_kernels"]
-
 _DEFINED = re.compile(r'extern "C"\s+void\s+(cpp_fused_\w+)\([^;{]*\{')
 _CALLED = re.compile(
     r"^\s+(?:AOTI_TORCH_ERROR_CODE_CHECK\()?(cpp_fused_\w+|aoti_torch_cpu_\w+)\(", re.M
 )
-_OURS = re.compile(r"backquant::(convolution|Depthwise|quantize3)[<(]")
+_OURS = re.compile(r"backquant::(convolution|tiled_convolution|Depthwise|quantize3)[<(]")
 _NAMES = {
     "convolution": "backquant.convolution",
+    "tiled_convolution": "backquant.convolution",
     "Depthwise": "backquant.depthwise",
     "quantize3": "backquant.image",
 }

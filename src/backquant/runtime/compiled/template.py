@@ -1,7 +1,7 @@
 """A call of one of our kernels as a node of Inductor's graph.
 
-The node's code includes ``kernels.h`` and calls one of its templates with all sizes as literals; only the
-batch may be symbolic. Nothing is fused into it: its epilogue is complete.
+The node's code includes ``kernels.h`` or ``tiles.h`` and calls one of its templates with all sizes as
+literals; only the batch may be symbolic. Nothing is fused into it: its epilogue is complete.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import torch
 
 from backquant.runtime.compiled.inductor import CppTemplate, V, ir
 
-__all__ = ["KernelCall", "constant", "kernel_node"]
-
 HEADER = Path(__file__).with_name("kernels.h")
+TILES = Path(__file__).with_name("tiles.h")
 _TYPES = {torch.uint8: "uint8_t", torch.int8: "int8_t", torch.float32: "float"}
 
 
 @dataclass(frozen=True)
 class KernelCall:
     """``body``: C++ between the braces; it reads the arguments by name, writes ``out``, and reads the
-    number of images (rows of a linear layer) as ``count``. ``batch``: where that is the size of."""
+    number of images (rows of a linear layer) as ``count``. ``header``: what it includes."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -35,11 +34,13 @@ class KernelCall:
     stride: tuple[Any, ...]
     dtype: torch.dtype
     count: Any
+    header: Path = HEADER
 
 
 @cache
 def _digest() -> str:
-    return hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16]
+    """Of all headers: what was compiled from others is not found again in Inductor's cache."""
+    return hashlib.sha256(HEADER.read_bytes() + TILES.read_bytes()).hexdigest()[:16]
 
 
 class _Template(CppTemplate):
@@ -83,7 +84,7 @@ class _Template(CppTemplate):
         body = "\n  ".join(lines)
         return (
             f"// kernels of backquant {_digest()}\n{self.header().getvalue()}\n"
-            f'#ifndef BACKQUANT_THREADS\n{threads}#endif\n#include "{HEADER}"\n'
+            f'#ifndef BACKQUANT_THREADS\n{threads}#endif\n#include "{self.call.header}"\n'
             f'extern "C" {declared}\n{{\n  {body}\n}}\n'
         )
 

@@ -13,8 +13,6 @@ import torch
 
 from backquant.graph import watched
 
-__all__ = ["interpreted", "unavailable"]
-
 _NEEDED = (
     "FloatType",
     "TensorType",

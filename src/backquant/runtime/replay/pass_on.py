@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backquant.runtime.replay.record import Call, Recording, Ref
 
-__all__ = ["pass_on"]
-
 _aten = torch.ops.aten
 _COPY = _aten._make_per_tensor_quantized_tensor.default
 _SETS = (_aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor_storage_offset)

@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from backquant.runtime.replay.interpreter import interpreted
 from backquant.runtime.replay.record import Call, NotReplayable, Recording, Ref
 
-__all__ = ["Program"]
-
 _SCALAR_TYPES = {
     name: number
     for number, name in enumerate(
@@ -39,8 +37,15 @@ _MEMORY_FORMATS = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
-_SET = torch.ops.aten.set_
-_OVERLOADS = {_SET.source_Storage_storage_offset: _SET.source_Tensor_storage_offset}
+_aten = torch.ops.aten
+_OVERLOADS = {
+    _aten.set_.source_Storage_storage_offset: _aten.set_.source_Tensor_storage_offset,
+    # The same views by operators whose schemas say so: parts of a constant that is computed once
+    # (a state of zeros) would be written to by what follows, call after call.
+    _aten._unsafe_view.default: _aten.view.default,
+    _aten.unsafe_split.Tensor: _aten.split.Tensor,
+    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
+}
 
 
 class Program:

@@ -7,6 +7,9 @@ weights of the model. Refused (``NotReplayable``), because a replay would not do
 2. An operator that reads a tensor and gives a number (``.item()``, a comparison that Python reads): the
    number may decide what comes next. What reads no tensor (``promote_types``) gives the same at each call.
 3. An operator whose arguments are of a kind that the program cannot hold.
+4. An operator whose result has as many rows as values say (``nonzero``, a mask as an index), and what takes
+   sizes from values unseen by the dispatcher (``tolist``, ``tensor_split`` at the places in a tensor): the
+   sizes that Python read would be those of the recorded call.
 """
 
 from __future__ import annotations
@@ -17,23 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from backquant.lower.kernels.configured import KernelModule
-
-__all__ = [
-    "Call",
-    "Layout",
-    "NotReplayable",
-    "Recording",
-    "Ref",
-    "distinct_tensors",
-    "known_constants",
-    "record",
-]
-
 
 _SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -116,9 +108,11 @@ def record(
     (['aten.relu.default', 'aten.add.Tensor'], Ref(name='%2'))
     >>> record(lambda x: x * x.sum().item(), (torch.ones(1),), {}, list)
     (tensor([1.]), NotReplayable('aten._local_scalar_dense.default gives no tensor'))
+    >>> record(lambda x: x * x.tolist()[0], (torch.ones(1),), {}, list)
+    (tensor([1.]), NotReplayable('tolist reads the values of a tensor'))
     """
     recorder = _Recorder(distinct_tensors((args, dict(kwargs))), origin)
-    with recorder:
+    with recorder, _Reads(recorder):
         result = function(*args, **kwargs)
     try:
         return result, recorder.finish(result, constants())
@@ -135,6 +129,30 @@ def distinct_tensors(values: Any) -> list[torch.Tensor]:
     """
     leaves, _ = tree_flatten(values)
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+
+
+class _Reads(TorchFunctionMode):
+    """Notes what reads values without an operator that the dispatcher shows."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "").partition(".")[0]
+        if name in _READS or (name == "tensor_split" and _has_tensors(args[1:], kwargs or {})):
+            self.recorder.problem = NotReplayable(f"{name} reads the values of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = frozenset({"tolist", "numpy", "__array__"})
+
+
+def _has_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    given = (*args, *(value for name, value in kwargs.items() if name != "input"))
+    return any(isinstance(value, torch.Tensor) for value in given)
 
 
 class _Recorder(TorchDispatchMode):
@@ -205,6 +223,8 @@ class _Recorder(TorchDispatchMode):
             arguments = self._arguments(func, values)
         except NotReplayable as problem:
             self.problem, arguments = problem, ()
+        if self.problem is None and _counts_values(func, values):
+            self.problem = NotReplayable(f"the values of a tensor say how long {func} is")
         result = func(*args, **(kwargs or {}))
         if self.problem is None:
             self._note(func, arguments, result)
@@ -236,6 +256,18 @@ class _Recorder(TorchDispatchMode):
         self.recording.result = tree_unflatten(named, structure)
         self.recording.layouts = self.layouts
         return self.recording
+
+
+def _counts_values(operator: Any, values: list[Any]) -> bool:
+    """Whether values decide about the shape of a result. Of an index only masks do."""
+    if torch.Tag.dynamic_output_shape not in operator.tags:
+        return False
+    if operator is not torch.ops.aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in _MASKS for index in values[1])
+
+
+_MASKS = (torch.bool, torch.uint8)
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

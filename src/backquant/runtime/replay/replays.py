@@ -33,8 +33,6 @@ from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, known_constants, record
 
-__all__ = ["Replays"]
-
 _KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
 _SEEN = "seen once"
 _PLAIN = (int, float, bool, str, type(None))
@@ -86,6 +84,8 @@ class Replays:
         found = self._found.get(key)
         if isinstance(found, _Recorded):
             if all(place.is_unchanged() for place in found.read):
+                if len(self._found) == _KEPT:
+                    self._used(key)
                 return found.program(tensors)
             self._found.pop(key, None)  # another thread may have seen it, too
             found = None
@@ -97,6 +97,15 @@ class Replays:
             return self._record(key, args, kwargs)
         finally:
             self._lock.release()
+
+    def _used(self, key: Hashable) -> None:
+        """The kind that was not used for the longest time is the next to go."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if key in self._found:
+                    self._found.move_to_end(key)
+            finally:
+                self._lock.release()
 
     def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self.module(*args, **kwargs)

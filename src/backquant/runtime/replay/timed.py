@@ -10,12 +10,14 @@ What cannot be recorded is measured node by node, as it runs without a recording
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,23 +38,29 @@ from backquant.runtime.replay.record import (
     record,
 )
 
-__all__ = ["Clock", "NodeTimes", "replayed", "stopwatch"]
-
 Clock = Callable[[Callable[[], object]], float]
 
 _SHORT = 5e-5  # seconds of a round, at least
-_ROUNDS = ((1e-3, 5), (2e-2, 2), (math.inf, 1))  # of calls that take less than so many seconds
+_ROUNDS = (
+    (1e-3, 5),
+    (2e-2, 2),
+    (0.1, 1),
+    (math.inf, 0),
+)  # after the first call, of calls that take less than so many seconds
 
 
-def stopwatch(run: Callable[[], object]) -> float:
-    """Seconds of one call of ``run``: the fastest of a few rounds, of which each is long enough to measure.
+def stopwatch(run: Callable[[], object], counter: Callable[[], float] | None = None) -> float:
+    """Seconds of one call of ``run``: the fastest of a few rounds, of which each is long enough to measure; a
+    call of more than a tenth of a second is one already.
 
-    CPU time of this thread where torch uses no other; what else the machine does counts the least.
+    CPU time of this thread where torch uses no other, so that what else the machine does counts the least; or
+    what ``counter`` counts.
 
     >>> 0 <= stopwatch(int) < 1
     True
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    usual = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = usual if counter is None else counter
     start = clock()
     run()
     once = max(clock() - start, 1e-7)
@@ -84,7 +92,8 @@ class NodeTimes:
     """Seconds of each node of ``module`` on inputs, by name, and in ``sizes`` how many elements floating
     point results have. Nodes that call nothing have no time.
 
-    Measures each time that ``measure`` is called, and keeps the least.
+    Measures each time that ``measure`` is called, and keeps the least: ``by_kernel`` has it by what decides
+    how long calls take. What ``known`` holds is not measured.
 
     >>> from torch.fx import symbolic_trace
     >>> times = NodeTimes(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), (torch.ones(4, 8),))
@@ -98,8 +107,11 @@ class NodeTimes:
         module: GraphModule,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
+        known: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.module = module
+        self.known = known
+        self.by_kernel: dict[str, float] = {}
         self.args = _positional(module, args, kwargs or {})
         self.seconds: dict[str, float] = {}
         self.refused = ""
@@ -129,13 +141,15 @@ class NodeTimes:
     def _measure_parts(self, clock: Clock) -> None:
         given = distinct_tensors(self.args)
         held = dict(zip(self._recording.inputs, given, strict=True))
-        known: dict[Hashable, float] = {}
+        known = dict(self.known)
         nothing = clock(partial(Program(_NOTHING), [torch.zeros(0)]))
         found: dict[str, float] = {}
         for part in self._parts:
             tensors = [held[name] for name in part.inputs]
             if part.key not in known:
-                known[part.key] = max(0.0, clock(partial(part.program, tensors)) - nothing)
+                seconds = max(0.0, clock(partial(part.program, tensors)) - nothing)
+                known[part.key] = seconds
+                self.by_kernel[part.key] = min(seconds, self.by_kernel.get(part.key, seconds))
             found[part.node] = found.get(part.node, 0.0) + known[part.key]
             held.update(zip(part.outputs, part.program(tensors), strict=True))
             for name in part.dropped:
@@ -197,7 +211,7 @@ class _Timed(Interpreter):
 class _Part:
     """The calls of one node: a program of the tensors ``inputs``, which gives ``outputs``."""
 
-    def __init__(self, node: str, key: Hashable, recording: Recording, dropped: list[str]) -> None:
+    def __init__(self, node: str, key: str, recording: Recording, dropped: list[str]) -> None:
         self.node, self.key, self.dropped = node, key, dropped
         self.inputs = recording.inputs
         self.outputs = [ref.name for ref in recording.result]
@@ -226,8 +240,9 @@ def _parts(recording: Recording, module: GraphModule) -> Iterator[_Part]:
             continue
         result = tuple(Ref(name) for name in outputs)
         own = Recording(inputs, calls, constants, recording.layouts, result)
+        key = _digest(_key(calls, recording), shapes.of(node))
         dropped = [n for n in (*inputs, *outputs) if last.get(n, -1) <= place]
-        yield _Part(node, (_key(calls, recording), shapes.of(node)), own, dropped)
+        yield _Part(node, key, own, dropped)
 
 
 def _made(call: Call) -> Iterator[str]:
@@ -243,6 +258,10 @@ def _read(calls: Iterable[Call]) -> Iterator[str]:
         for leaf in tree_flatten(call.arguments)[0]:
             if isinstance(leaf, Ref):
                 yield leaf.name
+
+
+def _digest(*what: Hashable) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
 def _key(calls: list[Call], recording: Recording) -> Hashable:

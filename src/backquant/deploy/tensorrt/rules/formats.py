@@ -19,8 +19,6 @@ from backquant.deploy.tensorrt.rules.qparams import (
 from backquant.deploy.tensorrt.sources import ONNX_QUANTIZE, OPERATORS, PARSER_BIAS, SCHEMES
 from backquant.deploy.tensorrt.view import GraphView
 
-__all__ = ["FORMATS", "REJECTED"]
-
 REJECTED = frozenset(
     {
         "ConvInteger",

@@ -14,8 +14,6 @@ from backquant.deploy.tensorrt.rules.qparams import INT4, type_name
 from backquant.deploy.tensorrt.sources import CUSTOM_QDQ, EXPLICIT
 from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, GraphView
 
-__all__ = ["PLACEMENT"]
-
 POOLS = ("AveragePool", "GlobalAveragePool")
 _INTEGERS = (2, 3, 17, 21, 22, 23)  # what a quantized tensor may be made of
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")

@@ -11,8 +11,6 @@ from backquant.deploy.tensorrt.finding import Hit, Rule
 from backquant.deploy.tensorrt.sources import EXPLICIT, ONNX_QUANTIZE, QUANTIZE, SCHEMES
 from backquant.deploy.tensorrt.view import GraphView
 
-__all__ = ["FLOAT8", "QPARAMS", "is_blocked", "nodes_of", "type_name"]
-
 FLOAT, INT8, INT32, FLOAT16, BFLOAT16, FLOAT8, INT4, FLOAT4 = 1, 3, 6, 10, 16, 17, 22, 23
 _SIGNED = (INT8, FLOAT8, INT4, FLOAT4)
 _SCALES = (FLOAT, FLOAT16, BFLOAT16)

@@ -25,8 +25,6 @@ from backquant.nn.intrinsic.fold import folded_weight_and_bias
 from backquant.nn.intrinsic.fused import FusedModule
 from backquant.nn.qat.parts import weight_fake_quant_of
 
-__all__ = ["BatchNormAfter", "freeze_bn_stats", "update_bn_stats"]
-
 
 class BatchNormAfter(FusedModule):
     """Comes before ``nn.ConvNd`` or ``nn.Linear`` in the bases of a class.

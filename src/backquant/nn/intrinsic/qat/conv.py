@@ -21,18 +21,6 @@ from backquant.nn.intrinsic.qat.relu import ReLUAfter
 from backquant.nn.qat.conv import geometry
 from backquant.nn.qat.parts import adopt, checked_float_module
 
-__all__ = [
-    "ConvBn1d",
-    "ConvBn2d",
-    "ConvBn3d",
-    "ConvBnReLU1d",
-    "ConvBnReLU2d",
-    "ConvBnReLU3d",
-    "ConvReLU1d",
-    "ConvReLU2d",
-    "ConvReLU3d",
-]
-
 _ConvBnT = TypeVar("_ConvBnT", bound="_ConvBnNd")
 
 

@@ -18,8 +18,6 @@ from backquant.nn.intrinsic.qat.batch_norm import BatchNormAfter
 from backquant.nn.intrinsic.qat.relu import ReLUAfter
 from backquant.nn.qat.parts import adopt, checked_float_module
 
-__all__ = ["LinearBn1d", "LinearReLU"]
-
 
 class LinearReLU(ReLUAfter, qat.Linear):
     """Linear and ReLU; arguments of ``qat.Linear``.

@@ -10,8 +10,6 @@ from torch import nn
 
 from backquant.nn.intrinsic.fused import FusedModule
 
-__all__ = ["ReLUAfter"]
-
 
 class ReLUAfter(FusedModule):
     """Comes before a QAT module in the bases of a class."""

@@ -10,8 +10,6 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.nn.qat.linear import Linear as StaticLinear
 
-__all__ = ["Linear"]
-
 
 def _has_no_memory(activation: nn.Module) -> bool:
     """Whether the observer's range is that of the current batch alone, as in dynamic quantization."""

@@ -13,8 +13,6 @@ from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.nn.quantized.reference.module import float_bias, float_weight, take_bias
 from backquant.nn.quantized.reference.recurrent import qparams_of
 
-__all__ = ["GRUCell", "LSTMCell", "RNNCell"]
-
 _Cell = TypeVar("_Cell", bound="_ReferenceCell")
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _WEIGHTS, _BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")

@@ -18,15 +18,6 @@ from backquant.nn.quantized.reference.module import (
     take_bias,
 )
 
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-]
-
 _ConvT = TypeVar("_ConvT", bound="_Convolution")
 # What the constructors of PyTorch's convolutions set, beside weight and bias.
 _SETTINGS = (

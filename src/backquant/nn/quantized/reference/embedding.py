@@ -11,8 +11,6 @@ from torch import nn
 
 from backquant.nn.quantized.reference.module import ReferenceModule, float_weight
 
-__all__ = ["Embedding", "EmbeddingBag"]
-
 _EmbeddingT = TypeVar("_EmbeddingT", bound="_ReferenceEmbedding")
 
 

@@ -12,8 +12,6 @@ from backquant.dtypes import block_of, decode_schemes, dequantize_tensor, encode
 from backquant.errors import ConfigError
 from backquant.nn.quantized.reference.weights import quantize_weight, weight_qparams
 
-__all__ = ["IntegerWeights"]
-
 # PyTorch's default for a reference module that is built without qparams.
 _DEFAULT_QPARAMS: Mapping[str, Any] = {
     "qscheme": torch.per_tensor_affine,

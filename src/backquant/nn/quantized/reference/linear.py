@@ -17,8 +17,6 @@ from backquant.nn.quantized.reference.module import (
     take_bias,
 )
 
-__all__ = ["Linear"]
-
 _LinearT = TypeVar("_LinearT", bound="Linear")
 
 

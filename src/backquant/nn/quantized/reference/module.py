@@ -11,8 +11,6 @@ from torch import nn
 from backquant.errors import ConfigError
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
-__all__ = ["ReferenceModule", "bare", "float_bias", "float_weight", "take_bias"]
-
 _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
 

@@ -12,8 +12,6 @@ from backquant.errors import ConfigError
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 from backquant.nn.quantized.reference.module import float_bias, float_weight, take_bias
 
-__all__ = ["GRU", "LSTM", "qparams_of"]
-
 _RNN = TypeVar("_RNN", bound="_ReferenceRNN")
 _ARGUMENTS = (
     "input_size",

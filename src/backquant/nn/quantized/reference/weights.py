@@ -16,13 +16,10 @@ from backquant.dtypes import (
     is_per_channel,
     is_per_tensor,
     is_quantized,
-    is_scaled_float,
     quantize_bounds,
     quantize_tensor,
 )
 from backquant.errors import ConfigError
-
-__all__ = ["quantize_weight", "weight_qparams"]
 
 
 def weight_qparams(
@@ -51,10 +48,6 @@ def weight_qparams(
             raise _unknown_dtype(dtype, "a weight without a qscheme stays floating point")
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         return TensorQParams(one, zero.long(), 0, 0, row.token)
-    given = qparams.get("scale")
-    in_blocks = given is not None and torch.as_tensor(given).dim() > 1
-    if is_scaled_float(dtype) and not is_per_tensor(qscheme) and not in_blocks:
-        raise _unknown_dtype(dtype, f"a weight in 8-bit floats has one scale, not {qscheme}")
     if row is None or not row.has_scale:
         raise _unknown_dtype(dtype, f"a weight with {qscheme} is stored as integers")
     if not (is_per_tensor(qscheme) or is_per_channel(qscheme)):

@@ -1,0 +1,1 @@
+"""What quantization costs, where it is lost, and how to buy it back."""

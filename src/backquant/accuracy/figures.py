@@ -1,0 +1,151 @@
+"""What an error is measured in: sums over batches, from which SQNR, cosine and the like are calculated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+#: Of the histograms that a report draws.
+BINS = 64
+
+
+@dataclass
+class ErrorSums:
+    """Sums over all values that were added; float64, so that millions of values can be summed.
+
+    >>> sums = ErrorSums()
+    >>> sums.add(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
+    >>> round(sums.sqnr, 1), round(sums.cosine, 4), sums.largest
+    (20.0, 0.9985, 0.5)
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    power: float = 0.0
+    largest: float = 0.0
+    values: int = 0
+
+    def add(self, wanted: torch.Tensor, found: torch.Tensor) -> None:
+        """Count two tensors of one shape; values that are not finite in both are left out."""
+        one, two = wanted.detach().flatten().double(), found.detach().flatten().double()
+        finite = torch.isfinite(one) & torch.isfinite(two)
+        if not bool(finite.all()):
+            one, two = one[finite], two[finite]
+        if not one.numel():
+            return
+        error = two - one
+        self.signal += float(one @ one)
+        self.noise += float(error @ error)
+        self.product += float(one @ two)
+        self.power += float(two @ two)
+        self.largest = max(self.largest, float(error.abs().max()))
+        self.values += one.numel()
+
+    def merge(self, more: ErrorSums) -> None:
+        """Count what ``more`` has counted."""
+        self.signal += more.signal
+        self.noise += more.noise
+        self.product += more.product
+        self.power += more.power
+        self.largest = max(self.largest, more.largest)
+        self.values += more.values
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantization noise, in dB; infinite where there is no error."""
+        return decibels(self.loss)
+
+    @property
+    def loss(self) -> float:
+        """Power of the error by that of the signal."""
+        if not self.noise:
+            return 0.0
+        return self.noise / self.signal if self.signal else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between the two; 1 where both are zero."""
+        length = math.sqrt(self.signal * self.power)
+        return self.product / length if length else float(self.signal == self.power)
+
+
+def decibels(loss: float) -> float:
+    """The SQNR of a relative error power.
+
+    >>> decibels(0.01), decibels(0.0)
+    (20.0, inf)
+    """
+    if loss <= 0:
+        return math.inf
+    return -math.inf if math.isinf(loss) else -10 * math.log10(loss)
+
+
+def float_tensors(output: Any) -> list[torch.Tensor]:
+    """The floating point tensors of what a model returns, in order.
+
+    >>> [t.shape for t in float_tensors({"a": torch.ones(2), "n": 3})]
+    [torch.Size([2])]
+    """
+    leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+    return [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
+
+
+def loss_of(sums: list[ErrorSums]) -> float:
+    """The relative error power of several outputs: their mean, so that a small output counts as a large.
+
+    >>> loss_of([ErrorSums(signal=1, noise=0.5), ErrorSums(signal=100, noise=1)])
+    0.255
+    """
+    return sum(each.loss for each in sums) / len(sums) if sums else 0.0
+
+
+@dataclass
+class Histogram:
+    """Counts of values in ``BINS`` equal bins from ``low`` to ``high``; what lies outside is in the end bins.
+
+    ``least`` and ``most`` are the extremes. The bins are those of the first tensor, widened to what the
+    quantized range holds.
+
+    >>> counted = Histogram()
+    >>> counted.add(torch.tensor([-1.0, 1.0]), (-2.0, 2.0))
+    >>> counted.low, counted.high, sum(counted.counts), counted.least
+    (-2.0, 2.0, 2, -1.0)
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+    counts: list[int] = field(default_factory=list)
+
+    def add(self, x: torch.Tensor, bounds: tuple[float, float] | None = None) -> None:
+        """Count a tensor; ``bounds``: what its quantized form can hold."""
+        x = x.detach().flatten().float()
+        x = x[torch.isfinite(x)]
+        if not x.numel():
+            return
+        low, high = float(x.min()), float(x.max())
+        self.least, self.most = min(self.least, low), max(self.most, high)
+        if not self.counts:
+            ends = [low, high, *(bounds or ())]
+            self.low, self.high = min(ends), max(ends)
+            if self.low == self.high:
+                self.high = self.low + 1.0
+            self.counts = [0] * BINS
+        found = torch.histc(x.clamp(self.low, self.high), BINS, self.low, self.high)
+        self.counts = [a + int(b) for a, b in zip(self.counts, found.tolist(), strict=True)]
+
+    def bars(self) -> Iterator[float]:
+        """Heights between 0 and 1, on a logarithmic scale.
+
+        >>> list(Histogram(counts=[0, 10]).bars())
+        [0.0, 1.0]
+        """
+        top = math.log1p(max(self.counts, default=0)) or 1.0
+        yield from (round(math.log1p(count) / top, 3) for count in self.counts)

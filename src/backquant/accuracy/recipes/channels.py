@@ -1,0 +1,144 @@
+"""Values whose channels can be scaled: one module makes them, and only layers with weights read them.
+
+What stands between passes a positive factor of a channel on: it is found on the graph, by the records of the
+operators, never by the names of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.accuracy.recipes.draft import weighted_part
+from backquant.accuracy.recipes.layers import Layer, layers_of
+from backquant.accuracy.twin import Twin
+from backquant.graph import GraphIndex, get_module
+from backquant.operators import find
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_HOMOGENEOUS = frozenset({"relu", "leaky_relu", "prelu", "identity", "dropout"})
+_POOLS = frozenset(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3))
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """``source``: the path of the module whose output channels they are. ``axis``: theirs, from behind.
+
+    ``layer``: the source, where it is a linear layer or a convolution. ``values``: the nodes that carry them.
+    """
+
+    source: str
+    axis: int
+    channels: int
+    layer: Layer | None
+    values: tuple[str, ...]
+    readers: tuple[Layer, ...]
+
+
+def bridges_of(twin: Twin) -> Iterator[Bridge]:
+    """All of a draft's graphs, in order."""
+    layers = {each.nodes[0].name: each for each in layers_of(twin) if len(each.nodes) == 1}
+    index = GraphIndex(twin.float_graph)
+    calls: dict[str, int] = {}
+    for node in twin.nodes:
+        calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+    for node in twin.nodes:
+        if node.op != "call_module" or calls[str(node.target)] > 1:
+            continue
+        module = get_module(twin.float_graph, str(node.target))
+        part: Any = weighted_part(module)
+        axis = _channel_axis(part)
+        rest = list(module)[1:] if isinstance(module, nn.Sequential) else []
+        if axis is None or not all(_is_homogeneous(type(each)) for each in rest):
+            continue
+        carried, readers = _followed(node, axis, layers, index)
+        channels = part.weight.shape[0]
+        if readers and all(_inputs(each) == channels for each in readers):
+            layer = layers.get(node.name)
+            values = tuple(value.name for value in carried)
+            yield Bridge(str(node.target), axis, channels, layer, values, tuple(readers))
+
+
+def _channel_axis(part: Any) -> int | None:
+    """Of what a module gives, counted from behind; ``None`` where its channels cannot be scaled."""
+    if not isinstance(getattr(part, "weight", None), torch.Tensor):
+        return None
+    if isinstance(part, nn.Linear):
+        return -1
+    if isinstance(part, nn.LayerNorm | nn.RMSNorm):
+        return -1 if part.weight.dim() == 1 else None
+    for dimensions, kinds in enumerate(zip(_CONVOLUTIONS, _NORMS, strict=True), 1):
+        if isinstance(part, kinds):
+            return -1 - dimensions
+    return None
+
+
+def _is_homogeneous(op: Any) -> bool:
+    known = find(op)
+    return known is not None and known.name in _HOMOGENEOUS
+
+
+def _inputs(layer: Layer) -> int:
+    return int(layer.weight.shape[1]) * layer.groups
+
+
+def _followed(
+    source: fx.Node, axis: int, layers: dict[str, Layer], index: GraphIndex
+) -> tuple[list[fx.Node], list[Layer]]:
+    """The nodes that carry the channels, and the layers that read them; none where others read them, too."""
+    carried, readers = {source: None}, []
+    waiting = [source]
+    while waiting:
+        value = waiting.pop()
+        for user in value.users:
+            layer = layers.get(user.name)
+            if layer is not None and _channel_axis(layer.float_part) == axis:
+                readers.append(layer)
+            elif _passes_on(user, axis, index):
+                if user not in carried:
+                    carried[user] = None
+                    waiting.append(user)
+            else:
+                return [], []
+    products = (
+        node for node in carried if len(node.all_input_nodes) > 1 or _is_product(node, index)
+    )
+    once = all(sum(arg in carried for arg in _arguments(node)) == 1 for node in products)
+    return (list(carried), readers) if once else ([], [])
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    return [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node)]
+
+
+def _is_product(node: fx.Node, index: GraphIndex) -> bool:
+    key = index.key(node)
+    known = None if key is None else find(key.op)
+    return known is not None and known.name == "mul"
+
+
+def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
+    """Whether a positive factor of a channel comes out of it as it went in."""
+    key = index.key(node)
+    known = None if key is None else find(key.op)
+    if known is None:
+        return False
+    if known.name == "mul":  # whatever the other factor is, on the last axis
+        return axis == -1
+    if known.name == "prelu":  # its own channels are those of axis 1
+        return axis != -1
+    return known.name in _HOMOGENEOUS or (axis != -1 and known.name in _POOLS)
+
+
+def observers_of(bridge: Bridge, twin: Twin) -> tuple[str, ...] | None:
+    """The heads of the observers of its values; ``None`` where one of them observes others, too."""
+    own = frozenset(bridge.values)
+    sites = twin.record.sites.sites
+    heads = dict.fromkeys(site.group for site in sites if site.value in own)
+    shared = any(site.group in heads and site.value not in own for site in sites)
+    return None if shared else tuple(heads)

@@ -1,0 +1,151 @@
+"""A calibrated model with changes to it: what recipes choose, until a conversion makes it real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from backquant.accuracy.twin import Twin
+from backquant.convert import ConvertRequest, ReferenceModel, convert_to_reference
+from backquant.dtypes import ObservedQParams
+from backquant.graph import get_module, rebuilt, set_module, shallow_copy
+from backquant.observe import FixedQParamsObserver
+from backquant.prepare import PreparedModule, prepared_state
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that a step of a recipe changes; what is ``None`` stays.
+
+    ``place``: the path of a module, for its ``weight``, ``qparams`` of that (PyTorch's dict) and ``bias``; or
+    the observer at the head of a group, for the ``activation``'s qparams.
+
+    ``divided``: what the output channels of a module are divided by, ``multiplied``: what the weights of its
+    input channels are multiplied with. The two of neighbours cancel, and are made in float, before rounding.
+    """
+
+    place: str
+    weight: torch.Tensor | None = None
+    qparams: Mapping[str, Any] | None = None
+    bias: torch.Tensor | None = None
+    activation: ObservedQParams | None = None
+    divided: torch.Tensor | None = None
+    multiplied: torch.Tensor | None = None
+
+    @property
+    def in_float(self) -> bool:
+        """Whether it changes the float model."""
+        return self.divided is not None or self.multiplied is not None
+
+
+#: Changes that make sense together only.
+Together: TypeAlias = tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """``prepared``, which is not changed, with changes by place."""
+
+    prepared: PreparedModule
+    request: ConvertRequest
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+    def changed(self, changes: Iterable[Change]) -> Draft:
+        """With these, too; of one place the later word counts. What is changed in float is rounded anew."""
+        changes, found, prepared = list(changes), dict(self.changes), self.prepared
+        if any(change.in_float for change in changes):
+            prepared = _copied(prepared)
+        for change in changes:
+            if change.in_float:
+                _rescale(get_module(prepared, change.place), change)
+                _forget(found, change)
+                continue
+            before = found.get(change.place, Change(change.place))
+            said = {name: value for name, value in vars(change).items() if value is not None}
+            found[change.place] = replace(before, **said)
+        return replace(self, prepared=prepared, changes=found)
+
+    def prepared_model(self) -> PreparedModule:
+        """The calibrated model with the changes; the one that it was made from stays as it is."""
+        made = _copied(self.prepared)
+        groups = prepared_state(made).sites.groups()
+        for place, change in self.changes.items():
+            if change.activation is not None:
+                observer = _fixed(change.activation)
+                for name in groups[place]:
+                    set_module(made, name, observer)
+            else:
+                _change_weights(get_module(made, place), change)
+        return made
+
+    def conversion(self) -> ConvertRequest:
+        """What is asked of its conversion."""
+        chosen = {c.place: c.qparams for c in self.changes.values() if c.qparams is not None}
+        return replace(self.request, weight_qparams=chosen)
+
+    def reference(self) -> ReferenceModel:
+        """What it is converted to."""
+        return convert_to_reference(self.prepared_model(), request=self.conversion())
+
+    def twin(self) -> Twin:
+        """The float model and the reference model of this draft, to walk through side by side."""
+        return Twin(self.prepared, self.reference())
+
+
+def weighted_part(module: nn.Module) -> nn.Module:
+    """The part of a (fused) module that has the weight.
+
+    >>> weighted_part(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    return module[0] if isinstance(module, nn.Sequential) and len(module) else module
+
+
+def _copied(prepared: PreparedModule) -> PreparedModule:
+    return rebuilt(PreparedModule, prepared, shallow_copy(prepared))
+
+
+def _forget(found: dict[str, Change], change: Change) -> None:
+    """What was chosen for the weights as they were."""
+    before = found.pop(change.place, None)
+    if before is not None and change.divided is None:
+        found[change.place] = replace(before, weight=None, qparams=None)
+
+
+def _rescale(module: nn.Module, change: Change) -> None:
+    part: Any = weighted_part(module)
+    if change.divided is not None:
+        for name in ("weight", "bias"):
+            tensor = part._parameters.get(name)
+            if tensor is not None:
+                by = change.divided.reshape(-1, *[1] * (tensor.dim() - 1))
+                part._parameters[name] = nn.Parameter(tensor.detach() / by, requires_grad=False)
+    if change.multiplied is not None:
+        weight, groups = part.weight.detach(), int(getattr(part, "groups", 1))
+        inputs = change.multiplied.reshape(groups, 1, weight.shape[1], 1)
+        rows = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1) * inputs
+        part._parameters["weight"] = nn.Parameter(rows.reshape(weight.shape), requires_grad=False)
+
+
+def _fixed(found: ObservedQParams) -> FixedQParamsObserver:
+    assert found.scale is not None and found.zero_point is not None
+    return FixedQParamsObserver(
+        float(found.scale),
+        int(found.zero_point),
+        dtype=found.dtype,
+        qscheme=found.qscheme or torch.per_tensor_affine,
+        quant_min=found.quant_min,
+        quant_max=found.quant_max,
+    )
+
+
+def _change_weights(module: nn.Module, change: Change) -> None:
+    part = weighted_part(module)
+    for name in ("weight", "bias"):
+        tensor = getattr(change, name)
+        if tensor is not None:
+            part._parameters[name] = nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,154 @@
+"""Ranges of activations, chosen by the error of the operators that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from backquant.accuracy.figures import ErrorSums
+from backquant.accuracy.nodes import run_node
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.draft import Change, Draft
+from backquant.accuracy.recipes.histogram_ranges import entropy_range, percentile_range
+from backquant.accuracy.twin import Twin, Walk
+from backquant.dtypes import ObservedQParams, QParams, quantize_tensor
+from backquant.graph import get_module
+from backquant.observe import HistogramObserver
+
+_BATCHES = 2  # each range is one more run of every operator
+_SHARES = (1.25, 1.6, 2.5, 0.85, 0.7, 0.5)  # of a range
+_PERCENTILES = (99.9, 99.99, 99.999)
+_LEAST = 1e-12  # of a scale
+
+
+def ranges(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """The range of each activation with which those who read it err least at their own output (an operator
+    that moves values: at the value itself). Tried are shares of what was measured (the least squared error
+    where a histogram did), percentiles, and the range of least entropy.
+    """
+    twin = draft.twin()
+    chosen = {
+        head: [qparams, *_candidates(get_module(draft.prepared, head), qparams)]
+        for head, qparams in observed_ranges(twin).items()
+    }
+    losses: dict[str, list[list[ErrorSums]]] = {
+        head: [[] for _ in tried] for head, tried in chosen.items()
+    }
+    heads = heads_by_value(twin, chosen)
+    for walk in islice(bench.walks(twin, lambda _: False), _BATCHES if chosen else 0):
+        for position, node in enumerate(twin.nodes):
+            walk.to(position)
+            for head, read in _read_by(node, heads).items():
+                _try_ranges(twin, walk, node, read, chosen[head], losses[head])
+    for head, tried in chosen.items():
+        found = [sum(sums.loss for sums in each) for each in losses[head]]
+        best = min(range(len(found)), key=found.__getitem__) if any(found) else 0
+        if best and found[best] < 0.98 * found[0]:
+            yield Change(head, activation=tried[best])
+
+
+def _candidates(observer: nn.Module, qparams: ObservedQParams) -> Iterator[ObservedQParams]:
+    assert qparams.scale is not None
+    for share in _SHARES:
+        yield replace(qparams, scale=qparams.scale * share)
+    if not isinstance(observer, HistogramObserver) or not observer.min_val < observer.max_val:
+        return
+    low, high = observer.min_val.item(), observer.max_val.item()
+    values = observer.state.spread(observer.mantissa_bits, low, high)
+    for percent in _PERCENTILES:
+        yield over_range(qparams, *percentile_range(values, percent))
+    levels = qparams.quant_max - qparams.quant_min + 1
+    yield over_range(qparams, *entropy_range(values, levels))
+
+
+def over_range(qparams: ObservedQParams, low: float, high: float) -> ObservedQParams:
+    """The same integers over the range from ``low`` to ``high`` and zero."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    steps = qparams.quant_max - qparams.quant_min
+    assert qparams.scale is not None and qparams.zero_point is not None
+    if qparams.qscheme in (torch.per_tensor_symmetric, torch.per_channel_symmetric):
+        scale = max(2 * max(-low, high) / steps, _LEAST)
+        return replace(qparams, scale=torch.full_like(qparams.scale, scale))
+    scale = max((high - low) / steps, _LEAST)
+    zero_point = torch.full_like(qparams.zero_point, round(qparams.quant_min - low / scale))
+    return replace(qparams, scale=torch.full_like(qparams.scale, scale), zero_point=zero_point)
+
+
+def observed_ranges(twin: Twin) -> dict[str, ObservedQParams]:
+    """Activations with one measured scale, by the head of their group; those that are shared have many
+    readers, which are asked, too."""
+    found: dict[str, ObservedQParams] = {}
+    sites = twin.record.sites
+    known = {site.name for site in sites.sites}
+    for site in sites.sites:
+        qparams = twin.record.qparams.get(site.name)
+        if qparams is None or qparams.scale is None or qparams.scale.numel() != 1:
+            continue
+        if site.role.value in ("weight", "bias") or site.group not in known:
+            continue
+        found.setdefault(site.group, qparams)
+    return found
+
+
+def _try_ranges(
+    twin: Twin,
+    walk: Walk,
+    node: fx.Node,
+    read: list[fx.Node],
+    tried: list[ObservedQParams],
+    losses: list[list[ErrorSums]],
+) -> None:
+    """Run ``node`` with ``read``, what it reads of one observer, rounded, for each range."""
+    if node.name not in twin.of:
+        return
+    wanted = run_node(twin.float_graph, node, lambda source: walk.values[source.name])
+    if not isinstance(wanted, Tensor) or not wanted.is_floating_point():
+        return
+    for place, qparams in enumerate(tried):
+
+        def value(source: fx.Node, qparams: ObservedQParams = qparams) -> Any:
+            found = walk.values[source.name]
+            return rounded(found, qparams) if source in read else found
+
+        sums = ErrorSums()
+        sums.add(wanted, run_node(twin.float_graph, node, value))
+        losses[place].append(sums)
+
+
+def heads_by_value(twin: Twin, heads: Container[str]) -> dict[str, list[str]]:
+    """The observers of each value, by their heads."""
+    found: dict[str, dict[str, None]] = {}
+    for site in twin.record.sites.sites:
+        if site.group in heads:
+            found.setdefault(site.value, {})[site.group] = None
+    return {value: list(of) for value, of in found.items()}
+
+
+def _read_by(node: fx.Node, heads: Mapping[str, list[str]]) -> dict[str, list[fx.Node]]:
+    """What ``node`` reads, by the head of its observer."""
+    found: dict[str, list[fx.Node]] = {}
+    for source in node.all_input_nodes:
+        for head in heads.get(source.name, ()):
+            found.setdefault(head, []).append(source)
+    return found
+
+
+def rounded(x: Any, qparams: ObservedQParams) -> Any:
+    """``x`` as its integers have it; what is no float tensor as it is.
+
+    >>> one = torch.tensor([0.5]), torch.tensor([0])
+    >>> rounded(torch.tensor([0.6]), ObservedQParams(*one, -128, 127, torch.qint8))
+    tensor([0.5000])
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    assert qparams.scale is not None and qparams.zero_point is not None
+    scale, zero_point = qparams.scale.reshape(()), qparams.zero_point.reshape(())
+    bounds = qparams.quant_min, qparams.quant_max
+    made = quantize_tensor(x, QParams(scale, zero_point, *bounds, qparams.dtype))
+    return (made.float() - zero_point) * scale

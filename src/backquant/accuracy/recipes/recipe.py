@@ -1,0 +1,91 @@
+"""Recipes: which steps, in which order. Data, in YAML, that can be shared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backquant.accuracy.recipes.steps import STEPS
+from backquant.errors import UsageError, did_you_mean
+
+BUILT_IN = ("default", "better", "best")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A name, and the steps in order.
+
+    >>> Recipe("mine", ("ranges", "bias-correction")).to_dict()
+    {'name': 'mine', 'steps': ['ranges', 'bias-correction']}
+    """
+
+    name: str
+    steps: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a file has it."""
+        return {"name": self.name, "steps": list(self.steps)}
+
+
+def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
+    """A built-in recipe by name, one in a YAML file, or a list of steps.
+
+    Raises ``UsageError`` for a name that is none, an unknown step, a file that is no recipe.
+
+    >>> recipe_of("default").steps, recipe_of(["gptq"]).name
+    ((), 'gptq')
+    """
+    if not isinstance(given, str | os.PathLike):
+        if not isinstance(given, Sequence) or not all(isinstance(step, str) for step in given):
+            raise _refused(f"{type(given).__name__} is no recipe", f"recipe={given!r}")
+        return _checked(Recipe(", ".join(given), tuple(given)), f"recipe={list(given)!r}")
+    name = os.fspath(given)
+    if name in BUILT_IN:
+        text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        return _read(text, name)
+    if not Path(name).is_file():
+        raise _refused(
+            f"there is no recipe {name!r}",
+            f"recipe={name!r}",
+            did_you_mean(name, BUILT_IN, _KNOWN),
+        )
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused("the file is no recipe", f"recipe={name!r}") from error
+    return _read(text, name)
+
+
+def _read(text: str, where: str) -> Recipe:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _refused("the file is no recipe", where) from error
+    name, steps = (data.get("name"), data.get("steps")) if isinstance(data, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(steps, list):
+        raise _refused("the file is no recipe", where)
+    if not all(isinstance(step, str) for step in steps):
+        raise _refused("the file is no recipe", where)
+    return _checked(Recipe(name, tuple(steps)), where)
+
+
+def _checked(recipe: Recipe, where: str) -> Recipe:
+    for step in recipe.steps:
+        if step not in STEPS:
+            known = ", ".join(STEPS)
+            fix = did_you_mean(step, STEPS, f"one of {known}")
+            raise _refused(f"there is no step {step!r}", where, fix)
+    return recipe
+
+
+_KNOWN = 'recipe="better", recipe=["ranges", "bias-correction"], or a YAML file: {name: mine, steps: [gptq]}'
+
+
+def _refused(what: str, where: str, fix: str = _KNOWN) -> UsageError:
+    return UsageError(what, where=where, fix=fix)

@@ -1,0 +1,298 @@
+"""Steps that scale channels: what makes them is divided, the weights that read them are multiplied.
+
+The float model computes the same. It only quantizes better: channels of like size lose less in one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backquant.accuracy.grid import Grid, columns, positions
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.channels import Bridge, bridges_of, observers_of
+from backquant.accuracy.recipes.draft import Change, Draft, Together
+from backquant.accuracy.recipes.layers import Layer
+from backquant.accuracy.recipes.ranges import heads_by_value, observed_ranges, over_range, rounded
+from backquant.accuracy.twin import Twin
+from backquant.dtypes import ObservedQParams, block_of
+from backquant.observe.qparams import measure
+from backquant.prepare import prepared_state
+from backquant.prepare.requests import ObserverSource
+
+_ROWS = 256  # inputs of a layer that are looked at, of all batches
+_MOST = 1e4  # of a factor, and one by it the least
+_ROUNDS = 20
+_STRENGTHS = (0.25, 0.5, 0.75)
+_AWQ_STRENGTHS = tuple(step / 10 for step in range(1, 11))
+
+
+@dataclass
+class _Seen:
+    """Of a bridge on the data: the largest and the mean absolute value of each channel, and inputs of its
+    readers, ``(groups, rows, columns)``."""
+
+    largest: Tensor
+    total: Tensor
+    count: int = 0
+    rows: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / max(self.count, 1)
+
+
+def equalization(draft: Draft, bench: Bench) -> Iterator[Together]:
+    """Cross-layer equalization: the weights that make a channel and those that read it get one range.
+
+    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
+    (arXiv 1906.04721), equation 11, repeated over all pairs until nothing changes.
+    """
+    twin = draft.twin()
+    found = [bridge for bridge in bridges_of(twin) if bridge.layer is not None]
+    factors = equalized(found)
+    yield from _proposed(draft, bench, twin, list(zip(found, factors, strict=True)))
+
+
+def equalized(bridges: list[Bridge]) -> list[Tensor]:
+    """What the channels of each are divided by."""
+    weights: dict[str, Tensor] = {}
+    for bridge in bridges:
+        for layer in (bridge.layer, *bridge.readers):
+            assert layer is not None
+            weights[layer.path] = columns(layer.weight, layer.groups).clone()
+    factors = [torch.ones(bridge.channels) for bridge in bridges]
+    for _ in range(_ROUNDS):
+        furthest = 0.0
+        for place, bridge in enumerate(bridges):
+            made = weights[bridge.source].abs().amax(-1).flatten()
+            read = _read_largest(bridge, weights)
+            factor = _factor((made / read).sqrt())
+            weights[bridge.source] /= factor.reshape((*weights[bridge.source].shape[:2], 1))
+            for layer in bridge.readers:
+                weights[layer.path] *= _spread(factor, layer)
+            factors[place] = factors[place] * factor
+            furthest = max(furthest, float((factor.log().abs()).max()))
+        if furthest < 1e-3:
+            break
+    return factors
+
+
+def smoothquant(draft: Draft, bench: Bench) -> Iterator[Together]:
+    """Migrate the large channels of activations into the weights that read them, behind norms as well; of
+    several strengths that with which these layers err least, with both rounded.
+
+    Source: Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
+    Models", 2022 (arXiv 2211.10438), equation 4.
+    """
+
+    def candidates(seen: _Seen, read: Tensor) -> Iterator[Tensor]:
+        for strength in _STRENGTHS:
+            yield smoothed(seen.largest, read, strength)
+
+    yield from _chosen(draft, bench, candidates)
+
+
+def smoothed(largest: Tensor, weights: Tensor, strength: float) -> Tensor:
+    """Equation 4: from the largest values of each channel and the largest weights that read it.
+
+    >>> smoothed(torch.tensor([100.0, 1.0]), torch.tensor([1.0, 1.0]), 0.5)
+    tensor([10.,  1.])
+    """
+    return _factor(largest**strength / weights ** (1 - strength))
+
+
+def awq(draft: Draft, bench: Bench) -> Iterator[Together]:
+    """Weights that read large channels get a finer grid: channels are divided by a power of their mean size,
+    the one with which the layers that read them err least.
+
+    Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023
+    (arXiv 2306.00978), equations 4 and 5.
+    """
+
+    def candidates(seen: _Seen, _: Tensor) -> Iterator[Tensor]:
+        for strength in _AWQ_STRENGTHS:
+            factor = _factor(seen.mean**strength)
+            yield factor / (factor.max() * factor.min()).sqrt()
+
+    yield from _chosen(draft, bench, candidates)
+
+
+def _factor(x: Tensor) -> Tensor:
+    """Where there is nothing to compare, nothing is scaled."""
+    usable = torch.isfinite(x) & (x > 0)
+    return torch.where(usable, x, torch.ones_like(x)).clamp(1 / _MOST, _MOST)
+
+
+def _weights(bridge: Bridge) -> dict[str, Tensor]:
+    return {layer.path: columns(layer.weight, layer.groups) for layer in bridge.readers}
+
+
+def _read_largest(bridge: Bridge, weights: Mapping[str, Tensor]) -> Tensor:
+    """The largest weight by which each channel is read."""
+    found = []
+    for layer in bridge.readers:
+        inputs = layer.weight.shape[1]
+        rows = weights[layer.path].abs().amax(1).reshape(layer.groups, inputs, -1)
+        found.append(rows.amax(-1).flatten())
+    return torch.stack(found).amax(0)
+
+
+def _spread(factor: Tensor, layer: Layer) -> Tensor:
+    """``(groups, 1, columns)``: the factor of the channel that each column reads."""
+    inputs = layer.weight.shape[1]
+    taps = columns(layer.weight, layer.groups).shape[-1] // inputs
+    return factor.reshape(layer.groups, 1, inputs).repeat_interleave(taps, -1)
+
+
+def _chosen(
+    draft: Draft, bench: Bench, candidates: Callable[[_Seen, Tensor], Iterable[Tensor]]
+) -> Iterator[Together]:
+    """The factors with which the readers of each bridge err least, where any helps."""
+    twin = draft.twin()
+    bridges = list(bridges_of(twin))
+    ranges = _activations(twin, bridges)
+    chosen = []
+    for bridge, seen in zip(bridges, _looked_at(bench, twin, bridges), strict=True):
+        least, best = 0.98 * _error(bridge, seen, torch.ones(bridge.channels), ranges), None
+        for factor in candidates(seen, _read_largest(bridge, _weights(bridge))):
+            error = _error(bridge, seen, factor, ranges)
+            if error < least:
+                least, best = error, factor
+        if best is not None:
+            chosen.append((bridge, best))
+    yield from _proposed(draft, bench, twin, chosen)
+
+
+def _looked_at(bench: Bench, twin: Twin, bridges: list[Bridge]) -> list[_Seen]:
+    readers: dict[str, list[tuple[int, Layer]]] = {}
+    for place, bridge in enumerate(bridges):
+        for layer in bridge.readers:
+            readers.setdefault(layer.nodes[0].name, []).append((place, layer))
+    seen = [_Seen(torch.zeros(each.channels), torch.zeros(each.channels)) for each in bridges]
+    many = max(1, _ROWS // max(1, len(bench.fitting)))
+    for walk in bench.walks(twin, lambda _: False):
+        for position, node in enumerate(twin.nodes):
+            walk.to(position)
+            for place, layer in readers.get(node.name, ()):
+                args, kwargs = walk.inputs_of(node)
+                x = args[0] if args else next(iter(kwargs.values()))
+                _look(seen[place], layer, x.float(), bridges[place].axis, many)
+    return seen
+
+
+def _look(seen: _Seen, layer: Layer, x: Tensor, axis: int, many: int) -> None:
+    sizes = x.movedim(axis, 0).flatten(1).abs()
+    seen.largest = torch.maximum(seen.largest, sizes.amax(1))
+    seen.total, seen.count = seen.total + sizes.sum(1), seen.count + sizes.shape[1]
+    samples = x[:4] if x.dim() > -axis and axis < -1 else x
+    rows = positions(layer.float_part, samples)
+    seen.rows.setdefault(layer.path, []).append(rows[:, :: max(1, rows.shape[1] // many)])
+
+
+def _activations(twin: Twin, bridges: list[Bridge]) -> dict[str, ObservedQParams]:
+    """How the input of each reader is quantized, where that is measured in calibration."""
+    ranges = observed_ranges(twin)
+    heads = heads_by_value(twin, ranges)
+    found = {}
+    for bridge in bridges:
+        for layer in bridge.readers:
+            for source in layer.nodes[0].all_input_nodes[:1]:
+                for head in heads.get(source.name, ())[:1]:
+                    found[layer.path] = ranges[head]
+    return found
+
+
+def _error(
+    bridge: Bridge, seen: _Seen, factor: Tensor, ranges: Mapping[str, ObservedQParams]
+) -> float:
+    """Of the outputs of its readers, each by its own size, with inputs and weights rounded to the nearest."""
+    total = 0.0
+    for layer in bridge.readers:
+        x, weight = torch.cat(seen.rows[layer.path], 1), columns(layer.weight, layer.groups)
+        spread = _spread(factor, layer)
+        wanted = x @ weight.mT
+        scaled, activation = x / spread, ranges.get(layer.path)
+        if activation is not None:
+            scaled = rounded(
+                scaled, over_range(activation, float(scaled.min()), float(scaled.max()))
+            )
+        made = _regrid(layer, weight * spread).nearest(weight * spread)
+        error = (scaled @ made.mT - wanted).double().pow(2).sum()
+        total += float(error / wanted.double().pow(2).sum().clamp(min=1e-20))
+    return total
+
+
+def _regrid(layer: Layer, weight: Tensor) -> Grid:
+    """The grid of a layer whose weight is now ``weight``: scales follow the largest of what shares them."""
+    grid = layer.grid()
+    before = _shared_largest(layer, columns(layer.weight, layer.groups))
+    after = _shared_largest(layer, weight)
+    ratio = torch.where(before > 0, after / before.clamp(min=1e-30), torch.ones_like(after))
+    return replace(grid, scale=grid.scale * ratio.clamp(min=1e-12))
+
+
+def _shared_largest(layer: Layer, weight: Tensor) -> Tensor:
+    """For each weight the largest of those that share its scale."""
+    scale: Tensor = layer.reference.weight_scale
+    size = weight.abs()
+    block = block_of(layer.weight.shape, scale.shape) if scale.dim() > 1 else None
+    if block is not None and block[0] == 1 and weight.shape[0] == 1:
+        width = weight.shape[-1] * block[1] // layer.weight.shape[1]
+        padded = torch.nn.functional.pad(size, (0, -size.shape[-1] % width))
+        largest = padded.unflatten(-1, (-1, width)).amax(-1).repeat_interleave(width, -1)
+        found: Tensor = largest[..., : size.shape[-1]]
+        return found
+    if scale.numel() == 1:
+        return size.amax().expand(size.shape)
+    return size.amax(-1, keepdim=True).expand(size.shape)
+
+
+def _proposed(
+    draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[Bridge, Tensor]]
+) -> Iterator[Together]:
+    """The changes of each bridge with its new ranges, which are measured anew."""
+    usable = []
+    for bridge, factor in chosen:
+        heads = observers_of(bridge, twin)
+        if heads is not None and not torch.allclose(factor, torch.ones_like(factor), rtol=1e-3):
+            usable.append((bridge, factor, heads))
+    measured = _measured(draft, bench, twin, usable)
+    for bridge, factor, heads in usable:
+        found = [Change(head, activation=measured[head]) for head in heads if head in measured]
+        read = [Change(layer.path, multiplied=factor) for layer in bridge.readers]
+        yield (Change(bridge.source, divided=factor), *read, *found)
+
+
+def _measured(
+    draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[Bridge, Tensor, tuple[str, ...]]]
+) -> dict[str, ObservedQParams]:
+    """What observers like those that are there say of the scaled values, by the heads; of all batches, since
+    those that are there saw all."""
+    record = prepared_state(draft.prepared)
+    source = ObserverSource(record.backend_config, record.qconfig_mapping)
+    ranges = observed_ranges(twin)
+    groups: dict[str, list[str]] = {}
+    for site in twin.record.sites.sites:
+        groups.setdefault(site.group, []).append(site.value)
+    observers: dict[str, Any] = {}
+    wanted: dict[str, list[tuple[str, Tensor]]] = {}
+    for bridge, factor, heads in chosen:
+        by = factor.reshape(-1, *[1] * (-1 - bridge.axis))
+        for head in (head for head in heads if head in ranges):
+            observers[head] = source.make(record.sites[head].spec)
+            for value in groups[head]:
+                wanted.setdefault(value, []).append((head, by))
+    if not observers:
+        return {}
+    for walk in bench.walks(twin, lambda _: False, bench.held):
+        for position in range(len(twin.nodes)):
+            walk.to(position + 1)
+            name = twin.nodes[position].name
+            for head, by in wanted.get(name, ()):
+                observers[head](walk.values[name] / by)
+    return {head: measure(observer) for head, observer in observers.items()}

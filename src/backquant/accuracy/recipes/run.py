@@ -1,0 +1,68 @@
+"""Following a recipe: step after step, each kept as far as it helps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from backquant.accuracy.figures import decibels
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.draft import Draft
+from backquant.accuracy.recipes.recipe import Recipe
+from backquant.accuracy.recipes.steps import STEPS
+from backquant.accuracy.text import decibel_text
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gained: SQNR of the outputs in dB on batches that it was not fitted on, and how many of
+    the changes that it proposed were kept.
+
+    >>> print(StepResult("gptq", 21.0, 24.5, 8, 9, 1.5))
+    gptq: 21.0 dB → 24.5 dB, 8 of 9 changes kept
+    """
+
+    step: str
+    before: float
+    after: float
+    kept: int
+    proposed: int
+    seconds: float
+
+    def __str__(self) -> str:
+        kept = f"{self.kept} of {self.proposed} changes kept"
+        return f"{self.step}: {decibel_text(self.before)} → {decibel_text(self.after)}, {kept}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def followed(
+    recipe: Recipe,
+    draft: Draft,
+    batches: Iterable[Any],
+    told: Callable[[int, int | None], None] | None = None,
+) -> tuple[Draft, tuple[StepResult, ...]]:
+    """``draft`` as ``recipe`` makes it, and what each step gained. ``told``: called after each step.
+
+    Raises ``CalibrationError`` and ``InputError`` as calibration does.
+    """
+    bench = Bench(draft, batches)
+    loss, results = bench.loss(draft), []
+    for position, name in enumerate(recipe.steps):
+        before, start = loss, time.monotonic()
+        with torch.no_grad():
+            changes = list(STEPS[name](draft, bench))
+        draft, loss, kept = bench.kept(draft, changes, before)
+        seconds = round(time.monotonic() - start, 2)
+        results.append(
+            StepResult(name, decibels(before), decibels(loss), kept, len(changes), seconds)
+        )
+        if told is not None:
+            told(position + 1, len(recipe.steps))
+    return draft, tuple(results)

@@ -1,0 +1,157 @@
+"""The steps of recipes: each proposes changes to a draft; what helps at the outputs is kept.
+
+No step needs labels. Weights are judged on what their layer reads in the quantized model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from backquant.accuracy.grid import columns, gram
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
+from backquant.accuracy.recipes.layers import Layer, layers_of
+from backquant.accuracy.recipes.ranges import ranges
+from backquant.accuracy.recipes.rescale import awq, equalization, smoothquant
+from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
+from backquant.accuracy.twin import Twin, Walk
+
+__all__ = ["STEPS", "Step"]
+
+#: From a draft and the data to the changes that it proposes.
+Step = Callable[[Draft, Bench], Iterable[Change | Together]]
+
+_SUMS_AT_ONCE = 1 << 28  # bytes of gram matrices in memory
+
+
+def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Take the mean error of each output channel out of the bias, layer by layer in the order of the graph,
+    on what the layers before give once they are corrected.
+
+    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
+    (arXiv 1906.04721), appendix D, the empirical form.
+    """
+    twin = draft.twin()
+    layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=True)}
+    in_float = list(bench.walks(twin, lambda _: False))
+    quantized = list(bench.walks(twin, lambda _: True))
+    for position, node in enumerate(twin.nodes):
+        for walk in (*in_float, *quantized):
+            walk.to(position)
+        layer = layers.get(node.name)
+        if layer is None or len(layer.nodes) > 1:
+            continue
+        shift = _mean_shift(layer, node, in_float, quantized)
+        bias = layer.reference.bias
+        corrected = (torch.zeros_like(shift) if bias is None else bias.detach()) - shift
+        layer.reference.register_parameter("bias", torch.nn.Parameter(corrected, False))
+        yield Change(layer.path, bias=corrected)
+
+
+def _mean_shift(layer: Layer, node: fx.Node, in_float: list[Walk], quantized: list[Walk]) -> Tensor:
+    """Of each output channel, over all batches and positions."""
+    axis = -1 if isinstance(layer.float_part, torch.nn.Linear) else 1
+    sums, count = 0.0, 0
+    for one, other in zip(in_float, quantized, strict=True):
+        wanted = layer.float_part(_input(one, node))
+        error = layer.reference(_input(other, node)) - wanted
+        error = error.movedim(axis, 0).flatten(1)
+        sums, count = sums + error.double().sum(1), count + error.shape[1]
+    return torch.as_tensor(sums / max(count, 1)).float()
+
+
+def _input(walk: Walk, node: fx.Node) -> Any:
+    args, kwargs = walk.inputs_of(node)
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Smaller scales for weights where what is clipped loses less than what is finer gains, by the error of
+    the layer's output. See ``rounding.clipped``."""
+    for layer, hessian in _judged(draft, bench):
+        scale = layer.reference.weight_scale
+        share = clipped(columns(layer.weight, layer.groups), hessian, layer.grid())
+        if scale.numel() == 1:
+            factor = share.min().reshape(scale.shape)
+        elif scale.shape[0] == share.numel():
+            factor = share.reshape(-1, *[1] * (scale.dim() - 1))
+        else:
+            continue
+        if bool((factor < 1).any()):
+            yield Change(layer.path, qparams={**layer.qparams(), "scale": scale * factor})
+
+
+def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Weights rounded by GPTQ; see ``rounding.gptq``. Rows that lose more than to the nearest keep that."""
+    for layer, hessian in _judged(draft, bench):
+        weight, grid = columns(layer.weight, layer.groups), layer.grid()
+        made = gptq(weight, hessian, grid)
+        best = better_rows(weight, hessian, grid.nearest(weight), made)
+        yield _rounding(layer, best)
+
+
+def adaround_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Weights rounded by AdaRound or, row by row, by GPTQ with single weights turned, whichever loses less;
+    see ``rounding``."""
+    for layer, hessian in _judged(draft, bench):
+        weight, grid = columns(layer.weight, layer.groups), layer.grid()
+        turned = descended(weight, hessian, grid, gptq(weight, hessian, grid), most=64)
+        best = better_rows(weight, hessian, grid.nearest(weight), turned)
+        yield _rounding(layer, better_rows(weight, hessian, best, adaround(weight, hessian, grid)))
+
+
+def _rounding(layer: Layer, made: Tensor) -> Change:
+    return Change(layer.path, weight=made.reshape(layer.weight.shape), qparams=layer.qparams())
+
+
+def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Tensor]]:
+    """Each layer with the mean of ``x x^T`` over what it reads in the quantized model.
+
+    The matrices of as many layers as fit are summed in one pass over the data. Weights are those of the float
+    model: what was rounded before is rounded anew.
+    """
+    twin = draft.twin()
+    original = dict(draft.prepared.named_modules())
+    waiting = list(layers_of(twin))
+    while waiting:
+        now: list[Layer] = []
+        size = 0
+        while waiting and (not now or size < _SUMS_AT_ONCE):
+            now.append(waiting.pop(0))
+            size += 4 * now[-1].groups * columns(now[-1].weight, now[-1].groups).shape[-1] ** 2
+        for layer, hessian in zip(now, _grams(bench, twin, now), strict=True):
+            yield replace(layer, float_part=weighted_part(original[layer.path])), hessian
+
+
+def _grams(bench: Bench, twin: Twin, layers: list[Layer]) -> list[Tensor]:
+    readers = {node.name: i for i, layer in enumerate(layers) for node in layer.nodes}
+    last = max(twin.place[name] for name in readers)
+    sums: list[Any] = [0.0] * len(layers)
+    counts = [0] * len(layers)
+    with torch.no_grad():
+        for walk in bench.walks(twin, lambda _: True):
+            for position, node in enumerate(twin.nodes[: last + 1]):
+                walk.to(position)
+                index = readers.get(node.name)
+                if index is not None:
+                    found, count = gram(layers[index].float_part, _input(walk, node))
+                    sums[index], counts[index] = sums[index] + found, counts[index] + count
+    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+
+
+#: By the words that recipes use.
+STEPS: dict[str, Step] = {
+    "equalization": equalization,
+    "smoothquant": smoothquant,
+    "awq": awq,
+    "ranges": ranges,
+    "weight-clipping": weight_clipping,
+    "gptq": gptq_weights,
+    "adaround": adaround_weights,
+    "bias-correction": bias_correction,
+}

@@ -1,0 +1,142 @@
+"""A search as a self-contained page: the Pareto front, what was tried, what each operator became."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jinja2
+
+from backquant.accuracy.figures import decibels
+from backquant.accuracy.search.result import SearchResult
+from backquant.accuracy.search.text import (
+    ROW_HEADS,
+    TRIAL_HEADS,
+    answer,
+    cells,
+    combination_name,
+    row_cells,
+)
+from backquant.accuracy.text import decibel_text
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
+_WIDTH, _HEIGHT = 900, 390
+_TICKS = 6
+
+
+def search_page(found: SearchResult) -> str:
+    """The page, as text."""
+    best = found.best
+    cards = [("budget", "kept" if found.met else "NOT kept", str(found.budget))]
+    cards.append(
+        ("outputs", decibel_text(decibels(best.loss)), f"{len(found.trials)} combinations")
+    )
+    if best.metric is not None:
+        cards.append(("metric", f"{best.metric:.5g}", f"{found.in_float:.5g} in float"))
+    if best.ms is not None and best.float_ms is not None:
+        cards.append(("one call", f"{best.ms:.3g} ms", f"{best.float_ms:.3g} ms in float"))
+    cards.append(("weights", f"{best.bytes / 1e6:.3g} MB", f"{best.bitops:.3g} bit-operations"))
+    plot = _Plot(found)
+    trials = [
+        (
+            combination_name(found, trial),
+            "missed" if trial.misses(found.budget) else "kept",
+            *cells(trial),
+        )
+        for trial in found.trials
+    ]
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [
+                jinja2.PackageLoader(f"backquant.{room}", ".")
+                for room in ("accuracy.search", "accuracy")
+            ]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        title=found.model.record.model or "model",
+        backend=found.model.backend_config.name,
+        budget=str(found.budget),
+        answer=answer(found),
+        cards=cards,
+        hindrance=found.hindrance,
+        plot=plot.drawn(),
+        limits=list(plot.limits()),
+        tables=[
+            ("What each operator became", ROW_HEADS, [row_cells(row) for row in found.rows], 3),
+            ("What was tried", TRIAL_HEADS, trials, 2),
+        ],
+    )
+
+
+class _Plot:
+    """Time (or bit-operations) against SQNR; what has no error stands at the top."""
+
+    def __init__(self, found: SearchResult) -> None:
+        self.found = found
+        self.is_timed = found.best.ms is not None
+        front = [(self._cost(point), decibels(point.loss)) for point in found.front]
+        trials = [(self._cost(trial), decibels(trial.loss)) for trial in found.trials]
+        levels = [level for _, level in front + trials if math.isfinite(level)] or [0.0, 60.0]
+        self.low, self.high = math.floor(min(levels)) - 1, math.ceil(min(max(levels), 90.0)) + 3
+        self.most = 1.08 * max((cost for cost, _ in front + trials), default=1.0) or 1.0
+        self.front, self.trials = sorted(front), trials
+
+    def _cost(self, point: Any) -> float:
+        return float((point.ms or 0.0) if self.is_timed else point.bitops)
+
+    def x(self, cost: float) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * min(cost / self.most, 1.0), 1)
+
+    def y(self, level: float) -> float:
+        share = (min(max(level, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(_BOTTOM - (_BOTTOM - _TOP) * share, 1)
+
+    def drawn(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "width": _WIDTH,
+            "height": _HEIGHT,
+            "left": _LEFT,
+            "right": _RIGHT,
+            "top": _TOP,
+            "bottom": _BOTTOM,
+            "x_name": "milliseconds of one call" if self.is_timed else "bit-operations",
+            "x_ticks": [
+                (self.x(cost), f"{cost:.3g}")
+                for cost in (self.most * i / _TICKS for i in range(_TICKS + 1))
+            ],
+            "y_ticks": [
+                (self.y(level), f"{level:.0f}")
+                for level in (
+                    self.low + (self.high - self.low) * i / _TICKS for i in range(_TICKS + 1)
+                )
+            ],
+            "line": " ".join(f"{self.x(cost)},{self.y(level)}" for cost, level in self.front),
+            "dots": [
+                {
+                    "x": self.x(cost),
+                    "y": self.y(level),
+                    "kept": not trial.misses(found.budget),
+                    "best": trial.picks == found.best.picks,
+                    "tip": f"{combination_name(found, trial)}: {', '.join(filter(None, cells(trial)))}",
+                }
+                for trial, (cost, level) in zip(found.trials, self.trials, strict=True)
+            ],
+        }
+
+    def limits(self) -> Iterator[tuple[float, float, float, float]]:
+        """Lines of the budget, where it is one of time or SQNR."""
+        budget = self.found.budget
+        times = [budget.max_ms] if budget.max_ms is not None else []
+        if budget.max_ratio is not None and self.found.best.float_ms is not None:
+            times.append(budget.max_ratio * self.found.best.float_ms)
+        for time in times if self.is_timed else ():
+            yield self.x(time), _TOP, self.x(time), _BOTTOM
+        if budget.min_sqnr is not None:
+            yield _LEFT, self.y(budget.min_sqnr), _RIGHT, self.y(budget.min_sqnr)

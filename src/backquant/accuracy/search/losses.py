@@ -1,0 +1,87 @@
+"""What each unit costs at the outputs when it alone is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from backquant.accuracy.figures import ErrorSums, float_tensors, loss_of
+from backquant.accuracy.nodes import placeholders
+from backquant.accuracy.recipes.ranges import rounded
+from backquant.accuracy.twin import Twin, Walk
+from backquant.dtypes import ObservedQParams
+
+#: Forward passes that a sensitivity may take for each batch of calibration.
+PASSES = 6
+
+
+def batches_that_fit(units: int, calibration: int, held: int) -> int:
+    """How many batches are looked at, so that a search costs a few calibrations: one unit costs about half of
+    a forward pass.
+
+    >>> batches_that_fit(units=20, calibration=8, held=8), batches_that_fit(400, 1, 8)
+    (4, 1)
+    """
+    return max(1, min(held, int(PASSES * calibration / max(1.0, units / 2))))
+
+
+def losses_alone(
+    twin: Twin,
+    units: Sequence[tuple[int, ...]],
+    values: Sequence[str],
+    batch: Any,
+    told: Callable[[], None] = lambda: None,
+) -> tuple[list[float], list[float]]:
+    """The relative error power of the outputs: with the groups of one unit quantized, for each unit; with
+    the value of one node rounded as its first observer does, for each of ``values``.
+
+    What lies before is computed once for all. ``told``: called for each unit and value.
+    """
+    qparams = _rounding(twin)
+    steps: list[tuple[int, bool, int]] = []
+    for place, groups in enumerate(units):
+        if groups:
+            steps.append((min(twin.first(group) for group in groups), True, place))
+    steps += [(twin.place[name] + 1, False, i) for i, name in enumerate(values) if name in qparams]
+    found = [0.0] * len(units), [0.0] * len(values)
+    with torch.no_grad():
+        inputs = placeholders(twin.float_graph, batch, 0)
+        wanted = float_tensors(Walk(twin, inputs, lambda _: False).output())
+        walk = Walk(twin, inputs, lambda _: False)
+        for first, is_unit, place in sorted(steps):
+            walk.to(first)
+            if is_unit:
+                fork = walk.fork(frozenset(units[place]).__contains__)
+            else:
+                name = values[place]
+                fork = walk.fork(lambda _: False)
+                fork.values[name] = rounded(fork.values.get(name), qparams[name])
+            sums: list[ErrorSums] = []
+            add_errors(sums, wanted, float_tensors(fork.output()))
+            found[not is_unit][place] = loss_of(sums)
+            told()
+    return found
+
+
+def _rounding(twin: Twin) -> dict[str, ObservedQParams]:
+    """The qparams of each value that is observed with one scale, by the node that gives it."""
+    found: dict[str, ObservedQParams] = {}
+    for site in twin.record.sites.sites:
+        qparams = twin.record.qparams.get(site.name)
+        if qparams is None or qparams.scale is None or qparams.scale.numel() != 1:
+            continue
+        if site.role.value not in ("weight", "bias"):
+            found.setdefault(site.value, qparams)
+    return found
+
+
+def add_errors(
+    sums: list[ErrorSums], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> None:
+    """Count the tensors of one output in ``sums``, which has one entry for each."""
+    for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
+        if position == len(sums):
+            sums.append(ErrorSums())
+        sums[position].add(one, two)

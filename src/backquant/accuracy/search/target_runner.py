@@ -1,0 +1,197 @@
+"""The runtime of a deployment target as what runs the models of a search."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from backquant.accuracy.search.runners import PartTimes
+from backquant.deploy.session import RunningTarget, Session
+from backquant.files import workspace
+from backquant.graph import as_arguments
+from backquant.prepare import PreparedModule, unobserved
+from backquant.runtime import QuantizedModel
+from backquant.runtime.replay.timed import Clock, NodeTimes, stopwatch
+from backquant.speed.cost_table import Times, cost_table
+
+_ROUNDS = 4
+_KEPT = 3  # exported models
+_MICRO = 1e6
+_SIZES = 1 << 14, 1 << 19  # elements
+_LAYER = 1.0  # microseconds of a layer, whatever its size
+#: Writes a model that is called with these inputs to a file.
+Write = Callable[[QuantizedModel, Path, Any], object]
+
+
+def process_stopwatch(run: Callable[[], object]) -> float:
+    """As ``stopwatch``, with the CPU time of all threads: a runtime has threads of its own.
+
+    >>> 0 <= process_stopwatch(int) < 1
+    True
+    """
+    return stopwatch(run, time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+
+
+class TargetRunner:
+    """Exports each model, and runs it in the target's runtime. ``write``: what exports it."""
+
+    clock: Clock | None = staticmethod(process_stopwatch)
+
+    def __init__(self, target: RunningTarget, write: Write) -> None:
+        self.target, self.write = target, write
+        self._last: list[TargetModel] = []
+
+    def parts(
+        self,
+        prepared: PreparedModule,
+        made: QuantizedModel,
+        in_float: Callable[[], QuantizedModel],
+        example: Any,
+    ) -> PartTimes:
+        """From two profiles: all on integers, and all in float."""
+        args, kwargs = as_arguments(example)
+        graph = unobserved(prepared)
+        sizes = NodeTimes(graph, args, kwargs).sizes
+        floating, quantized = self.by_node(in_float(), example), self.by_node(made, example)
+        conversions = _Conversions(self.target, process_stopwatch)
+        times = Times(
+            _Profile(graph, _seconds(floating), sizes),
+            _Profile(made.graph_module, _seconds(quantized), sizes),
+            {},
+            conversions,
+        )
+        costs = cost_table(made, times)
+        outside = sum(floating.values()) - sum(unit.floating for unit in costs.units)
+        return PartTimes(costs, max(0.0, outside))
+
+    def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
+        """From a profile."""
+        runs = self.runnable(made)
+        found = runs.session(example).times(runs.inputs(example), _ROUNDS)
+        return {name: _MICRO * seconds for name, seconds in found.items()}
+
+    def floating(self, model: nn.Module, in_float: Callable[[], QuantizedModel]) -> nn.Module:  # noqa: ARG002
+        """The float model in the same runtime."""
+        return self.runnable(in_float())
+
+    def runnable(self, made: QuantizedModel) -> TargetModel:
+        """Exported when it is called, once for each shape of inputs. The last few are kept."""
+        known = next((runs for runs in self._last if runs.made is made), None)
+        if known is None:
+            known = TargetModel(made, self.target, self.write)
+            self._last = [*self._last[1 - _KEPT :], known]
+        return known
+
+
+class _Profile(NamedTuple):
+    module: fx.GraphModule
+    seconds: Mapping[str, float]
+    sizes: Mapping[str, int]
+
+
+def _seconds(micros: Mapping[str, float]) -> dict[str, float]:
+    return {name: value / _MICRO for name, value in micros.items() if name}
+
+
+class _Conversions:
+    """From two measurements each of a file that only quantizes, and of one that only dequantizes: what a call
+    takes by itself is no part of them."""
+
+    def __init__(self, target: RunningTarget, clock: Clock) -> None:
+        self._quantize, self._dequantize = (
+            _slope(target, clock, operator) for operator in ("QuantizeLinear", "DequantizeLinear")
+        )
+
+    def quantize(self, size: int) -> float:
+        return _LAYER + self._quantize * size
+
+    def dequantize(self, size: int) -> float:
+        return _LAYER + self._dequantize * size
+
+
+def _slope(target: RunningTarget, clock: Clock, operator: str) -> float:
+    """Microseconds of one more element."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    is_quantize = operator == "QuantizeLinear"
+    types = (TensorProto.FLOAT, TensorProto.UINT8)
+    given, made = types if is_quantize else types[::-1]
+    times = []
+    for size in _SIZES:
+        shape = (1, size // 64, 8, 8)
+        graph = helper.make_graph(
+            [helper.make_node(operator, ["x", "scale", "zero"], ["y"])],
+            "conversion",
+            [helper.make_tensor_value_info("x", given, shape)],
+            [helper.make_tensor_value_info("y", made, shape)],
+            [
+                helper.make_tensor("scale", TensorProto.FLOAT, (), [0.1]),
+                helper.make_tensor("zero", TensorProto.UINT8, (), [8]),
+            ],
+        )
+        opset = [helper.make_opsetid("", 17)]
+        with workspace() as folder:
+            path = folder / "conversion.onnx"
+            onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+            session = target.session(path, torch.get_num_threads())
+            dtype = torch.float32 if is_quantize else torch.uint8
+            times.append(clock(partial(session.run, [torch.zeros(shape, dtype=dtype).numpy()])))
+    return max(0.0, _MICRO * (times[1] - times[0]) / (_SIZES[1] - _SIZES[0]))
+
+
+class TargetModel(nn.Module):
+    """A quantized model in the runtime of its target, called like the model itself."""
+
+    def __init__(self, made: QuantizedModel, target: RunningTarget, write: Write) -> None:
+        super().__init__()
+        self.made, self.target, self.write = made, target, write
+        self._sessions: dict[tuple[Any, ...], tuple[Session, Any]] = {}
+        self._folder = Path(tempfile.mkdtemp())  # a session reads its file as long as it lives
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        session, spec = self._loaded(args, kwargs)
+        found = session.run(self.inputs((args, kwargs)))
+        return tree_unflatten([torch.from_numpy(array) for array in found], spec)
+
+    def session(self, example: Any) -> Session:
+        """The file for these inputs, loaded."""
+        return self._loaded(*as_arguments(example))[0]
+
+    def inputs(self, example: Any) -> list[Any]:
+        """The tensors of the arguments, in order, as arrays."""
+        leaves = tree_flatten(example if _is_call(example) else as_arguments(example))[0]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [leaf.detach().contiguous().numpy() for leaf in tensors]
+
+    def _loaded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any]:
+        leaves = tree_flatten((args, kwargs))[0]
+        key = tuple(
+            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        )
+        if key not in self._sessions:
+            with torch.no_grad():
+                spec = tree_flatten(self.made(*args, **kwargs))[1]
+            path = self._folder / str(len(self._sessions)) / "model.onnx"
+            path.parent.mkdir()
+            self.write(self.made, path, kwargs if kwargs and not args else args)
+            self._sessions[key] = self.target.session(path, torch.get_num_threads()), spec
+        return self._sessions[key]
+
+
+def _is_call(example: Any) -> bool:
+    """Whether these are positional arguments beside named ones."""
+    is_pair = isinstance(example, tuple) and len(example) == 2
+    return is_pair and isinstance(example[0], tuple) and isinstance(example[1], dict)

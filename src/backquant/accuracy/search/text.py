@@ -1,0 +1,76 @@
+"""A search as text for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from backquant.accuracy.figures import decibels
+from backquant.accuracy.search.result import ChosenOption, SearchResult
+from backquant.accuracy.search.trials import Trial
+from backquant.accuracy.text import decibel_text, table
+
+TRIAL_HEADS = ("combination", "budget", "outputs", "metric", "predicted", "measured", "of float")
+ROW_HEADS = ("operator", "became", "why")
+
+
+def renderable(found: SearchResult) -> Group:
+    """A line for the answer, what was tried, and what each operator became."""
+    backend = found.model.backend_config.name
+    word = "kept" if found.met else "NOT kept"
+    stopped = " (interrupted)" if found.interrupted else ""
+    head = f"{backend}, {found.budget}: {word}{stopped}; {answer(found)}"
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    if found.hindrance:
+        parts.append(Text(f"in the way: {found.hindrance}"))
+    rows = (
+        (
+            combination_name(found, trial),
+            "kept" if not trial.misses(found.budget) else "missed",
+            *cells(trial),
+        )
+        for trial in found.trials
+    )
+    parts += [Text(""), table(TRIAL_HEADS, rows)]
+    in_float = [row for row in found.rows if row.option == "float"]
+    if found.rows:
+        count = f"{len(in_float)} of {len(found.rows)} units are in float"
+        parts += [Text(""), Text(count), table(ROW_HEADS, (row_cells(row) for row in in_float))]
+    return Group(*parts)
+
+
+def answer(found: SearchResult) -> str:
+    """The figures of the answer in words."""
+    best = found.best
+    words = [decibel_text(decibels(best.loss))]
+    if best.metric is not None and found.in_float is not None:
+        words.append(f"metric {best.metric:.6g} ({found.in_float:.6g} in float)")
+    if best.ms is not None and best.float_ms is not None:
+        words.append(f"{best.ms:.3g} ms ({best.float_ms / best.ms:.2f} times as fast as float)")
+    else:
+        words.append(f"{best.bitops:.3g} bit-operations")
+    words.append(f"{best.bytes / 1e6:.3g} MB of weights")
+    return ", ".join(words)
+
+
+def combination_name(found: SearchResult, trial: Trial) -> str:
+    """What a trial is called: how much of it is quantized, and whether it is the answer."""
+    mark = "→ " if trial.picks == found.best.picks else ""
+    count = sum(1 for pick in trial.picks if pick)
+    return f"{mark}{count} of {len(trial.picks)} units quantized"
+
+
+def cells(trial: Trial) -> tuple[str, ...]:
+    """Of a trial, under ``TRIAL_HEADS`` after the first two."""
+    return (
+        decibel_text(decibels(trial.loss)),
+        "" if trial.metric is None else f"{trial.metric:.6g}",
+        "" if trial.predicted_ms is None else f"{trial.predicted_ms:.3g} ms",
+        "" if trial.ms is None else f"{trial.ms:.3g} ms",
+        "" if trial.ms is None or trial.float_ms is None else f"{trial.float_ms / trial.ms:.2f} ×",
+    )
+
+
+def row_cells(row: ChosenOption) -> tuple[str, ...]:
+    """Of a unit, under ``ROW_HEADS``."""
+    return f"{row.name}  {row.operator}", row.option, row.why

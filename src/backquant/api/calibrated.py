@@ -1,0 +1,243 @@
+"""From a model and data to a calibrated model: what every call that quantizes in one go begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from backquant.accuracy.recipes import Recipe, followed, recipe_of
+from backquant.accuracy.recipes.draft import Draft
+from backquant.api.arguments import (
+    Backend,
+    Model,
+    given_custom,
+    given_mapping,
+    opened_model,
+    resolve_backend,
+)
+from backquant.backend_config import BackendConfig
+from backquant.calibrate import ProgressBar
+from backquant.calibrate.checkpoint import Checkpoint
+from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
+from backquant.calibrate.measure import Feed, measure
+from backquant.convert import (
+    ConvertRequest,
+    Kept,
+    ReferenceModel,
+    as_it_is,
+    convert_to_reference,
+)
+from backquant.errors import CaptureError, UsageError
+from backquant.lower import EngineInfo
+from backquant.lower.engine_dtypes import check_engine_dtypes
+from backquant.match.plan import Reason
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.default_mapping import DefaultedRequest
+from backquant.pipeline.in_float import planned_in_float
+from backquant.pipeline.lower import engine_of, quantized_model
+from backquant.pipeline.plan import Planned, evaluation_copy, planned
+from backquant.pipeline.prepare import prepared_for_inference
+from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
+from backquant.pipeline.weight_only import weight_only_mapping
+from backquant.prepare import PreparedModule, Request, prepared_state, with_state
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.report.recorded import report_of, with_reporting
+from backquant.report.requirements import check_requirement
+from backquant.runtime import QuantizedModel
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model with what it was made from and for.
+
+    ``source``: the model as it was given; ``frozen``: its copy in evaluation mode. ``batches``: the
+    calibration set, ``None`` where there was none.
+    """
+
+    source: nn.Module
+    frozen: nn.Module
+    example: Any
+    batches: Iterable[Any] | None
+    prepared: PreparedModule
+    request: Request
+    capturing: Capturing
+    config: BackendConfig
+    engine: EngineInfo | None
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def conversion(self) -> ConvertRequest:
+        """What is asked of its conversion."""
+        defaults = self.config.defaults
+        leave_float = () if defaults is None else defaults.leave_float
+        return ConvertRequest(leave_float=leave_float, weight_qparams=self.weight_qparams)
+
+    def reference(
+        self, in_float: Mapping[int, Reason] | None = None, kept: Kept = as_it_is
+    ) -> ReferenceModel:
+        """Its reference model; ``in_float``: matches that stay float after all, with the reasons."""
+        request = replace(self.conversion, in_float=in_float or {}, kept=kept)
+        return convert_to_reference(self.prepared, request=request)
+
+    def in_float(self, reason: Reason) -> QuantizedModel | None:
+        """The model with nothing quantized and nothing taken apart, for this reason; ``None`` where it
+        cannot be captured so."""
+        try:
+            whole = planned_in_float(self.frozen, self.request, self.capturing, reason)
+        except CaptureError:
+            return None
+        prepared = prepared_for_inference(whole, self.request)
+        reference = convert_to_reference(with_reporting(prepared, self.frozen, self.example))
+        return quantized_model(reference, self.source)
+
+    def improved(self, recipe: Recipe, *, progress: bool = False) -> Calibrated:
+        """With what ``recipe`` gains; its record and the notes of the plan say what that is.
+
+        Raises ``UsageError`` where there is no calibration set.
+        """
+        if not recipe.steps:
+            return self
+        if self.batches is None:
+            raise UsageError(
+                "a recipe needs data",
+                where=f"recipe={recipe.name!r}, calibration=None",
+                fix="quantize(model, calibration=[batch, ...], recipe=...)",
+            )
+        draft = Draft(self.prepared, self.conversion)
+        with ProgressBar("recipe") if progress else nullcontext() as bar:
+            draft, results = followed(recipe, draft, self.batches, bar)
+        prepared = draft.prepared_model()
+        record = prepared_state(prepared)
+        told = {**recipe.to_dict(), "gained": [result.to_dict() for result in results]}
+        plan = record.plan.noted(*(f"recipe: {result}" for result in results))
+        with_state(prepared, replace(record, plan=plan, recipe=told))
+        weight_qparams = draft.conversion().weight_qparams
+        return replace(self, prepared=prepared, weight_qparams=weight_qparams)
+
+
+@dataclass(frozen=True)
+class CalibrationCall:
+    """The arguments that say what is asked of which backend, as ``quantize`` has them."""
+
+    backend: Backend | None = None
+    qconfig_mapping: QConfigMapping | None = None
+    weights: str | None = None
+    group_size: int | None = None
+    prepare_custom_config: PrepareCustomConfig | None = None
+    capture: str = "auto"
+    dynamic_shapes: Any = None
+    config: BackendConfig = field(init=False)
+    mapping: QConfigMapping | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        backend = self.backend
+        if backend is None:
+            backend = "x86" if self.weights is None else "x86_lowbit"
+        config = resolve_backend(backend)
+        object.__setattr__(self, "config", config)
+        object.__setattr__(self, "mapping", self._mapping())
+
+    @property
+    def has_mapping(self) -> bool:
+        """Whether somebody said what is asked for."""
+        return self.mapping is not None
+
+    def calibrated(  # size: the model, its inputs, and who measures how
+        self,
+        model: Model,
+        example_inputs: Any,
+        calibration: Iterable[Any] | None,
+        *,
+        required: Any = None,
+        progress: bool = False,
+        ranks: Ranks = ALONE,
+        checkpoint: Checkpoint | None = None,
+        feed: Feed | None = None,
+    ) -> Calibrated:
+        """Capture, plan, prepare and calibrate ``model``, which is not changed. Raises as ``quantize``.
+
+        ``feed``: as in ``measure``.
+        """
+        config, engine = self.config, engine_of(self.config)
+        source = opened_model(model)
+        frozen = evaluation_copy(source)
+        given = given_request(self.mapping, self.prepare_custom_config)
+        requested = DefaultedRequest.of(config, engine, *given)
+        if self.weights is not None:
+            requested = replace(requested, implied=True)
+        example, batches = example_of_rank_0(ranks, frozen, example_inputs, calibration)
+        data = example
+        if has_recurrent(frozen):  # they are tried on it
+            data, batches = data_of_rank_0(ranks, frozen, example, batches)
+        capturing = Capturing(
+            self.capture, example, self.dynamic_shapes, requested.own, decompose=True
+        )
+        step = planned_for(frozen, requested, capturing, data)
+        config = step.record.backend_config
+        if engine is not None:
+            check_engine_dtypes(step.record.plan, config, engine)
+        prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
+        check_requirement(report_of(prepared), required)
+        measure(prepared, batches, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
+        request = requested.request
+        return Calibrated(
+            source, frozen, example, batches, prepared, request, capturing, config, engine
+        )
+
+    def _mapping(self) -> QConfigMapping | None:
+        """What ``weights`` stands for, or the mapping."""
+        if self.weights is None and self.group_size is None:
+            return self.qconfig_mapping
+        if self.weights is None or self.qconfig_mapping is not None:
+            what = "group_size says nothing without weights" if self.weights is None else ""
+            raise UsageError(
+                what or "weights and qconfig_mapping both say what is asked for",
+                where="quantize",
+                fix='quantize(model, x, weights="int4", group_size=128)\n'
+                'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
+            )
+        return weight_only_mapping(self.config, self.weights, self.group_size)
+
+
+def checked_recipe(recipe: Any, group: Any) -> Recipe:
+    """The recipe; ranks that measure together follow none, since each would choose by its own batches.
+
+    Raises ``UsageError`` for what is none, and beside a ``group``.
+
+    >>> checked_recipe("default", None).steps
+    ()
+    """
+    found = recipe_of(recipe)
+    if found.steps and group is not None:
+        raise UsageError(
+            "a recipe is followed in one process",
+            where=f"recipe={found.name!r} beside group=...",
+            fix="quantize(model, calibration=batches, recipe=...) on one rank, without group=",
+        )
+    return found
+
+
+def given_request(
+    mapping: Any, custom: Any
+) -> tuple[QConfigMapping | None, PrepareCustomConfig | None]:
+    """The two, checked. Raises ``UsageError`` for what is neither.
+
+    >>> given_request(None, None)
+    (None, None)
+    """
+    return None if mapping is None else given_mapping(mapping), given_custom(custom)
+
+
+def planned_for(
+    model: nn.Module, requested: DefaultedRequest, capturing: Capturing, data: Any
+) -> Planned:
+    """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
+    model will meet."""
+    recurrent = partial(rules_for_recurrent, data=data)
+    step = planned(model, requested.request, capturing, (recurrent,))
+    return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

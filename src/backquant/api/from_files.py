@@ -1,0 +1,133 @@
+"""``quantize_files``: a model larger than memory, from the files of its weights to that of the artifact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from backquant.api.arguments import Backend, given_model
+from backquant.api.calibrated import CalibrationCall
+from backquant.artifact.file import check_place
+from backquant.artifact.store import write_model
+from backquant.artifact.tensors import TensorWriter
+from backquant.calibrate.by_layer import calibrate_by_layer
+from backquant.errors import UsageError
+from backquant.mapped import EmptyOnMeta, MappedMemory, WeightFiles, filled
+from backquant.pipeline.lower import quantized_model
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.report.model import Report
+from backquant.report.recorded import report_of
+from backquant.report.requirements import check_requirement, given_requirement
+
+
+# size: the model, its files, and one keyword per independent choice of the user
+def quantize_files(
+    model: nn.Module | Callable[[], nn.Module],
+    files: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    example_inputs: Any = None,
+    *,
+    backend: Backend | None = None,
+    calibration: Iterable[Any] | None = None,
+    qconfig_mapping: QConfigMapping | None = None,
+    weights: str | None = None,
+    group_size: int | None = None,
+    require: float | str | Sequence[str] | None = None,
+    prepare_custom_config: PrepareCustomConfig | None = None,
+    capture: str = "auto",
+    dynamic_shapes: Any = None,
+    ignore: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    progress: bool = False,
+) -> Report:
+    """Quantize a model whose weights stay in safetensors files, and write the artifact to ``to``.
+
+    The file has the bytes of ``save(quantize(model, ..., slower="keep"), to)``. Weights are mapped, read a
+    layer at a time, and given back; calibration passes all batches (32 at a time) through one part of the
+    model before the next; integer weights go to a file beside ``to`` as they are made. What is in memory is
+    the largest tensor a few times over and the values of those batches between two layers, however deep the
+    model is.
+
+    Args:
+        model: a function without arguments that makes the model; it is called so that no memory is taken for
+            weights. Or the model, with its parameters on the device ``meta``.
+        files: a ``.safetensors`` file, the ``.safetensors.index.json`` of several, or their folder.
+        to: the artifact; replaced if it is there.
+        example_inputs, backend, calibration, qconfig_mapping, weights, group_size, require,
+            prepare_custom_config, capture, dynamic_shapes, progress: as in ``quantize``. What is slower on
+            integers here is kept on them: no times are measured.
+        ignore: names of tensors in the files that the model has no place for (``"*.attn.bias"``).
+        allow: as in ``save``.
+
+    Returns:
+        The report; ``load(to, verify=False)`` maps the artifact.
+
+    Raises:
+        UsageError: the files lack a tensor, hold one more, or one of another shape or dtype; tied weights
+            that differ; a buffer without values.
+        ArtifactError: a file is damaged, or ``to`` cannot be written.
+        ConfigError: an observer whose state hangs on the order of batches (moving averages).
+        CaptureError, InputError, CalibrationError, EngineError, CoverageError: as ``quantize``.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from safetensors.torch import save_file
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(model.state_dict(), f"{folder}/model.safetensors")
+    ...     report = quantize_files(
+    ...         lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()), folder, f"{folder}/model.bq",
+    ...         calibration=[torch.randn(4, 8)],
+    ...     )
+    >>> report.coverage
+    1.0
+    """
+    target = Path(to)
+    check_place(target)
+    required = given_requirement(require)
+    call = CalibrationCall(
+        backend,
+        qconfig_mapping,
+        weights,
+        group_size,
+        prepare_custom_config,
+        capture,
+        dynamic_shapes,
+    )
+    empty, found = _made(model), WeightFiles.of(files)
+    with MappedMemory(target.resolve().parent) as memory:
+        source = filled(empty, dict(found.tensors(memory)), found.place, ignore)
+        ready = call.calibrated(
+            source,
+            example_inputs,
+            calibration,
+            required=required,
+            progress=progress,
+            feed=calibrate_by_layer,
+        )
+        reference = ready.reference(kept=memory.kept)
+        check_requirement(report_of(reference), required)
+        # With nothing as its source it may share what is mapped: it is only written.
+        lowered = quantized_model(reference, nn.Module())
+        check_requirement(lowered.report, required)
+        report: Report = lowered.report
+        write_model(lowered, target, TensorWriter(memory.kept), allow)
+    return report
+
+
+def _made(model: Any) -> nn.Module:
+    if isinstance(model, nn.Module) or not callable(model):
+        return given_model(model)
+    with EmptyOnMeta():
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"the function gives a {type(made).__name__}, not an nn.Module",
+            where="model",
+            fix="quantize_files(lambda: MyModel(...), files, to)",
+        )
+    return given_model(made)

@@ -1,0 +1,302 @@
+"""``search``: the best quantized model within a budget that is measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from backquant.accuracy.metric import Metric
+from backquant.accuracy.search.budget import Budget
+from backquant.accuracy.search.loop import MOST, Loop, front_of
+from backquant.accuracy.search.losses import batches_that_fit, losses_alone
+from backquant.accuracy.search.programme import Picks, Problem, check_installed
+from backquant.accuracy.search.result import (
+    SearchResult,
+    chosen_rows,
+    hindrance_of,
+    reason_of,
+    told,
+)
+from backquant.accuracy.search.runners import EngineRunner, ReferenceRunner, Runner
+from backquant.accuracy.search.space import Losses, joined_units, problem_of, values_of
+from backquant.accuracy.search.state import SearchState
+from backquant.accuracy.search.target_runner import TargetRunner
+from backquant.accuracy.search.times_file import TimesFile, usual_folder
+from backquant.accuracy.search.trials import Bench, Trial
+from backquant.accuracy.twin import Twin
+from backquant.api.arguments import Backend, Model
+from backquant.api.calibrated import Calibrated, CalibrationCall, checked_recipe
+from backquant.api.exporting import export
+from backquant.calibrate import ProgressBar
+from backquant.calibrate.batches import check_set
+from backquant.deploy.session import running_target
+from backquant.errors import UsageError
+from backquant.match.plan import Reason
+from backquant.pipeline.lower import quantized_model
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.runtime import QuantizedModel
+
+_HELD = 64  # batches
+_ENDS = 2
+
+
+def search(  # size: as quantize
+    model: Model,
+    data: Iterable[Any],
+    backend: Backend | None = None,
+    *,
+    budget: Any,
+    metric: Metric | None = None,
+    lower_is_better: bool = False,
+    example_inputs: Any = None,
+    calibration: Iterable[Any] | None = None,
+    qconfig_mapping: QConfigMapping | None = None,
+    prepare_custom_config: PrepareCustomConfig | None = None,
+    capture: str = "auto",
+    recipe: str | os.PathLike[str] | Sequence[str] = "default",
+    progress: bool = False,
+    resume: str | os.PathLike[str] | None = None,
+    times: str | os.PathLike[str] | None = "auto",
+) -> SearchResult:
+    """Choose what is quantized so that a budget is kept, by what is measured here.
+
+    Each operator, with what can only be quantized together with it, is in float or as the backend's
+    description admits it. What it takes is measured on the engine at the shapes of the example inputs,
+    conversions between float and integers included; what it costs at the outputs on ``data``. An integer
+    programme chooses; what it chose is made, timed and judged as a whole, which corrects the figures for
+    the next choice.
+
+    Args:
+        model, example_inputs, backend, qconfig_mapping, prepare_custom_config, capture, recipe: as in
+            ``quantize``.
+        data: batches that outputs are compared on.
+        budget: ``Budget``, or a dict of its limits: ``max_drop`` (of the metric), ``min_sqnr`` (of the
+            outputs, in dB), ``max_ms``, ``max_ratio`` (of the float model's time), ``max_bytes`` (of
+            weights), ``max_bitops``. With one of the first two the answer is the fastest within all limits,
+            else the one that loses least.
+        metric: called with a model, gives a number; called for each combination that is made.
+        lower_is_better: of the metric.
+        calibration: what ranges are measured on. Default: ``data``.
+        progress: show progress bars on standard error.
+        resume: a file that keeps what was measured, to go on from; also for another budget.
+        times: the folder that keeps times of kernels on this machine; ``None``: none. Default: the user's
+            folder for caches.
+
+    Returns:
+        The model, whether it keeps to the budget, what was chosen and why, what was tried, the Pareto
+        front. A budget that cannot be kept is no error: ``met`` is false, and ``hindrance`` says what
+        stands in the way. After ctrl-C it is the best so far.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+        UsageError: a budget that is none, or that needs a metric or times that there are not; a metric that
+            fails, gives no number, or takes random outputs for the float model's; ``resume`` is of another
+            model.
+        CaptureError, InputError, CalibrationError, EngineError: as ``quantize``.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    >>> found = search(model, [torch.randn(32, 64)], budget={"min_sqnr": 25}, times=None)
+    >>> found.met, found.best.loss <= 10 ** -2.5, found.model.report.backend
+    (True, True, 'x86')
+    """
+    limits = Budget.of(budget)
+    check_installed()
+    if limits.max_drop is not None and metric is None:
+        raise UsageError(
+            "max_drop needs a metric",
+            where=f"budget={limits.to_dict()!r}, metric=None",
+            fix='metric=lambda model: accuracy(model), or budget={"min_sqnr": 30}, which needs none',
+        )
+    steps = checked_recipe(recipe, None)
+    check_set(data)
+    if iter(data) is data:
+        data = list(data)
+    start = time.process_time()
+    call = CalibrationCall(
+        backend, qconfig_mapping, prepare_custom_config=prepare_custom_config, capture=capture
+    )
+    measured = data if calibration is None else calibration
+    ready = call.calibrated(model, example_inputs, measured, progress=progress)
+    spent = time.process_time() - start
+    ready = ready.improved(steps, progress=progress)
+    runner = _runner(ready, usual_folder() if times == "auto" else times)
+    if limits.limits_time and runner.clock is None:
+        raise UsageError(
+            f"times of {ready.config.name} cannot be measured here",
+            where=f"budget={limits.to_dict()!r}",
+            fix='budget={"max_bitops": ..., "max_bytes": ...}, or a backend that runs here',
+        )
+    named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
+    work = _Work(ready, runner, limits, resume, f"{named} {lower_is_better}")
+    bench = Bench(
+        runner.floating(ready.frozen, work.in_float),
+        runner,
+        ready.example,
+        list(islice(data, _HELD)),
+        metric,
+        -1.0 if lower_is_better else 1.0,
+    )
+    bench.check_metric(limits)
+    with ProgressBar("search") if progress else nullcontext() as bar:
+        found = work.found(bench, bar or _nobody)
+    whole = {"calibration": spent, "search": time.process_time() - start - spent}
+    return replace(found, seconds=whole)
+
+
+def _nobody(_done: int, _total: int | None) -> None:
+    pass
+
+
+def _runner(ready: Calibrated, folder: str | os.PathLike[str] | None) -> Runner:
+    engine = ready.engine
+    if engine is None:
+        target = running_target(ready.config.name)
+        return ReferenceRunner() if target is None else TargetRunner(target, _written)
+    return EngineRunner(TimesFile(folder, f"{engine.name} {engine.isa}"))
+
+
+def _written(made: QuantizedModel, path: Path, example: Any) -> object:
+    return export(made, path, example_inputs=example, require=0.0)
+
+
+@dataclass
+class _Work:
+    """One search, from the calibrated model to the answer."""
+
+    ready: Calibrated
+    runner: Runner
+    budget: Budget
+    resume: str | os.PathLike[str] | None
+    judged_by: str
+
+    def __post_init__(self) -> None:
+        self.reference = self.ready.reference()
+        self.twin = Twin(self.ready.prepared, self.reference)
+        where = self.runner.__class__.__name__
+        self.state = SearchState(self.resume, self.twin, (where, self.judged_by))
+        self.done = 0
+        self.whole: QuantizedModel | None = None
+
+    def found(self, bench: Bench, told: Callable[[int, int | None], None]) -> SearchResult:
+        """The answer; the best so far where the user interrupts."""
+        made = quantized_model(self.reference, self.ready.source)
+        parts = self.runner.parts(self.ready.prepared, made, self.refused, self.ready.example)
+        units = joined_units(self.twin, parts.costs.units)
+        groups = [unit.groups for unit in units]
+        values = [name for name, _ in values_of(parts, units)]
+        problem = problem_of(
+            self.twin, parts, units, Losses([0.0] * len(units), [0.0] * len(values))
+        )
+        held = bench.batches
+        count = batches_that_fit(len(groups) + len(values), len(held), len(held))
+        total = count * (len(groups) + len(values)) + MOST + _ENDS
+
+        def step() -> None:
+            self.done += 1
+            told(min(self.done, total), total)
+
+        def trial(problem: Problem, picks: Picks) -> Trial:
+            step()
+            return bench.trial(problem, picks, self.made(problem, picks))
+
+        loop = Loop(problem, self.budget, trial, self.state.keep_trials, list(self.state.trials))
+        interrupted = False
+        try:
+            loop.run_ends()
+            losses = self._losses(groups, values, held[:count], step)
+            loop.problem = problem_of(self.twin, parts, units, losses)
+            loop.run()
+        except KeyboardInterrupt:
+            if not loop.trials:
+                raise
+            interrupted = True
+        return self._result(loop, bench.in_float, interrupted)
+
+    def _losses(
+        self,
+        groups: list[tuple[int, ...]],
+        values: list[str],
+        batches: Sequence[Any],
+        step: Callable[[], None],
+    ) -> Losses:
+        known = self.state.losses.get("integers", [])
+        for batch in batches[len(known) :]:
+            found = losses_alone(self.twin, groups, values, batch, step)
+            self.state.keep_losses("integers", list(found))
+        of_batches = self.state.losses["integers"]
+        units, rounded = (
+            [sum(each) / len(each) for each in zip(*kind, strict=True)]
+            for kind in zip(*of_batches, strict=True)
+        )
+        return Losses(units, rounded)
+
+    def refused(self) -> QuantizedModel:
+        """The model with all that the plan quantizes in float, by the names of the plan."""
+        plan, reason = self.twin.record.plan, reason_of("", self.budget)
+        by_match = {
+            index: replace(reason, node=match.anchor)
+            for index, match in enumerate(plan.matches)
+            if plan.decisions[match.anchor].quantized
+        }
+        return quantized_model(self.ready.reference(by_match), self.ready.source)
+
+    def in_float(self) -> QuantizedModel:
+        """The model as it came, where it can be captured so."""
+        if self.whole is None:
+            found = self.ready.in_float(reason_of("", self.budget))
+            self.whole = self.refused() if found is None else found
+        return self.whole
+
+    def made(self, problem: Problem, picks: Picks) -> QuantizedModel:
+        """The model with these options."""
+        reasons = self._reasons(problem, picks)
+        plan = self.twin.record.plan
+        by_match: dict[int, Reason] = {}
+        quantized = 0
+        for unit, pick in zip(problem.units, picks, strict=True):
+            for name in unit.nodes:
+                match = plan.decisions[name].match
+                if match is not None and pick == 0:
+                    by_match[match] = replace(reasons[unit.name], node=name)
+                quantized += pick != 0
+        if not quantized:
+            return self.in_float()
+        return quantized_model(self.ready.reference(by_match), self.ready.source)
+
+    def _reasons(self, problem: Problem, picks: Picks) -> dict[str, Reason]:
+        rows = chosen_rows(problem, Trial(picks, 0.0, 0.0, 0.0, 0.0))
+        return {row.name: reason_of(row.why, self.budget) for row in rows if row.option == "float"}
+
+    def _result(self, loop: Loop, in_float: float | None, interrupted: bool) -> SearchResult:
+        best = loop.best()
+        assert best is not None
+        problem = loop.current()
+        made = self.made(problem, best.picks)
+        rows = chosen_rows(problem, best)
+        note = told(self.budget, best, loop.trials, in_float)
+        record = made.record
+        kept = {"budget": self.budget.to_dict(), "best": best.to_dict()}
+        kept["chosen"] = {row.name: row.option for row in rows}
+        made.record = replace(
+            record, plan=record.plan.noted(note), recipe={**record.recipe, "search": kept}
+        )
+        return SearchResult(
+            made,
+            self.budget,
+            not best.misses(self.budget),
+            best,
+            tuple(loop.trials),
+            front_of(problem, loop.goal if self.budget.limits_loss else "time"),
+            rows,
+            hindrance_of(loop, best),
+            in_float,
+            interrupted,
+        )

@@ -1,0 +1,78 @@
+"""What a file may say to kernels of the integer reference: which operators, and which tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+DTYPES = (torch.int8, torch.uint8, torch.int16, torch.uint16)
+_WEIGHTED = frozenset(
+    [
+        "linear",
+        *(f"conv{n}d" for n in (1, 2, 3)),
+        *(f"conv_transpose{n}d" for n in (1, 2, 3)),
+    ]
+)
+_POOLS = frozenset(f"max_pool{n}d" for n in (1, 2, 3))
+_AVERAGES = frozenset(("avg_pool", "adaptive_avg_pool", "mean"))
+_BINARY = frozenset(("add", "sub", "mul", "matmul", "maximum", "minimum"))
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+def _wrong(tensors: Tensors, name: str, dtypes: Sequence[torch.dtype]) -> str:
+    tensor = tensors.get(name)
+    if tensor is None:
+        return f"{name} is missing"
+    good = tensor.dtype in dtypes and tensor.numel() > 0
+    return "" if good else f"{name} is {str(tensor.dtype)[6:]}{list(tensor.shape)}"
+
+
+def _weighted(config: Any, tensors: Tensors) -> str:
+    """An integer weight, its zero points, a finite unit of sums; a bias and a table, or none."""
+    if config.operator not in _WEIGHTED:
+        return f"operator is {config.operator!r}"
+    dims = 2 + int(next((c for c in config.operator if c.isdigit()), 0))
+    weight, unit = tensors.get("weight"), tensors.get("unit")
+    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "unit", (torch.float64,))
+    wrong = wrong or _wrong(tensors, "weight_zero_point", (torch.int64,))
+    if wrong:
+        return wrong
+    assert weight is not None and unit is not None
+    if weight.dim() != dims or len(config.stride) != dims - 2:
+        return f"weight is {list(weight.shape)} for {config.operator}"
+    if not (torch.isfinite(unit).all() and (unit >= 0).all()):
+        return "unit is not finite and positive"
+    optional = {"bias": torch.int64, "table": torch.int32}
+    given = [(n, d) for n, d in optional.items() if tensors.get(n) is not None]
+    return next(filter(None, (_wrong(tensors, name, (dtype,)) for name, dtype in given)), "")
+
+
+def _one_of(operators: frozenset[str]) -> Callable[[Any, Tensors], str]:
+    def check(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
+        return "" if config.operator in operators else f"operator is {config.operator!r}"
+
+    return check
+
+
+def _integers(*names: str, dtype: torch.dtype = torch.int64) -> Callable[[Any, Tensors], str]:
+    def check(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
+        return next(filter(None, (_wrong(tensors, name, (dtype,)) for name in names)), "")
+
+    return check
+
+
+CHECKERS: dict[str, Callable[[Any, Tensors], str]] = {
+    "IntegerWeighted": _weighted,
+    "IntegerTable": _integers("table", dtype=torch.int32),
+    "IntegerBinary": _one_of(_BINARY),
+    "IntegerJoin": _one_of(frozenset(("cat", "stack"))),
+    "IntegerMaxPool": _one_of(_POOLS),
+    "IntegerAverage": _one_of(_AVERAGES),
+    "IntegerSoftmax": _integers("table"),
+    "IntegerNorm": _integers("gamma", "beta"),
+    "IntegerBatchNorm": _integers("gamma", "beta"),
+    "IntegerBilinear": _one_of(frozenset(("bilinear",))),
+}

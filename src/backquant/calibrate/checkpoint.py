@@ -1,0 +1,191 @@
+"""What was measured is kept every so many batches, and a later run goes on from there.
+
+Each rank has a file of its own: a digest, then a safetensors file of the observers' state, whose metadata say
+of which prepared model, after how many batches, and of which data it is. The state is one of the multiset of
+values, so a run that was resumed ends with the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import fx
+from torch.utils._pytree import tree_flatten
+
+from backquant.calibrate.group import Ranks
+from backquant.calibrate.observers import site_observers
+from backquant.calibrate.resume import calibration_state, load_calibration_state
+from backquant.errors import CalibrationError, UsageError
+from backquant.files import replace_file
+
+_DIGEST = 64  # characters of a sha-256
+_KEY = "backquant-checkpoint"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where calibration keeps what it has measured, to go on after a crash.
+
+    Args:
+        folder: for files of each rank, which are removed when all is done. Made where there is none.
+        every: batches between two writes.
+        resume: go on from what is there; else it is written over. What is damaged is discarded, with a note
+            on the logger ``backquant.calibrate.checkpoint``.
+
+    >>> Checkpoint("kept", every=10)
+    Checkpoint(folder='kept', every=10, resume=False)
+    """
+
+    folder: str | os.PathLike[str]
+    every: int = 100
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(
+                f"a checkpoint every {self.every} batches cannot be",
+                where="Checkpoint(every=)",
+                fix="every=100",
+            )
+
+
+class Kept:
+    """The checkpoints of one rank while it calibrates."""
+
+    def __init__(self, asked: Checkpoint, prepared: fx.GraphModule, ranks: Ranks) -> None:
+        self._asked, self._prepared = asked, prepared
+        self._folder = Path(asked.folder)
+        self._path = self._folder / f"rank-{ranks.rank}-of-{ranks.size}.checkpoint"
+        self._data = hashlib.sha256()
+        self._fingerprint = fingerprint(prepared)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritten(error) from error
+        others = {p.stem.rpartition("-")[2] for p in self._folder.glob("rank-*-of-*.checkpoint")}
+        if asked.resume and others - {str(ranks.size)}:
+            raise UsageError(
+                f"the checkpoints there are of {', '.join(sorted(others))} ranks, not of {ranks.size}",
+                where=str(self._folder),
+                fix="start as many ranks, or begin again without resume",
+            )
+
+    def rest(self, batches: Iterable[Any]) -> tuple[int, Iterator[Any]]:
+        """How many batches were measured before, and those that were not.
+
+        Raises UsageError for the checkpoint of another model or request, CalibrationError for other data.
+        """
+        done, state, digest = self._read() if self._asked.resume else (0, {}, "")
+        counted = self._counted(batches)
+        for _ in islice(counted, done):
+            pass
+        if done:
+            if self._data.hexdigest() != digest:
+                raise CalibrationError(
+                    f"the first {done} batches are not those that the checkpoint was made with",
+                    where=str(self._path),
+                    fix="pass the same data in the same order, or begin again without resume",
+                )
+            load_calibration_state(self._prepared, state)
+        return done, counted
+
+    def write(self, done: int) -> None:
+        """After ``done`` batches, where it is time."""
+        if done % self._asked.every:
+            return
+        about = {
+            "fingerprint": self._fingerprint,
+            "batches": done,
+            "data": self._data.hexdigest(),
+        }
+        payload = save(calibration_state(self._prepared), metadata={_KEY: json.dumps(about)})
+        digest = hashlib.sha256(payload).hexdigest().encode()
+        try:
+            replace_file(self._path, digest + payload)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def remove(self) -> None:
+        """All is done: nobody needs it."""
+        self._path.unlink(missing_ok=True)
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            _add(self._data, batch)
+            yield batch
+
+    def _read(self) -> tuple[int, dict[str, torch.Tensor], str]:
+        nothing = 0, dict[str, torch.Tensor](), ""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return nothing
+        except OSError as error:
+            raise self._unwritten(error) from error
+        digest, payload = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(payload).hexdigest().encode() != digest:
+            _log.warning("%s is damaged: it is discarded, and its rank begins again", self._path)
+            return nothing
+        try:
+            state = load(payload)
+            length = int.from_bytes(payload[:8], "little")
+            about = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][_KEY])
+            found = about["fingerprint"], int(about["batches"]), str(about["data"])
+        except (SafetensorError, ValueError, LookupError, TypeError) as error:
+            raise self._other() from error
+        if found[0] != self._fingerprint:
+            raise self._other()
+        return found[1], state, found[2]
+
+    def _other(self) -> UsageError:
+        return UsageError(
+            "the checkpoint is of another model, or of another request",
+            where=str(self._path),
+            fix="begin again without resume; what is there is written over",
+        )
+
+    def _unwritten(self, error: OSError) -> UsageError:
+        return UsageError(
+            f"checkpoints cannot be kept there: {error.strerror or error}",
+            where=str(self._folder),
+            fix="choose a folder that can be written to",
+        )
+
+
+def fingerprint(prepared: fx.GraphModule) -> str:
+    """Of the graph, its numbers, and how its observers measure."""
+    observers = site_observers(prepared)
+    digest = hashlib.sha256(str(prepared.graph).encode())
+    for name, observer in observers.items():
+        settings: Any = getattr(observer, "_merge_settings", dict)()
+        digest.update(f"{name} {type(observer).__qualname__} {settings}".encode())
+    for name, value in prepared.state_dict().items():
+        if not any(name.startswith(f"{observer}.") for observer in observers):
+            digest.update(name.encode())
+            _add(digest, value)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, batch: Any) -> None:
+    """The values of a batch, whatever holds them."""
+    leaves, spec = tree_flatten(batch)
+    digest.update(str(spec).encode())
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+        else:
+            digest.update(repr(leaf).encode())

@@ -1,0 +1,165 @@
+"""Commands about accuracy: ``compare``, ``sensitivity``, ``search``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from backquant.cli.console import emit, guarded
+from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, save_page
+
+if TYPE_CHECKING:
+    from backquant.accuracy.comparison import Comparison
+    from backquant.accuracy.search.result import SearchResult
+    from backquant.accuracy.sensitivity import Sensitivity
+
+
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data", "-d", help=".npz, .safetensors, folder of .npy files, or module:iterable."
+    ),
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", min=1, help="Samples a batch, for files of arrays.")
+]
+Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
+Calibration = Annotated[
+    str | None,
+    typer.Option("--calibration", help="As --data: to measure ranges on, if not on --data."),
+]
+MetricName = Annotated[
+    str | None,
+    typer.Option("--metric", help="module:function, called with a model, gives a number."),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option("--resume", help="Keep what was measured in this file, to go on from."),
+]
+
+
+def compare(  # size: one parameter per option of the command
+    model: Model,
+    artifact: Annotated[Path, typer.Argument(help="The file that quantize wrote of MODEL.")],
+    data: Data,
+    metric: MetricName = None,
+    batch_size: BatchSize = 32,
+    html: Html = None,
+    allow: Allow = None,
+    as_json: Json = False,
+) -> None:
+    """Run a quantized model beside its float model: what it cost, and at which operator."""
+    import backquant
+    from backquant.cli.data import load_data
+    from backquant.cli.models import import_object, load_model
+
+    with guarded(as_json=as_json):
+        module, _ = load_model(model)
+        quantized = backquant.load(artifact, allow=tuple(allow or ()))
+        found = backquant.compare(
+            module,
+            quantized,
+            load_data(data, module, batch_size),
+            metric=None if metric is None else import_object(metric, "--metric"),
+            progress=not as_json,
+        )
+        save_page(found, html)
+    _emit(found, as_json)
+
+
+def sensitivity(  # size: one parameter per option of the command
+    model: Model,
+    data: Data,
+    backend: Backend = "x86",
+    calibration: Calibration = None,
+    inputs: Inputs = None,
+    batch_size: BatchSize = 32,
+    resume: Resume = None,
+    html: Html = None,
+    allow: Allow = None,
+    as_json: Json = False,
+) -> None:
+    """Say of each operator what it costs: quantized alone, and left float alone."""
+    import backquant
+    from backquant.cli.backends import load_backend
+    from backquant.cli.data import load_data
+    from backquant.cli.models import load_model, parse_inputs
+
+    with guarded(as_json=as_json):
+        config = load_backend(backend, allow)
+        module, example = load_model(model)
+        found = backquant.sensitivity(
+            module,
+            parse_inputs(inputs) if inputs else example,
+            config,
+            load_data(data, module, batch_size),
+            calibration=None if calibration is None else load_data(calibration, module, batch_size),
+            progress=not as_json,
+            resume=resume,
+        )
+        save_page(found, html)
+    _emit(found, as_json)
+
+
+def search(  # size: one parameter per option of the command
+    model: Model,
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
+    budget: Annotated[
+        list[str],
+        typer.Option("--budget", help="A limit, as max_drop=0.01 or max_ms=5; may be repeated."),
+    ],
+    backend: Backend = "x86",
+    metric: MetricName = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="Of the metric.")
+    ] = False,
+    calibration: Calibration = None,
+    recipe: Annotated[str, typer.Option("--recipe", help="As of quantize.")] = "default",
+    inputs: Inputs = None,
+    batch_size: BatchSize = 32,
+    resume: Resume = None,
+    html: Html = None,
+    allow: Allow = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best quantized model within a budget of accuracy, time or size. Exit 1: it is not kept."""
+    import backquant
+    from backquant.accuracy.search.budget import parsed
+    from backquant.cli.backends import load_backend
+    from backquant.cli.data import load_data
+    from backquant.cli.models import import_object, load_model, parse_inputs
+
+    with guarded(as_json=as_json):
+        limits = parsed(budget)
+        config = load_backend(backend, allow)
+        module, example = load_model(model)
+        found = backquant.search(
+            module,
+            load_data(data, module, batch_size),
+            config,
+            budget=limits,
+            metric=None if metric is None else import_object(metric, "--metric"),
+            lower_is_better=lower_is_better,
+            example_inputs=parse_inputs(inputs) if inputs else example,
+            calibration=None if calibration is None else load_data(calibration, module, batch_size),
+            recipe=recipe,
+            progress=not as_json,
+            resume=resume,
+        )
+        backquant.save(found.model, output)
+        save_page(found, html)
+    _emit(found, as_json)
+    if not found.met:
+        raise typer.Exit(1)
+
+
+def _emit(found: Comparison | Sensitivity | SearchResult, as_json: bool) -> None:
+    from backquant.accuracy.search.result import SearchResult
+    from backquant.accuracy.search.text import renderable as search_text
+    from backquant.accuracy.text import renderable
+
+    shown: Any = search_text(found) if isinstance(found, SearchResult) else renderable(found)
+    emit(as_json=as_json, data=found.to_dict(), shown=shown)

@@ -1,0 +1,60 @@
+"""``backquant quantize --files``: what goes with weights that stay in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from backquant.errors import UsageError
+from backquant.report.model import Report
+
+_DEFAULTS = {"slower": "keep", "recipe": "default"}
+
+
+@contextmanager
+def made_empty(files: Path | None) -> Iterator[None]:
+    """Models are made without memory for their weights, where they are in files.
+
+    >>> import torch
+    >>> with made_empty(Path("weights.safetensors")):
+    ...     torch.nn.Linear(2, 2).weight.device.type
+    'meta'
+    """
+    if files is None:
+        yield
+        return
+    from backquant.mapped import EmptyOnMeta
+
+    with EmptyOnMeta():
+        yield
+
+
+def check_plain(group: Any, **options: Any) -> None:
+    """Raise ``UsageError`` for options that need the whole model in memory, and for ranks.
+
+    >>> check_plain(None, to=None, recipe="default")
+    """
+    if group is not None:
+        raise UsageError(
+            "weights in files are read by one process",
+            where="--files",
+            fix="backquant quantize ..., without torchrun",
+        )
+    for name, value in options.items():
+        if value not in (None, _DEFAULTS.get(name)):
+            raise UsageError(
+                f"--{name} needs the whole model in memory",
+                where=f"--files, --{name} {value}",
+                fix="leave it out",
+            )
+
+
+def written(output: Path, report: Report) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "artifact": str(output),
+        "artifact_bytes": output.stat().st_size,
+        **report.to_dict(),
+    }

@@ -1,0 +1,312 @@
+"""One trial: a float model is quantized as the description says, and runs on the engine and as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from backquant.api import prepare_fx, prepare_qat_fx
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+)
+from backquant.conformance.bounds import admitted
+from backquant.conformance.case import Outcome, Trial, Verdict, trial_data
+from backquant.conformance.data import (
+    PROBES,
+    Probe,
+    calibration,
+    called_with,
+    drawn_ranges,
+    input_grids,
+    output_scale,
+)
+from backquant.conformance.judge import distance
+from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
+from backquant.conformance.requests import asked_for
+from backquant.conformance.seam import (
+    Answer,
+    Build,
+    BuiltModel,
+    ConformanceEngine,
+    RefusedByEngineError,
+)
+from backquant.conformance.torch_engines import REFERENCE, TorchEngine, said, single
+from backquant.convert import convert_to_reference
+from backquant.dtypes import is_quantized
+from backquant.errors import BackquantError
+from backquant.graph.silence import without_warnings
+from backquant.match import Plan
+from backquant.match.fixes import QConfigFix
+from backquant.match.plan import Decision
+from backquant.match.plan import Outcome as PlanOutcome
+from backquant.operators import find
+from backquant.operators.operator import QParamsRule
+from backquant.prepare import prepared_state
+from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
+
+#: A trial on its way: outcomes as they come, and what the engine is asked to build, which is sent back built.
+Steps = Generator[Outcome | Build, Answer, None]
+
+#: How far results in float may be off where nothing is stated: sums in another order.
+FLOAT_STEPS = 0.01
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What trials of one run share."""
+
+    backend: BackendConfig
+    engine: ConformanceEngine
+    examples: Examples | None = None
+    at: Callable[[str], None] = lambda _: None
+
+
+@dataclass
+class Prepared:
+    """A trial on its way: the float model, the request, and the calibrated model."""
+
+    model: FloatModel
+    request: QConfigFix
+    ranges: list[str]
+    module: fx.GraphModule
+
+
+def attempt(trial: Trial, setting: Setting) -> Steps:
+    """The outcomes of a trial on the accepted side, one for each call that the float model takes."""
+    entry = setting.backend.configs[trial.claim.entry]
+    config = entry.dtype_configs[trial.claim.config]
+    blank = blank_outcome(trial, setting)
+    try:
+        prepared = prepare(trial, setting, entry, config)
+    except NoExampleError as error:
+        if trial.number == 0:
+            yield replace(blank, verdict=Verdict.UNTRIED, detail=str(error))
+        return
+    except BackquantError as error:
+        yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=said(error))
+        return
+    blank = replace(blank, use=f"{prepared.model.text}, {', '.join(prepared.ranges)}")
+    plan = prepared_state(prepared.module).plan
+    if plan.matches and all(_no_tensor(plan.decisions[m.anchor]) for m in plan.matches):
+        if trial.number == 0:
+            yield replace(blank, verdict=Verdict.UNTRIED, detail="it has no tensor to quantize")
+        return
+    if by_condition(plan):  # on both sides of it uses are tried by ``at_bounds``
+        detail = f"a use that its condition does not admit: {in_float(plan)}"
+        yield replace(blank, verdict=Verdict.UNTRIED, detail=detail)
+        return
+    if trial.number == 0 and _unshared(entry):
+        why = (
+            "its result lies on the grid of its input, and the description gives it one of its own"
+        )
+        yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=why)
+    refusal = in_float(plan)
+    if refusal is not None:
+        yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=refusal)
+        return
+    yield from on_engine(trial, setting, prepared, config, blank)
+
+
+def blank_outcome(trial: Trial, setting: Setting) -> Outcome:
+    """An outcome of ``trial`` of which nothing is known yet."""
+    claim = trial.claim
+    return Outcome(
+        case=trial.key,
+        pattern=claim.pattern,
+        dtypes=claim.dtypes,
+        side=trial.side,
+        engine=setting.engine.name,
+        verdict=Verdict.CONFORMS,
+        trial=trial_data(trial),
+    )
+
+
+def prepare(
+    trial: Trial, setting: Setting, entry: BackendPatternConfig, config: DTypeConfig
+) -> Prepared:
+    """The calibrated model of a trial. Raises ``NoExampleError``."""
+    choice = trial.choice() if trial.number else None
+    model = float_model(entry, setting.backend, choice, setting.examples, config)
+    operator = next(iter(model.operators), None)
+    if choice is None and operator is not None:
+        sample = admitted(entry, config, setting.backend, operator)
+        if sample is not None:
+            model = float_model(entry, setting.backend, None, setting.examples, config, sample)
+    request = asked_for(config, operator, choice, trained=model.trained)
+    ranges = drawn_ranges(len(model.inputs), trial.choice("ranges"), trial.number)
+    module = prepared_module(model, request, setting.backend, config)
+    return calibrated(Prepared(model, request, ranges, module), trial)
+
+
+def calibrated(prepared: Prepared, trial: Trial) -> Prepared:
+    """``prepared``, whose observers have seen the whole of its ranges."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(trial.number)
+        prepared.module(*calibration(prepared.model.inputs, prepared.ranges))
+    return prepared
+
+
+def prepared_module(
+    model: FloatModel, request: QConfigFix, backend: BackendConfig, config: DTypeConfig
+) -> fx.GraphModule:
+    """The model with observers; its result is read as integers where the config quantizes it."""
+    custom = PrepareCustomConfig()
+    if _read_as_integers(config):
+        custom.set_output_quantized_indexes([0])
+    mapping = QConfigMapping().set_global(request.make())
+    step = prepare_qat_fx if model.trained else prepare_fx
+    with without_warnings(UserWarning):  # of what is skipped, which the plan has
+        return step(model.module, mapping, model.example(), custom, backend_config=backend)
+
+
+def _gives_integers(config: DTypeConfig) -> bool:
+    return is_quantized(config.output_dtype) and not config.is_dynamic
+
+
+def _read_as_integers(config: DTypeConfig) -> bool:
+    """Signed results are read as floats on their grid: kernels for unsigned integers compute them, too."""
+    return _gives_integers(config) and config.output_dtype in (torch.quint8, torch.uint8)
+
+
+def in_float(plan: Plan) -> str | None:
+    """Why the plan leaves the operator in float; ``None`` where it does not."""
+    decisions = [plan.decisions[match.anchor] for match in plan.matches]
+    told = [reason_text(each) for each in decisions if not each.quantized]
+    if told:
+        return told[0]
+    return None if decisions else "no entry of the description matches the operator"
+
+
+def _unshared(entry: BackendPatternConfig) -> bool:
+    """Whether an operator that selects or moves values is observed as if it computed others."""
+    operator = find(entry.normal_pattern.anchor.op) if entry.normal_pattern.size == 1 else None
+    own = entry.observation_type is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
+    return own and operator is not None and operator.qparams is QParamsRule.INPUT
+
+
+def by_condition(plan: Plan) -> bool:
+    """Whether the plan refuses a use for a condition of the entry."""
+    decisions = [plan.decisions[match.anchor] for match in plan.matches]
+    return any(r.rule == ReasonCode.CONDITION for each in decisions for r in each.reasons)
+
+
+def _no_tensor(decision: Decision) -> bool:
+    return decision.outcome is PlanOutcome.NOT_TENSOR
+
+
+def reason_text(decision: Decision) -> str:
+    """Why an operator stays float."""
+    if not decision.reasons:
+        return f"{decision.operator} stays float, for no reason"
+    last = decision.reasons[-1]
+    return (
+        f"{decision.operator} stays float: {last.rule}: {last.asked}; admitted is {last.admitted}"
+    )
+
+
+def on_engine(
+    trial: Trial,
+    setting: Setting,
+    prepared: Prepared,
+    config: DTypeConfig,
+    blank: Outcome,
+) -> Steps:
+    """A calibrated model is built by the engine, and called."""
+    setting.at(trial.key)
+    built = yield Build(prepared.module, prepared.model.example())
+    if isinstance(built, RefusedByEngineError):
+        yield replace(blank, verdict=Verdict.REFUSED_BY_ENGINE, detail=str(built))
+        return
+    ran = built.ran
+    blank = replace(blank, kernel=", ".join(ran.kernels))
+    if ran.in_float:
+        why = "; ".join(f"{r.rule}: {r.asked}; {r.admitted}" for r in ran.in_float[:2])
+        yield replace(blank, verdict=Verdict.NOT_INTEGER, detail=why)
+        return
+    reference, exact = reference_of(prepared.module)
+    unit = output_scale(prepared.module) if _gives_integers(config) else None
+    running = _Running(prepared, built, reference, input_grids(prepared.module), unit)
+    integers = _gives_integers(config)
+    limit = stated_steps(config, prepared.model, floats=not integers)
+    blank = replace(blank, exact=exact and integers, limit=limit)
+    for probe in PROBES if setting.engine.takes_sizes else PROBES[:5]:
+        outcome = _called(trial, setting, running, probe, blank)
+        if outcome is not None:
+            yield outcome
+
+
+def stated_steps(config: DTypeConfig, model: FloatModel, *, floats: bool) -> float:
+    """By how many steps results may be off. Operators that only move values have to move them as they are."""
+    moved = all(operator is not None and operator.moves_values for operator in model.operators)
+    if config.tolerance is None or (moved and model.operators):
+        return FLOAT_STEPS if floats else 0.0
+    return float(config.tolerance.steps)
+
+
+def reference_of(prepared: fx.GraphModule) -> tuple[Any, bool]:
+    """The integer reference, and True; where it has no arithmetic for a dtype, the reference model."""
+    try:
+        return TorchEngine(REFERENCE).build(prepared, ()).model, True
+    except RefusedByEngineError:
+        return convert_to_reference(prepared), False
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A trial as it runs: on the engine, and as the reference does. ``grids``: those of the inputs;
+    ``unit``: the scale of the result."""
+
+    prepared: Prepared
+    built: BuiltModel
+    reference: Any
+    grids: list[Tensor | None]
+    unit: float | None
+
+
+def _called(
+    trial: Trial, setting: Setting, running: _Running, probe: Probe, blank: Outcome
+) -> Outcome | None:
+    """What came of one call; ``None`` where the float operator takes no such input."""
+    prepared, blank = running.prepared, replace(blank, case=f"{blank.case}, {probe}")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(trial.choice(str(probe)).randrange(1 << 30))
+        inputs = called_with(probe, prepared.model.inputs, prepared.ranges, running.grids)
+        try:
+            prepared.model.module.forward(*(x.clone() for x in inputs))
+        except Exception:
+            return None
+        try:
+            wanted = single(running.reference.forward(*(x.clone() for x in inputs)))
+        except (BackquantError, RuntimeError) as error:
+            if not blank.exact and not all(x.numel() for x in inputs):
+                return None  # a scale measured at the call, of no values
+            why = f"the reference fails: {said(error)}"
+            return replace(blank, verdict=Verdict.UNPREDICTABLE, detail=why)
+        setting.at(blank.case)
+        try:
+            found = running.built.run(inputs)
+        except RefusedByEngineError as error:
+            return replace(blank, verdict=Verdict.REFUSED_BY_ENGINE, detail=str(error))
+    return judged(found, wanted, blank, running.unit)
+
+
+def judged(found: Tensor, wanted: Tensor, blank: Outcome, unit: float | None = None) -> Outcome:
+    """``blank`` with how far ``found`` is from ``wanted``."""
+    off = distance(found, wanted, unit)
+    wrong = bool(off.what) or off.worst > blank.limit
+    return replace(
+        blank,
+        verdict=Verdict.WRONG if wrong else Verdict.CONFORMS,
+        steps=off.worst,
+        elements=off.elements,
+        different=off.different,
+        detail=off.what,
+    )

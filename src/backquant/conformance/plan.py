@@ -1,0 +1,77 @@
+"""Which trials a run consists of: the claims of a description, round by round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config.describe import describe_dtype
+from backquant.conformance.case import Claim, Side, Trial
+from backquant.errors import UsageError, did_you_mean
+
+
+def claimed(backend: BackendConfig) -> BackendConfig:
+    """``backend`` without its rules of where integers do not pay: what it claims to compute, it is asked for.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> claimed(get_backend_config("openvino")).qdq.leave_float
+    ()
+    """
+    if backend.qdq is None or not backend.qdq.leave_float:
+        return backend
+    return copy.copy(backend).set_qdq(replace(backend.qdq, leave_float=()))
+
+
+def claims(backend: BackendConfig, entries: Sequence[str] = ()) -> list[Claim]:
+    """What ``backend`` claims, entry by entry; with ``entries`` those with one of these texts in it.
+
+    Raises ``UsageError`` for a text that no pattern has.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> [str(claim) for claim in claims(get_backend_config("x86"), ["nn.ReLU(torch.add"])]
+    ['torch.nn.ReLU(torch.add) | input quint8, output quint8']
+    """
+    found = [
+        Claim(at, position, str(entry.normal_pattern), dtypes_text(config))
+        for at, entry in enumerate(backend.configs)
+        for position, config in enumerate(entry.dtype_configs)
+    ]
+    patterns = {claim.pattern for claim in found}
+    for text in entries:
+        if not any(text in pattern for pattern in patterns):
+            near = did_you_mean(text, patterns, f"backquant show {backend.name}")
+            raise UsageError(f"no entry of {backend.name} has {text!r}", where="entries", fix=near)
+    return [claim for claim in found if not entries or any(t in claim.pattern for t in entries)]
+
+
+def dtypes_text(config: DTypeConfig) -> str:
+    """A dtype config in one line.
+
+    >>> import torch
+    >>> dtypes_text(DTypeConfig(torch.quint8, torch.float, torch.qint8, is_dynamic=True))
+    'input quint8, output float32, weight qint8, dynamic'
+    """
+    words = [
+        f"{role} {describe_dtype(demand)}"
+        for role, demand in (
+            ("input", config.input_dtype_with_constraints),
+            ("output", config.output_dtype_with_constraints),
+            ("weight", config.weight_dtype_with_constraints),
+        )
+        if demand.dtype is not None
+    ]
+    return ", ".join([*words, *(("dynamic",) if config.is_dynamic else ())])
+
+
+def trials(found: Sequence[Claim], rounds: int, seed: int) -> Iterator[Trial]:
+    """Every claim with its recorded example, then what lies beyond it, then drawn uses, one after the other.
+
+    >>> [(t.number, t.side.value) for t in trials([Claim(0, 0, "torch.add", "int8")], 2, 0)]
+    [(0, 'accepted'), (0, 'refused'), (1, 'accepted')]
+    """
+    for number in range(rounds):
+        yield from (Trial(claim, number, seed=seed) for claim in found)
+        if number == 0:
+            yield from (Trial(claim, 0, Side.REFUSED, seed=seed) for claim in found)

@@ -1,0 +1,226 @@
+"""``conform``: cases are made of a description, run on an engine, and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from backquant.backend_config import BackendConfig, get_backend_config
+from backquant.conformance.attempt import Setting
+from backquant.conformance.case import Outcome, Trial
+from backquant.conformance.engines import find_conformance_engine
+from backquant.conformance.group import outcomes_of, size_of_groups
+from backquant.conformance.models import Examples
+from backquant.conformance.plan import claimed, claims, trials
+from backquant.conformance.reproducer import script
+from backquant.conformance.results import Conformance
+from backquant.conformance.seam import ConformanceEngine
+from backquant.conformance.workers import Pool
+from backquant.errors import UsageError
+from backquant.files import replace_file
+
+#: How many uses of the operator are tried for each claim: its example, then drawn ones.
+ROUNDS = 3
+#: Seconds that one case may take.
+LIMIT = 60.0
+_LOG = "outcomes.jsonl"
+_SCRIPTS = 100
+
+Progress = Callable[[int, int | None], None]
+
+
+def conform(  # size: how the run is done, by keyword
+    backend: BackendConfig | str,
+    *,
+    engine: ConformanceEngine | str | None = None,
+    entries: Sequence[str] = (),
+    minutes: float = 10.0,
+    seed: int = 0,
+    rounds: int = ROUNDS,
+    jobs: int | None = None,
+    limit: float = LIMIT,
+    output: str | Path | None = None,
+    resume: bool = False,
+    examples: Examples | None = None,
+    progress: Progress | None = None,
+) -> Conformance:
+    """Try every claim of a description on its engine: each entry with each of its dtype configs.
+
+    Cases are quantized as the entry admits it and have to run on integer kernels, whose results equal the
+    integer reference's, or are off by no more steps than stated. docs/conformance.md has the outcomes.
+
+    The same seed gives the same cases. An engine that dies or hangs is an outcome of the case, not the end.
+
+    Args:
+        backend: the description, or its name.
+        engine: what it is tried on: the name of an engine or of a target of ``export``, or an object
+            (``backquant.conformance.seam``). Default: the description's engine; without one, the target of
+            ``export`` that is made for it; without that, the reference model.
+        entries: try only entries whose pattern has one of these texts in it.
+        minutes: no case begins after that time.
+        seed: of everything that is drawn.
+        rounds: uses of the operator for each claim: its recorded example, then drawn ones.
+        jobs: processes; default: one for each core. 0: in this process, which an engine that dies ends.
+        limit: seconds that one case may take.
+        output: a folder for the outcomes, the pages and a script for each finding.
+        resume: go on with what lies in ``output``.
+        examples: for operators without a record: by spelling, a module and its inputs.
+        progress: called with the number of trials that are done, and of all.
+
+    Raises:
+        EngineError: the engine does not run here, or there is none of this name.
+        UsageError: a text in ``entries`` that no pattern has; ``resume`` of another run.
+
+    >>> found = conform("x86", entries=["nn.ReLU(torch.add"], rounds=1, jobs=0)
+    >>> found.conforms, found.cases > 5
+    (True, True)
+    """
+    config = get_backend_config(backend) if isinstance(backend, str) else backend
+    target = find_conformance_engine(config, engine)
+    versions = target.versions()
+    found = Conformance(config.name, target.name, versions, seed, _now())
+    setting = Setting(claimed(config), target, examples)
+    wanted = list(trials(claims(config, entries), rounds, seed))
+    log = _Log.opened(output, resume, {"backend": config.name, "engine": target.name, "seed": seed})
+    begun = time.monotonic()
+    done = log.read(found)
+    left = [trial for trial in wanted if trial.key not in done]
+    finished = len(wanted) - len(left)
+    stream = _stream(left, setting, _jobs(jobs), limit, begun + minutes * 60)
+    for trial, outcome in stream:
+        log.write(trial, outcome)
+        if outcome is not None:
+            found.add(outcome)
+            continue
+        finished += 1
+        if progress is not None:
+            progress(finished, len(wanted))
+    log.close()
+    found.complete = finished == len(wanted)
+    found.seconds = time.monotonic() - begun
+    if output is not None:
+        _write(found, config, Path(output))
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def _jobs(jobs: int | None) -> int:
+    return (os.cpu_count() or 1) if jobs is None else jobs
+
+
+def _stream(
+    left: Sequence[Trial], setting: Setting, jobs: int, limit: float, until: float
+) -> Iterator[tuple[Trial, Outcome | None]]:
+    size = size_of_groups(setting)
+    groups = [tuple(left[at : at + size]) for at in range(0, len(left), size)]
+    if jobs:
+        job = _Job(setting)
+        yield from Pool(job, setting.engine.name, jobs, limit).run(groups, until)
+        return
+    for group in groups:
+        if time.monotonic() >= until:
+            return
+        yield from outcomes_of(group, setting)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker does with trials."""
+
+    setting: Setting
+
+    def __call__(self, trials: Sequence[Trial], tell: Callable[[str, Any], None]) -> None:
+        here = replace(self.setting, at=lambda case: tell("at", case))
+        position = {trial: at for at, trial in enumerate(trials)}
+        for trial, outcome in outcomes_of(trials, here):
+            if outcome is None:
+                tell("done", position[trial])
+            else:
+                tell("outcome", (position[trial], outcome.to_dict()))
+
+
+class _Log:
+    """Outcomes as lines of a file, so that a run can go on where it ended."""
+
+    def __init__(self, path: Path | None, file: IO[str] | None) -> None:
+        self._path, self._file = path, file
+
+    @classmethod
+    def opened(cls, output: str | Path | None, resume: bool, about: dict[str, Any]) -> _Log:
+        if output is None:
+            return cls(None, None)
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _LOG
+        if resume and path.exists():
+            with path.open(encoding="utf-8") as lines:
+                first = json.loads(next(lines, "{}"))
+            if first != about:
+                raise UsageError(
+                    f"{path} holds another run: {first}",
+                    where="resume",
+                    fix="another folder, or resume=False",
+                )
+            return cls(path, path.open("a", encoding="utf-8"))
+        file = path.open("w", encoding="utf-8")
+        file.write(json.dumps(about) + "\n")
+        return cls(path, file)
+
+    def read(self, found: Conformance) -> set[str]:
+        """Count what lies in the file already; the keys of the trials that are done."""
+        done: set[str] = set()
+        if self._path is None:
+            return done
+        pending: dict[str, list[Outcome]] = {}
+        with self._path.open(encoding="utf-8") as lines:
+            for line in list(lines)[1:]:
+                try:
+                    data = json.loads(line)
+                except json.JSONDecodeError:  # half a line: the run was ended there
+                    continue
+                if "done" in data:
+                    done.add(data["done"])
+                    for outcome in pending.pop(data["done"], ()):
+                        found.add(outcome)
+                else:
+                    pending.setdefault(data["key"], []).append(Outcome.from_dict(data["outcome"]))
+        return done
+
+    def write(self, trial: Trial, outcome: Outcome | None) -> None:
+        if self._file is None:
+            return
+        line = (
+            {"done": trial.key}
+            if outcome is None
+            else {"key": trial.key, "outcome": outcome.to_dict()}
+        )
+        self._file.write(json.dumps(line) + "\n")
+        if outcome is None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _write(found: Conformance, backend: BackendConfig, folder: Path) -> None:
+    """The pages, and a script for the first finding of each kind of each claim."""
+    name = f"{found.backend}_{found.engine}" if found.engine != found.backend else found.backend
+    found.save_json(folder / f"{name}.json")
+    found.save_html(folder / f"{name}.html")
+    found.save_markdown(folder / f"{name}.md")
+    scripts = folder / "findings"
+    scripts.mkdir(exist_ok=True)
+    for number, outcome in enumerate(islice(found.findings(), _SCRIPTS), 1):
+        text = script(outcome, backend, found.versions)
+        replace_file(scripts / f"{number:03d}.py", text.encode())

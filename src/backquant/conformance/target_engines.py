@@ -1,0 +1,157 @@
+"""The runtimes that ``export`` writes for: each model goes the way of the export, and runs in its runtime.
+
+Models are exported side by side in one file (``side_by_side``), since most of what an export costs does not
+depend on its size. Where that fails, by halves, until it is known which of them it is.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from backquant.api.exporting import export_job
+from backquant.conformance.fed_integers import FedIntegers, fed_integers
+from backquant.conformance.halves import built_by_halves
+from backquant.conformance.seam import Answer, Build, Ran, RefusedByEngineError
+from backquant.conformance.side_by_side import joined_jobs, named
+from backquant.conformance.torch_engines import said
+from backquant.convert import convert_to_reference
+from backquant.deploy import Exported, check_installed, run_export
+from backquant.deploy.session import Loaded, LoadingTarget
+from backquant.errors import BackquantError, EngineError, MissingExtraError
+from backquant.graph.silence import without_warnings
+from backquant.reason_codes import ReasonCode
+from backquant.version import __version__
+
+#: Models in one file, by target. A package of AOTInductor is C++ that is compiled: ten seconds, and few more
+#: for more. OpenVINO chooses other kernels for models side by side than for each alone.
+_GROUPS = {"inductor": 24, "openvino": 1}
+_GROUP = 12
+
+
+@dataclass(frozen=True)
+class TargetEngine:
+    """The runtime of a target of ``export``.
+
+    >>> from backquant.deploy import find_target
+    >>> engine = TargetEngine(find_target("onnx", Path("model.onnx")))
+    >>> engine.name, engine.takes_sizes
+    ('onnxruntime', False)
+    """
+
+    target: LoadingTarget
+    takes_sizes: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.target.backend
+
+    @property
+    def group(self) -> int:
+        return _GROUPS.get(self.target.name, _GROUP)
+
+    def versions(self) -> dict[str, str]:
+        try:
+            check_installed(self.target)
+        except MissingExtraError as error:
+            raise EngineError(str(error), where=f"engine={self.name!r}", fix=error.fix) from error
+        own = {need.package: metadata.version(need.package) for need in self.target.requires}
+        return {
+            "backquant": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **own,
+        }
+
+    def build(self, prepared: fx.GraphModule, example: tuple[Tensor, ...]) -> Any:
+        [answer] = self.build_all([Build(prepared, example)])
+        if isinstance(answer, RefusedByEngineError):
+            raise answer
+        return answer
+
+    def build_all(self, asked: Sequence[Build]) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        jobs: dict[int, FedIntegers] = {}
+        for at, each in enumerate(asked):
+            try:
+                with without_warnings(UserWarning):
+                    reference = convert_to_reference(each.prepared)
+                    jobs[at] = fed_integers(export_job(reference, self.target, each.example))
+            except (BackquantError, RuntimeError) as error:
+                answers[at] = RefusedByEngineError(said(error))
+        answers.update(built_by_halves(jobs, self._built))
+        return [answers[at] for at in range(len(asked))]
+
+    def _built(self, fed: Sequence[FedIntegers]) -> list[Answer]:
+        job = joined_jobs([each.job for each in fed])
+        with _folder() as folder, without_warnings(UserWarning):
+            path = folder / f"model{self.target.suffixes[0]}"
+            exported = run_export(job, self.target, path, 0.0)
+            loaded = self.target.loaded(path)
+        made: list[Answer] = []
+        first = 0
+        for at, each in enumerate(fed):
+            own = slice(first, first + len(each.job.args))
+            ran = _ran(exported, at, len(fed) == 1)
+            made.append(BuiltFile(loaded, job.args, own, at, each.quantize, ran))
+            first = own.stop
+        return made
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one file, which a loaded model may go on reading where the system keeps open files."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ran(exported: Exported, at: int, alone: bool) -> Ran:
+    """The kernels of the model at this position, those on integers first, and what of it stays float."""
+    own = named(at, "")
+    kernels = [
+        use
+        for use in exported.kernels
+        if any(name.startswith(own) for name in use.nodes) or (alone and not use.nodes)
+    ]
+    kernels.sort(key=lambda use: not use.integer)
+    names = dict.fromkeys(f"{use.kernel} ({use.dtype})" for use in kernels)
+    left = tuple(
+        reason
+        for reason in exported.left_in_float
+        if reason.node.startswith(own) and reason.rule != ReasonCode.GENERATED  # of integers, too
+    )
+    return Ran(tuple(names), left)
+
+
+@dataclass(frozen=True)
+class BuiltFile:
+    """One of the models in a loaded file; the others get their examples when it is called."""
+
+    loaded: Loaded
+    examples: tuple[Tensor, ...]
+    own: slice
+    at: int
+    quantize: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    ran: Ran
+
+    def run(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        given = list(self.examples)
+        given[self.own] = self.quantize(inputs)
+        arrays = [value.contiguous().numpy() for value in given]
+        try:
+            return torch.as_tensor(self.loaded.run(arrays)[self.at])
+        except (BackquantError, RuntimeError, ValueError) as error:
+            raise RefusedByEngineError(said(error)) from error

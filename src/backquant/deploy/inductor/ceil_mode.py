@@ -1,0 +1,46 @@
+"""Max pooling in ceil mode, which Inductor's integer max pooling reads as floor mode.
+
+Its pattern (torch 2.13, ``_register_quantization_maxpool2d``) takes the argument ``ceil_mode`` for the
+``offset_dtype`` of another form, and drops it: results are a row and a column short. So the pooling reads
+the dequantized value through a bound that no value goes beyond. It is no part of the pattern, and the
+code that is generated in its place is right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from backquant.deploy.program import Program
+from backquant.lower.qdq import is_dequantize
+
+_POOL = torch.ops.aten.max_pool2d.default
+_CEIL_MODE = 5  # its position in the schema
+
+
+def keep_ceil_mode(program: Program) -> None:
+    """Put such a bound, in ``program`` itself, between a dequantize node and each pooling in ceil mode.
+
+    >>> from backquant.deploy.program import export_program
+    >>> pool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+    >>> made = export_program(fx.symbolic_trace(pool), (torch.zeros(1, 1, 8, 8),), {}, None)
+    >>> keep_ceil_mode(made)  # reads no dequantize node
+    >>> any("clamp" in node.name for node in made.exported.graph.nodes)
+    False
+    """
+    graph = program.exported.graph
+    for node in graph.find_nodes(op="call_function", target=_POOL):
+        value = node.args[0]
+        if not (_in_ceil_mode(node) and isinstance(value, fx.Node) and is_dequantize(value)):
+            continue
+        _, scale, zero_point, low, _, _ = value.args
+        least = (low - zero_point - 1) * scale  # type: ignore[operator]
+        with graph.inserting_before(node):
+            bounded = graph.call_function(torch.ops.aten.clamp_min.default, (value, least))
+        bounded.meta = dict(value.meta)
+        node.replace_input_with(value, bounded)
+    program.exported.graph_module.recompile()
+
+
+def _in_ceil_mode(node: fx.Node) -> bool:
+    return len(node.args) > _CEIL_MODE and bool(node.args[_CEIL_MODE])

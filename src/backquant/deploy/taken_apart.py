@@ -1,0 +1,40 @@
+"""Operators that runtimes lack, taken apart as their records say (``Operator.portable``).
+
+OpenVINO does not take what the ONNX exporter makes of ``embedding_bag``, and ExecuTorch has no kernel for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from backquant.deploy.program import Program, origins_of_stacks
+from backquant.graph.quiet import quiet
+from backquant.operators import all_operators
+
+
+def taken_apart(program: Program) -> Program:
+    """``program`` without operators that runtimes lack; the same object where there is none.
+
+    >>> from backquant.deploy.program import export_program
+    >>> made = export_program(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
+    >>> taken_apart(made) is made
+    True
+    """
+    table = _table()
+    if not any(node.target in table for node in program.exported.graph.nodes):
+        return program
+    with quiet(), torch.no_grad():
+        exported = program.exported.run_decompositions(dict(table))
+    return replace(program, exported=exported, origins=origins_of_stacks(exported.graph))
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return {
+        overload: made for known in all_operators() for overload, made in known.portable.items()
+    }

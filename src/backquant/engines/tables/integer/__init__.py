@@ -1,0 +1,1 @@
+"""The table of the integer reference: one file per operator family."""

@@ -1,0 +1,211 @@
+"""Pooling, means, softmax and normalisations of the integer reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from backquant.engines.tables.arguments import first_operand, refuse_float_input
+from backquant.engines.tables.integer.result import emit, one_operand, result_fields
+from backquant.engines.tables.matrix import softmax_dim
+from backquant.engines.tables.norm import NormCall, norm_rules_of
+from backquant.engines.tables.pooling import (
+    adaptive_sizes,
+    average_window,
+    max_window,
+    mean_dims,
+)
+from backquant.lower.kernels.integer.normalized import (
+    BatchNormConfig,
+    IntegerBatchNorm,
+    IntegerNorm,
+    IntegerSoftmax,
+    NormConfig,
+    SoftmaxConfig,
+    exponentials,
+    norm_numbers,
+    unit_of_norm,
+)
+from backquant.lower.kernels.integer.pooling import (
+    AverageConfig,
+    IntegerAverage,
+    IntegerMaxPool,
+    MaxPoolConfig,
+)
+from backquant.lower.qdq import quantized_value
+from backquant.lower.rule import Emit, LowerRule, Site
+from backquant.match.plan import Reason
+from backquant.operators import spellings
+from backquant.reason_codes import ReasonCode
+
+_GAMMA_LIMIT = (1 << 15) - 1
+
+
+def pooling_rules() -> list[LowerRule]:
+    """Rules for maxima, averages and means.
+
+    >>> [rule.name for rule in pooling_rules()][:3]
+    ['max_pool1d', 'avg_pool1d', 'adaptive_avg_pool1d']
+    """
+    found = []
+    kinds: dict[str, Callable[[int, Site], Emit | Reason]] = {
+        "max_pool": _max_pool,
+        "avg_pool": _average_pool,
+        "adaptive_avg_pool": _adaptive_pool,
+    }
+    for dims in (1, 2, 3):
+        for kind, build in kinds.items():
+            name = f"{kind}{dims}d"
+            found.append(LowerRule(name, (spellings(name),), partial(build, dims)))
+    return [*found, LowerRule("mean", ((torch.mean, "mean"),), _mean)]
+
+
+def _max_pool(dims: int, site: Site) -> Emit | Reason:
+    x, window = first_operand(site), max_window(site, dims)
+    if isinstance(window, Reason):
+        return window
+    if x is None or x.qparams is None:
+        return refuse_float_input(site)
+    config = MaxPoolConfig(
+        f"max_pool{dims}d",
+        tuple(window.size),
+        tuple(window.stride),
+        tuple(window.padding),
+        tuple(window.dilation),
+        window.ceil_mode,
+    )
+    kernel = IntegerMaxPool(config)
+    return Emit(kernel, (x.node,), kernel.name, x.qparams, in_range=True)
+
+
+def _average_pool(dims: int, site: Site) -> Emit | Reason:
+    window = average_window(site, dims)
+    if isinstance(window, Reason):
+        return window
+    numbers = {
+        "kernel_size": tuple(window.size),
+        "stride": tuple(window.stride),
+        "padding": tuple(window.padding),
+        "ceil_mode": window.ceil_mode,
+        "count_include_pad": window.count_include_pad,
+        "divisor_override": window.divisor_override,
+    }
+    return _averaged(site, "avg_pool", numbers)
+
+
+def _adaptive_pool(dims: int, site: Site) -> Emit | Reason:
+    sizes = adaptive_sizes(site, dims)
+    if isinstance(sizes, Reason):
+        return sizes
+    return _averaged(site, "adaptive_avg_pool", {"output_size": tuple(sizes)})
+
+
+def _mean(site: Site) -> Emit | Reason:
+    found = mean_dims(site)
+    if isinstance(found, Reason):
+        return found
+    return _averaged(site, "mean", {"dim": tuple(found[0]), "keepdim": found[1]})
+
+
+def _averaged(site: Site, operator: str, numbers: dict[str, Any]) -> Emit | Reason:
+    found = one_operand(site)
+    if isinstance(found, Reason):
+        return found
+    node, x, out = found
+    config = AverageConfig(
+        **result_fields(site, out),
+        operator=operator,
+        x_scale=x.scale,
+        x_zero_point=x.zero_point,
+        **numbers,
+    )
+    return emit(site, IntegerAverage(config), node)
+
+
+def softmax_rules() -> list[LowerRule]:
+    """The rule for softmax.
+
+    >>> [rule.name for rule in softmax_rules()]
+    ['softmax']
+    """
+    return [LowerRule("softmax", (spellings("softmax"),), _softmax)]
+
+
+def _softmax(site: Site) -> Emit | Reason:
+    found, dim = one_operand(site), softmax_dim(site)
+    if isinstance(found, Reason):
+        return found
+    if isinstance(dim, Reason):
+        return dim
+    node, x, out = found
+    config = SoftmaxConfig(**result_fields(site, out), dim=dim)
+    return emit(
+        site, IntegerSoftmax(config, table=exponentials(x.scale, x.dtype, site.table_entries)), node
+    )
+
+
+def norm_rules() -> list[LowerRule]:
+    """Rules for batch, layer, group and instance norm.
+
+    >>> len(norm_rules())
+    8
+    """
+    return norm_rules_of(_batch_norm, _norm)
+
+
+def _batch_norm(site: Site) -> Emit | Reason:
+    found = one_operand(site)
+    if isinstance(found, Reason):
+        return found
+    node, x, out = found
+    module: Any = site.module
+    if module.running_mean is None:
+        return site.refuse(ReasonCode.STATISTICS, "batch norm that measures", "stored statistics")
+    factor = torch.rsqrt(module.running_var.detach().double() + module.eps)
+    if module.weight is not None:
+        factor = factor * module.weight.detach().double()
+    shift = -module.running_mean.detach().double() * factor
+    if module.bias is not None:
+        shift = shift + module.bias.detach().double()
+    fields = result_fields(site, out)
+    if len(site.steps) == 2:
+        fields["quant_min"] = max(out.quant_min, quantized_value(0.0, out))
+    scale, gamma, beta = _integers(factor, shift, x.scale)
+    config = BatchNormConfig(
+        **fields, x_scale=x.scale, x_zero_point=x.zero_point, gamma_scale=scale
+    )
+    return emit(site, IntegerBatchNorm(config, gamma=gamma, beta=beta), node)
+
+
+def _norm(site: Site, call: NormCall) -> Emit | Reason:
+    found = one_operand(site)
+    if isinstance(found, Reason):
+        return found
+    node, x, out = found
+    channels = call.weight.shape if call.weight is not None else torch.Size([1])
+    gamma, beta = torch.ones(channels).double(), torch.zeros(channels).double()
+    gamma = gamma if call.weight is None else call.weight.detach().double()
+    beta = beta if call.bias is None else call.bias.detach().double()
+    scale, factors, biases = _integers(gamma, beta, unit_of_norm())
+    eps, root_bits = norm_numbers(call.eps, x.scale, x.dtype)
+    config = NormConfig(
+        **result_fields(site, out),
+        kind=call.kind,
+        size=call.size,
+        eps=eps,
+        root_bits=root_bits,
+        gamma_scale=scale,
+    )
+    return emit(site, IntegerNorm(config, gamma=factors, beta=biases), node)
+
+
+def _integers(
+    factor: torch.Tensor, bias: torch.Tensor, step: float
+) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """The scale of factors of 16 bits, these, and biases in steps of ``step`` times that scale."""
+    scale = float(factor.abs().max()) / _GAMMA_LIMIT or 1.0
+    gamma = torch.round(factor / scale).to(torch.int64)
+    return scale, gamma, torch.round(bias / (scale * step)).to(torch.int64)

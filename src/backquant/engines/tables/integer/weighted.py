@@ -1,0 +1,177 @@
+"""Convolutions and linear layers of the integer reference, alone and with an activation function behind."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from backquant.dtypes import QParams, Rounding, round_to
+from backquant.engines.tables.arguments import refuse_float_input
+from backquant.engines.tables.calls import (
+    Geometry,
+    WeightedCall,
+    conv_rules,
+    conv_transpose_rules,
+    linear_rules,
+    module_call,
+)
+from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fields
+from backquant.engines.tables.pointwise import reference_function
+from backquant.engines.tables.spellings import RELUS, post_op_of
+from backquant.lower.kernels.integer.elementwise import headroom_of
+from backquant.lower.kernels.integer.values import filled
+from backquant.lower.kernels.integer.weighted import (
+    ConvAddConfig,
+    IntegerConvAdd,
+    IntegerWeighted,
+    WeightedConfig,
+)
+from backquant.lower.kernels.postop import PostOp
+from backquant.lower.qdq import quantized_value
+from backquant.lower.rule import Emit, LowerRule, Site, operand
+from backquant.match.plan import Reason
+from backquant.nn.quantized.reference import Conv2d
+from backquant.reason_codes import ReasonCode
+
+_ADDS: tuple[Any, ...] = (torch.add, operator.add)
+_FAR = 8.0  # beyond it activation functions are flat, or the identity
+
+
+def weighted_rules() -> list[LowerRule]:
+    """Rules for convolutions, transposed ones, linear layers, and a convolution with an addition.
+
+    >>> [rule.name for rule in weighted_rules()][:3]
+    ['conv + add + relu', 'conv + add', 'conv + activation']
+    """
+    return [
+        LowerRule("conv + add + relu", ((Conv2d,), _ADDS, RELUS), _conv_add),
+        LowerRule("conv + add", ((Conv2d,), _ADDS), _conv_add),
+        *conv_rules(_weighted),
+        *conv_transpose_rules(_weighted),
+        *linear_rules(_weighted),
+    ]
+
+
+def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
+    refused = _check_weight(site, call)
+    if refused is not None:
+        return refused
+    post_op = post_op_of(site.steps[1] if len(site.steps) > 1 else None)
+    if post_op is None:
+        return site.refuse(
+            ReasonCode.POST_OP, "an activation with computed numbers", "literal numbers"
+        )
+    if site.out is None and post_op.name not in ("none", "relu"):
+        return site.refuse(ReasonCode.POST_OP, f"{post_op.name} with a float result", "ReLU")
+    fields, tensors = _fields(site, call), _tensors(call)
+    if site.out is None:
+        fields |= {"is_float": True, "rectified": post_op.name == "relu"}
+        kernel = IntegerWeighted(WeightedConfig(**fields), **tensors)
+        return Emit(kernel, (call.x.node,), kernel.name, None)
+    more, table = _activation(site, post_op, site.out)
+    kernel = IntegerWeighted(WeightedConfig(**{**fields, **more}), **tensors, table=table)
+    return emit(site, kernel, call.x.node)
+
+
+def _check_weight(site: Site, call: WeightedCall) -> Reason | None:
+    """Sums have one unit for each output channel: why this weight's scales do not give that."""
+    scale, admitted = call.weight.scale, "one scale, or one for each output channel"
+    if scale.dim() > 1:
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, "scales of groups or blocks", admitted)
+    if scale.numel() > 1 and call.axis != (1 if call.transposed else 0):
+        return site.refuse(ReasonCode.WEIGHT_AXIS, f"scales along axis {call.axis}", admitted)
+    return None
+
+
+def _fields(site: Site, call: WeightedCall) -> dict[str, Any]:
+    assert call.x.qparams is not None
+    geometry = call.geometry or Geometry((), (), (), 1)
+    weight = call.weight.weight
+    dims = weight.dim() - 2
+    transposed = "_transpose" if dims and call.transposed else ""
+    return {
+        **result_fields(site, site.out or NO_RESULT),
+        "operator": f"conv{transposed}{dims}d" if dims else "linear",
+        "x_zero_point": call.x.qparams.zero_point,
+        "stride": geometry.stride,
+        "padding": geometry.padding,
+        "dilation": geometry.dilation,
+        "output_padding": geometry.output_padding,
+        "groups": geometry.groups,
+        "accumulator_bits": 40 if _is_wide(site) else 32,
+    }
+
+
+def _tensors(call: WeightedCall) -> dict[str, torch.Tensor | None]:
+    """The weight as it is, a unit for each output channel, and the bias in these units."""
+    assert call.x.qparams is not None
+    weight, scale = call.weight.weight, call.weight.scale.reshape(-1)
+    zero_point = call.weight.zero_point.reshape(-1).to(torch.int64)
+    if zero_point.numel() > 1:
+        shape = [1] * weight.dim()
+        shape[call.axis] = -1
+        zero_point = zero_point.reshape(shape)
+    unit = call.x.qparams.scale * scale.double()
+    if unit.numel() > 1 and call.transposed and call.geometry is not None:
+        unit = unit.repeat(call.geometry.groups)
+    bias = call.weight.bias
+    if bias is not None:
+        bias = round_to(bias.double() / unit, Rounding.HALF_EVEN).to(torch.int64)
+    return {"weight": weight, "weight_zero_point": zero_point, "unit": unit, "bias": bias}
+
+
+def _is_wide(site: Site) -> bool:
+    """Where the description has biases of 64 bits, sums have the 40 that accelerators add in."""
+    return site.described is not None and site.described.bias_dtype == torch.int64
+
+
+def _activation(
+    site: Site, post_op: PostOp, out: QParams
+) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """The fields that make the activation a part of the kernel, and its table."""
+    if post_op.name == "none":
+        return {}, None
+    if post_op.name in ("relu", "hardtanh"):
+        low, high = (quantized_value(bound, out) for bound in post_op.bounds)
+        return {"quant_min": max(low, out.quant_min), "quant_max": min(high, out.quant_max)}, None
+    if post_op.name == "leaky_relu":
+        return {"negative_slope": post_op.numbers[0]}, None
+    reach = max(_FAR, abs(out.quant_min - out.zero_point) * out.scale)
+    reach = max(reach, abs(out.quant_max - out.zero_point) * out.scale)
+    scale = 2.0 ** math.ceil(math.log2(reach / 2**15))
+    middle = QParams(scale, 0, -(1 << 15), (1 << 15) - 1, torch.int16)
+    function = reference_function(site, middle, site.steps[1:])
+    return {"middle_scale": scale}, filled(torch.int16, function)
+
+
+def _conv_add(site: Site) -> Emit | Reason:
+    if len(site.nodes) != 1:
+        return site.refuse(ReasonCode.NODES, "a convolution and an addition", "one fused module")
+    if len(site.node.args) != 2 or not all(isinstance(a, Node) for a in site.node.args):
+        return refuse_float_input(site)
+    x, other = (operand(node) for node in site.node.args)  # type: ignore[arg-type]
+    if x.qparams is None or other.qparams is None:
+        return refuse_float_input(site)
+    call = module_call(site, x)
+    if isinstance(call, Reason):
+        return call
+    if site.out is None:
+        return site.refuse(ReasonCode.FLOAT_OUTPUT, "a float result", "a quantized result")
+    refused = _check_weight(site, call)
+    if refused is not None:
+        return refused
+    fields = _fields(site, call)
+    if len(site.steps) == 3:
+        fields["quant_min"] = max(quantized_value(0.0, site.out), site.out.quant_min)
+    config = ConvAddConfig(
+        **fields,
+        other_scale=other.qparams.scale,
+        other_zero_point=other.qparams.zero_point,
+        headroom=headroom_of(other.qparams.dtype),
+    )
+    kernel = IntegerConvAdd(config, **_tensors(call))
+    return emit(site, kernel, x.node, other.node)

@@ -1,0 +1,249 @@
+"""``torch.einsum`` of two operands, as the matrix product that it is.
+
+No backend has a kernel for an equation. Each of its letters is one of four kinds: in both operands and in
+the result (a batch), in both alone (summed), in one operand and in the result (rows, columns). With one
+letter or more of the last three the equation is ``torch.matmul`` of permuted operands; of a constant matrix
+and no batch it is a linear layer (``constant_products``). Left as they are: equations with a letter that one
+operand alone has, or twice; outer products and products of vectors, which no integer kernel has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.graph.constant_products import Constants
+from backquant.graph.edit import NamePool
+from backquant.graph.scope import Scope
+from backquant.graph.values import GraphValues
+
+_EINSUM = (torch.einsum, torch.ops.aten.einsum.default)
+
+
+def einsum_products(
+    module: fx.GraphModule,
+    scopes: dict[str, Scope],
+    values: GraphValues,
+    kept: Collection[Any] = (),
+) -> int:
+    """Write every ``torch.einsum`` that is a matrix product as one, in place; how many.
+
+    Args:
+        module: a captured graph.
+        scopes: of its nodes; new nodes have that of the equation's.
+        values: shapes of its tensors; where they are unknown, or a size is broadcast, nothing is done.
+        kept: operators that stay as they are.
+
+    >>> module = fx.symbolic_trace(lambda a, b: torch.einsum("bihd,bjhd->bhij", a, b))
+    >>> a, b = torch.randn(2, 3, 4, 5), torch.randn(2, 6, 4, 5)
+    >>> wanted = module(a, b)
+    >>> einsum_products(module, {}, GraphValues(module, (a, b)))
+    1
+    >>> [node.name for node in module.graph.nodes]
+    ['a', 'b', 'permute', 'permute_1', 'matmul', 'output']
+    >>> _ = module.recompile()
+    >>> torch.allclose(module(a, b), wanted, atol=1e-6)
+    True
+    """
+    found = [
+        node
+        for target in _EINSUM
+        if target not in kept
+        for node in module.graph.find_nodes(op="call_function", target=target)
+    ]
+    if not found:
+        return 0
+    constants, names = Constants(module), NamePool(module)
+    products = {node: _product(node, values, constants) for node in found}
+    written: dict[fx.Node, fx.Node] = {}  # what stands for an equation that others may read
+    for node, product in products.items():
+        if product is not None:
+            left, right = (written.get(value, value) for value in (product.left, product.right))
+            current = replace(product, left=left, right=right)
+            written[node] = _Writer(module, node, current, names, scopes).write()
+    return len(written)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """``left`` and ``right`` with their letters; ``right`` may be a constant.
+
+    ``batch`` and ``rows``, ``columns`` are in the order of the result, ``summed`` in that of ``left``.
+    """
+
+    left: fx.Node
+    right: fx.Node
+    of_left: str
+    of_right: str
+    result: str
+    batch: str
+    rows: str
+    columns: str
+    summed: str
+    constant: torch.Tensor | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a linear layer: one constant matrix for all rows."""
+        return self.constant is not None and not self.batch
+
+
+def _product(node: fx.Node, values: GraphValues, constants: Constants) -> _Product | None:
+    read = _operands(node)
+    if read is None:
+        return None
+    equation, left, right = read
+    facts = values.of(left.name), values.of(right.name)
+    if facts[0] is None or facts[1] is None:
+        return None
+    shapes = facts[0].shape, facts[1].shape
+    letters = _letters(equation, [len(shape) for shape in shapes])
+    if letters is None:
+        return None
+    of_left, of_right, result = letters
+    sizes = [
+        dict(zip(of, shape, strict=True))
+        for of, shape in ((of_left, shapes[0]), (of_right, shapes[1]))
+    ]
+    if constants.value(left) is not None:  # a linear layer's weight is its second argument
+        left, right, of_left, of_right = right, left, of_right, of_left
+    product = _Product(
+        left=left,
+        right=right,
+        of_left=of_left,
+        of_right=of_right,
+        result=result,
+        batch="".join(letter for letter in result if letter in of_left and letter in of_right),
+        rows="".join(letter for letter in result if letter not in of_right),
+        columns="".join(letter for letter in result if letter not in of_left),
+        summed="".join(c for c in of_left if c in of_right and c not in result),
+        constant=constants.value(right),
+    )
+    alone = (set(of_left) ^ set(of_right)) - set(result)
+    is_product = product.rows and product.columns and product.summed and not alone
+    same = all(sizes[0][letter] == sizes[1][letter] for letter in set(of_left) & set(of_right))
+    return product if is_product and same and constants.value(left) is None else None
+
+
+def _operands(node: fx.Node) -> tuple[str, fx.Node, fx.Node] | None:
+    """The equation of ``node`` and its operands, if these are two."""
+    equation, *rest = node.args
+    operands: Any = rest[0] if len(rest) == 1 and isinstance(rest[0], (list, tuple)) else rest
+    nodes = [value for value in operands if isinstance(value, fx.Node)]
+    if not isinstance(equation, str) or node.kwargs or len(operands) != 2 or len(nodes) != 2:
+        return None
+    return equation, nodes[0], nodes[1]
+
+
+def _letters(equation: str, ranks: list[int]) -> tuple[str, str, str] | None:
+    """The letters of both operands and of the result, an ellipsis written out; ``None``: one is twice in an
+    operand, or there are not two.
+    """
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2:
+        return None
+    named = [len(operand.replace("...", "")) for operand in operands]
+    longest = max(rank - count for rank, count in zip(ranks, named, strict=True))
+    more = "".join(chr(0x3B1 + i) for i in range(longest))  # Greek: an equation has Latin letters
+    written = []
+    for operand, rank, count in zip(operands, ranks, named, strict=True):
+        hidden = rank - count
+        written.append(operand.replace("...", more[len(more) - hidden :] if hidden else ""))
+    if not arrow:
+        letters = "".join(written)
+        once = sorted(letter for letter in letters if letters.count(letter) == 1)
+        result = "..." + "".join(letter for letter in once if letter not in more)
+    result = result.replace("...", more)
+    if any(len(set(letters)) != len(letters) for letters in written):
+        return None
+    return written[0], written[1], result
+
+
+class _Writer:
+    """Puts the nodes of one product in the place of an equation."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        node: fx.Node,
+        product: _Product,
+        names: NamePool,
+        scopes: dict[str, Scope],
+    ) -> None:
+        self._module, self._node, self._product = module, node, product
+        self._names, self._scopes = names, scopes
+
+    def write(self) -> fx.Node:
+        """The node that computes the result now."""
+        p, node = self._product, self._node
+        left = self._arranged(p.left, p.of_left, (p.batch, p.rows, p.summed))
+        right = self._right()
+        made = self._call("call_function", torch.matmul, left, right)
+        if len(p.columns) > 1 or (len(p.rows) > 1 and not p.is_linear):
+            sizes = map(self._size, p.batch + p.rows + p.columns)
+            made = self._call("call_method", "reshape", made, *sizes)
+        made = self._permuted(made, p.batch + p.rows + p.columns, p.result)
+        made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        for old in (node, p.left, p.right):
+            if not old.users and old.op in ("call_function", "get_attr"):
+                self._module.graph.erase_node(old)
+                self._scopes.pop(old.name, None)
+        return made
+
+    def _right(self) -> fx.Node:
+        """The second operand [batch, summed, columns], computed here where it is constant."""
+        p = self._product
+        if p.constant is None:
+            return self._arranged(p.right, p.of_right, (p.batch, p.summed, p.columns))
+        sizes = dict(zip(p.of_right, p.constant.shape, strict=True))
+        order = [p.of_right.index(letter) for letter in p.batch + p.summed + p.columns]
+        shape = (
+            *(sizes[letter] for letter in p.batch),
+            *(math.prod(sizes[letter] for letter in group) for group in (p.summed, p.columns)),
+        )
+        path = self._names.take(f"{str(p.right.target).replace('.', '_')}_permuted_")
+        value = p.constant.detach().permute(order).reshape(shape).contiguous()
+        self._module.register_buffer(path, value)
+        return self._call("get_attr", path)
+
+    def _arranged(self, value: fx.Node, letters: str, groups: tuple[str, str, str]) -> fx.Node:
+        """``value`` with its axes in this order; each of the last two groups is one axis."""
+        batch, first, second = groups
+        made = self._permuted(value, letters, "".join(groups))
+        if len(second) > 1:
+            made = self._call("call_function", torch.flatten, made, -len(second), -1)
+        if len(first) > 1 and not self._product.is_linear:  # that takes any number of axes
+            last = len(batch) + len(first) - 1
+            made = self._call("call_function", torch.flatten, made, len(batch), last)
+        return made
+
+    def _permuted(self, value: fx.Node, letters: str, wanted: str) -> fx.Node:
+        if letters == wanted:
+            return value
+        order = [letters.index(letter) for letter in wanted]
+        return self._call("call_method", "permute", value, *order)
+
+    def _size(self, letter: str) -> Any:
+        p = self._product
+        if p.constant is not None and letter in p.of_right:
+            return p.constant.shape[p.of_right.index(letter)]
+        if letter == (p.batch + p.rows)[0]:
+            return -1
+        source, letters = (p.left, p.of_left) if letter in p.of_left else (p.right, p.of_right)
+        return self._call("call_method", "size", source, letters.index(letter))
+
+    def _call(self, op: str, target: Any, *args: Any) -> fx.Node:
+        graph = self._module.graph
+        with graph.inserting_before(self._node):
+            made = graph.create_node(op, target, args)
+        self._scopes[made.name] = self._scopes.get(self._node.name, Scope("", None))
+        if self._node.stack_trace:
+            made.stack_trace = self._node.stack_trace
+        return made

@@ -1,0 +1,193 @@
+"""Softmax and normalisations on integers: tables, exact sums, integer square roots and divisions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backquant.dtypes import Rounding, interpolated_table
+from backquant.lower.kernels.integer.pooling import divided
+from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
+
+_EXP_BITS = 23  # of the table of exponentials
+_SHARE_BITS = 24  # of a part of their sum
+_MEAN_BITS = 8  # of a mean, below the steps of what comes in
+_NORM_BITS = 10  # of a normalised value
+_LARGEST_EPS = 1 << 44
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(Result):
+    """Over ``dim``."""
+
+    dim: int
+    operator: str = "softmax"
+
+
+def exponentials(scale: float, dtype: torch.dtype, entries: int | None = None) -> Tensor:
+    """``exp(-d * scale)`` for every distance ``d`` of two integers of ``dtype``, in ``2**-23``, int64.
+
+    ``entries``: of a table that interpolates; None: one for each distance.
+
+    >>> exponentials(math.log(2), torch.int8)[:3]
+    tensor([8388608, 4194304, 2097152])
+    """
+    size = 1 << (8 * dtype.itemsize)
+    if entries is not None and entries < size:
+        unit = 1 << _EXP_BITS
+        return interpolated_table(
+            lambda d: torch.exp(-d * scale) * unit, 0, size, entries, (0, unit)
+        )
+    distances = torch.arange(size, dtype=torch.float64)
+    return torch.round(torch.exp(-distances * scale) * (1 << _EXP_BITS)).to(torch.int64)
+
+
+class IntegerSoftmax(IntegerKernel):
+    """A table of exponentials by the distance from the largest integer, and one division by their sum.
+
+    ``table``: ``exponentials`` of the input.
+
+    >>> config = SoftmaxConfig(dim=-1, out_scale=2**-8, out_zero_point=0, quant_min=0, quant_max=255,
+    ...     integer_dtype=torch.uint8)
+    >>> kernel = IntegerSoftmax(config, table=exponentials(math.log(2), torch.uint8))
+    >>> kernel(torch.tensor([[9, 8, 8]], dtype=torch.uint8))
+    tensor([[128,  64,  64]], dtype=torch.uint8)
+    """
+
+    config_class = SoftmaxConfig
+    config: SoftmaxConfig
+    kernel = "softmax"
+    tensor_names = ("table",)
+    table: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Integers of the result."""
+        wide = x.to(torch.int64)
+        distance = wide.amax(self.config.dim, keepdim=True) - wide if wide.numel() else wide
+        powers = self.table.index_select(0, distance.reshape(-1)).reshape(wide.shape)
+        total = powers.sum(self.config.dim, keepdim=True)
+        shares = divided(powers << _SHARE_BITS, total, Rounding.HALF_UP)
+        return self.config.of_sums(shares, torch.tensor(2.0**-_SHARE_BITS, dtype=torch.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig(Result):
+    """``kind``: layer, group or instance. ``size``: the normalised axes, or the number of groups.
+
+    ``eps``: in squares of ``2**-8`` steps of the input; ``root_bits``: how much finer than the variance the
+    square root is taken, twice as many; ``gamma_scale``: the step of the integer factors.
+    """
+
+    kind: str
+    size: tuple[int, ...]
+    eps: int
+    root_bits: int
+    gamma_scale: float
+
+
+class IntegerNorm(IntegerKernel):
+    """Layer, group and instance norm with statistics of each input.
+
+    Means have 8 bits below a step, standard deviations are integer square roots, normalised values have 10
+    bits; factors are integers of 16 bits (``gamma``), biases of 32 (``beta``), one for each normalised
+    place or channel.
+    """
+
+    config_class = NormConfig
+    config: NormConfig
+    kernel = "norm"
+    tensor_names = ("gamma", "beta")
+    gamma: Tensor
+    beta: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Integers of the result, in the shape of ``x``."""
+        config = self.config
+        if config.kind == "layer":
+            rows = x.reshape(-1, math.prod(config.size))
+            values = self._normalised(rows).reshape(x.shape)
+            spatial = 0
+        else:
+            groups = config.size[0] if config.kind == "group" else x.shape[1]
+            values = self._normalised(
+                x.reshape(x.shape[0] * groups, math.prod(x.shape[1:]) // groups)
+            ).reshape(x.shape)
+            spatial = x.dim() - 2
+        gamma, beta = (t.reshape(*t.shape, *[1] * spatial) for t in (self.gamma, self.beta))
+        unit = torch.tensor(config.gamma_scale * 2.0**-_NORM_BITS, dtype=torch.float64)
+        return config.of_sums(values * gamma + beta, unit)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Rows less their mean, divided by their deviation, in ``2**-10``."""
+        config, count = self.config, x.shape[-1]
+        wide = x.to(torch.int64)
+        mean = divided(wide.sum(-1, keepdim=True) << _MEAN_BITS, count, Rounding.HALF_UP)
+        less = (wide << _MEAN_BITS) - mean
+        variance = divided((less * less).sum(-1, keepdim=True), count, Rounding.HALF_UP)
+        deviation = square_root((variance + config.eps) << (2 * config.root_bits))
+        return divided(less << (_NORM_BITS + config.root_bits), deviation, Rounding.HALF_AWAY)
+
+    @property
+    def name(self) -> str:
+        return f"integer.{self.config.kind}_norm"
+
+
+def norm_numbers(eps: float, scale: float, dtype: torch.dtype) -> tuple[int, int]:
+    """``eps`` and ``root_bits`` of a ``NormConfig`` for an input of this scale and dtype.
+
+    >>> norm_numbers(1e-5, 0.5, torch.int8)
+    (3, 8)
+    """
+    whole = round(eps / scale**2 * 4**_MEAN_BITS)
+    return max(1, min(whole, _LARGEST_EPS)), 8 if dtype.itemsize == 1 else 0
+
+
+def square_root(x: Tensor) -> Tensor:
+    """The integer square root, rounded down, of int64 from 0 to ``2**62``.
+
+    >>> square_root(torch.tensor([0, 15, 16, 2**60 - 1]))
+    tensor([         0,          3,          4, 1073741823])
+    """
+    root = torch.sqrt(x.double()).to(torch.int64)
+    root = root - (root * root > x).to(torch.int64)
+    return root + ((root + 1) * (root + 1) <= x).to(torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormConfig(Result):
+    """``gamma_scale``: the step of the integer factors."""
+
+    x_scale: float
+    x_zero_point: int
+    gamma_scale: float
+    operator: str = "batch_norm"
+
+
+class IntegerBatchNorm(IntegerKernel):
+    """Stored statistics: a factor of 16 bits (``gamma``) and a bias (``beta``) for each channel (axis 1)."""
+
+    config_class = BatchNormConfig
+    config: BatchNormConfig
+    kernel = "batch_norm"
+    tensor_names = ("gamma", "beta")
+    gamma: Tensor
+    beta: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Integers of the result, in the shape of ``x``."""
+        config, spatial = self.config, x.dim() - 2
+        gamma, beta = (t.reshape(-1, *[1] * spatial) for t in (self.gamma, self.beta))
+        unit = torch.tensor(config.x_scale * config.gamma_scale, dtype=torch.float64)
+        return config.of_sums(steps(x, config.x_zero_point) * gamma + beta, unit)
+
+
+def unit_of_norm() -> float:
+    """The step of normalised values.
+
+    >>> unit_of_norm() == 2**-10
+    True
+    """
+    return float(2.0**-_NORM_BITS)

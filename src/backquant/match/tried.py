@@ -1,0 +1,109 @@
+"""Does the plan quantize an operator that is asked for exactly as a dtype config demands?
+
+The operator is the example of its record (``backquant.operators``), alone in a graph, without the conditions
+of its entry, which are about shapes; weights in groups are not tried, for the same reason. Nor are patterns
+of several operators, and what has no record. What the operator has no place for is said first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import lru_cache
+
+from torch import nn
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+)
+from backquant.dtypes import dtype_name, is_quantized
+from backquant.errors import CaptureError
+from backquant.graph import Captured, capture
+from backquant.match.decide import make_plan
+from backquant.match.plan import Decision
+from backquant.operators import find
+from backquant.qconfig import QConfig, QConfigMapping
+
+_WITH_WEIGHTS = ("recurrent", "embedding", "attention")
+_GROUPS = ("per_group", "per_block")
+
+
+def plan_refusal(entry: BackendPatternConfig, config: DTypeConfig, asked: QConfig) -> str:
+    """Why the plan leaves the operator of ``entry`` in float; empty where it does not.
+
+    >>> import torch
+    >>> from backquant.qconfig import default_qconfig
+    >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+    >>> entry = BackendPatternConfig(torch.nn.functional.linear).add_dtype_config(config)
+    >>> plan_refusal(entry._set_input_type_to_index({"weight": 1}), config, default_qconfig)
+    ''
+    """
+    pattern = entry.normal_pattern
+    contradiction = _contradiction(entry, config) if pattern.size == 1 else ""
+    if contradiction:
+        return contradiction
+    grouped = (config.weight_dtype_with_constraints.granularity or "").startswith(_GROUPS)
+    captured = _example(pattern.anchor.op) if pattern.size == 1 else None
+    if captured is None or grouped:
+        return ""
+    alone = copy.copy(entry)
+    alone.where = None
+    alone.set_dtype_configs([config])
+    backend = BackendConfig("tried").set_backend_pattern_config(alone)
+    mapping = QConfigMapping().set_global(asked)
+    plan = make_plan(captured.module, captured.scopes, backend, mapping)
+    decisions = [plan.decisions[match.anchor] for match in plan.matches]
+    return next(filter(None, (_said(each) for each in decisions if not each.quantized)), "")
+
+
+def _contradiction(entry: BackendPatternConfig, config: DTypeConfig) -> str:
+    """What of ``config`` the operator of ``entry`` has no place for: no plan would ask for it."""
+    spelling = entry.normal_pattern.anchor.op
+    operator = find(spelling)
+    given, output = config.input_dtype_with_constraints, config.output_dtype_with_constraints
+    if entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
+        if None not in (given.dtype, output.dtype) and given.dtype != output.dtype:
+            names = f"{dtype_name(output.dtype)} beside {dtype_name(given.dtype)}"
+            return f"the output shares the input's observer, and has another dtype: {names}"
+        if (
+            output.scale_exact_match is not None
+            and output.scale_exact_match != given.scale_exact_match
+        ):
+            return (
+                "the output shares the input's observer, and has a fixed scale that the input lacks"
+            )
+    if operator is None or not is_quantized(config.weight_dtype):
+        return ""
+    if not operator.is_weighted and operator.family not in _WITH_WEIGHTS:
+        return f"weight {dtype_name(config.weight_dtype)}, and {operator.name} has no weight"
+    place = entry._input_type_to_index.get("weight")
+    if spelling in operator.functions and operator.weight_index not in (None, place):
+        return (
+            f"weight {dtype_name(config.weight_dtype)}, and input_type_to_index does not say that argument "
+            f"{operator.weight_index} of {operator.name} is its weight"
+        )
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _example(spelling: object) -> Captured | None:
+    operator = find(spelling)
+    if operator is None or spelling not in operator.calls:
+        return None
+    model: Callable[..., object] | nn.Module = operator.example_of(spelling)[0]
+    if not isinstance(model, nn.Module):
+        return None
+    try:
+        return capture(model)
+    except CaptureError:
+        return None
+
+
+def _said(decision: Decision) -> str:
+    reason = decision.reasons[-1] if decision.reasons else None
+    if reason is None:  # it has no tensor to quantize
+        return ""
+    return f"{decision.operator} alone stays float: {reason.asked}; admitted is {reason.admitted}"

@@ -1,0 +1,91 @@
+"""The float graph of a quantized model, captured once more from the model that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from backquant.errors import BackquantError, CaptureError, ConfigError, UsageError
+from backquant.fuse import apply_fusion, decompose_attention, without_sync
+from backquant.match.plan import Plan
+from backquant.operators.equivalents import mapping_for_export
+from backquant.pipeline.capture import Capturing, captured_with
+from backquant.pipeline.plan import evaluation_copy, named_by
+from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
+from backquant.runtime.record import LoweredRecord
+
+
+def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any) -> fx.GraphModule:
+    """The graph that ``record.plan`` speaks of, with the float weights of ``model``, which is not changed.
+
+    The fusions are those of the plan, so that each node has the name that it has there.
+
+    Raises ``UsageError`` when the model is not the one that was quantized: its graph is another one.
+    """
+    frozen, missing = evaluation_copy(model), ""
+    for capturing in _ways(record, example_inputs):
+        for mapping in _mappings(record):
+            try:
+                found = _captured(frozen, record, capturing, mapping)
+            except CaptureError as error:
+                missing = missing or error.what
+                continue
+            except BackquantError:
+                raise
+            except (KeyError, IndexError):  # a fusion of the plan is not in this graph
+                continue
+            absent = _absent(found, record.plan)
+            if not absent:
+                return found
+            missing = f"its graph has no {absent!r}"
+    raise UsageError(
+        f"this is not the model that was quantized: {missing or 'its graph is another one'}",
+        where=f"{type(model).__name__}, beside a model quantized for {record.backend_config.name}",
+        fix="pass the float model with the code and the weights that quantize was given",
+    )
+
+
+def _ways(record: LoweredRecord, example_inputs: Any) -> Iterator[Capturing]:
+    """As it was captured; then as models are captured of which nothing is quantized."""
+    how = "trace" if record.interface is None else "export"
+    base = Capturing(how, example_inputs)
+    backend = record.backend_config
+    yield replace(
+        base,
+        decompose=True,
+        whole_classes=named_by(backend, "module"),
+        whole_functions=named_by(backend, "function"),
+    )
+    yield base
+
+
+def _mappings(record: LoweredRecord) -> Iterator[QConfigMapping]:
+    """What was asked for; a loaded model does not know it, and most often it is the default."""
+    if any(rule.qconfig is not None for rule in record.qconfig_mapping.rules()):
+        yield record.qconfig_mapping
+        return
+    try:
+        mapping = get_default_qconfig_mapping(record.backend_config)
+        yield mapping if record.interface is None else mapping_for_export(mapping)
+    except ConfigError:  # it has no default
+        pass
+    yield record.qconfig_mapping
+
+
+def _captured(
+    model: nn.Module, record: LoweredRecord, capturing: Capturing, mapping: QConfigMapping
+) -> fx.GraphModule:
+    captured = captured_with(record.custom, model, capturing)
+    without_sync(captured.module)
+    decompose_attention(captured, record.backend_config, mapping)
+    fusions, backend = record.plan.fusions, record.backend_config
+    return apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False).module
+
+
+def _absent(graph: fx.GraphModule, plan: Plan) -> str:
+    """The first operator of the plan that the graph lacks."""
+    names = {node.name for node in graph.graph.nodes}
+    return next((name for name in plan.decisions if name not in names), "")

@@ -1,0 +1,55 @@
+"""Which kernel computes the matrix product of a convolution or linear layer.
+
+``convolution`` of ``kernels.h``, by vectors, or ``tiled_convolution`` of ``tiles.h``, by AMX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from backquant.runtime.compiled.epilogue import has_tiles
+from backquant.runtime.compiled.packing import Blocks, choose_blocks, choose_tiles, pack, tile_step
+from backquant.runtime.compiled.template import HEADER, TILES
+
+_FEWEST = 16  # rows that fill a tile: with fewer, vectors are as fast
+
+
+@dataclass(frozen=True)
+class Product:
+    """``step``: the integers that one product of tiles adds up; None without AMX."""
+
+    weight: torch.Tensor
+    blocks: Blocks
+    step: int | None
+
+    @classmethod
+    def of(cls, taps: torch.Tensor, pixels: int) -> Product:
+        """For so many pixels; ``taps``: int8 ``[channels, taps, run]``.
+
+        >>> Product.of(torch.ones(8, 1, 10, dtype=torch.int8), 100).step is None
+        True
+        """
+        channels, _, run = taps.shape
+        threads, row = torch.get_num_threads(), taps[0].numel()
+        step = tile_step(row) if run % 4 == 0 and pixels >= _FEWEST and has_tiles() else None
+        if step is None:
+            blocks = choose_blocks(pixels, channels, row, threads)
+        else:
+            blocks = choose_tiles(pixels, channels, row, threads)
+        return cls(pack(taps, blocks), blocks, step)
+
+    @property
+    def header(self) -> Path:
+        return HEADER if self.step is None else TILES
+
+    def call(self, activation: str, adds: bool, ctype: str) -> str:
+        """The call in C++."""
+        b = self.blocks
+        parts = f"{b.columns}, {b.last}, {b.tail}, backquant::{activation}, {str(adds).lower()}, {ctype}"
+        if self.step is None:
+            return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {b.count}, {b.group}, out);"
+        sizes = f"{b.count}, {b.group}, {self.step}"
+        return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, out);"

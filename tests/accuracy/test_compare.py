@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.accuracy.conftest import Block, Case
+from tests.snapshots import compare as snapshot
+
+import backquant
+from backquant.accuracy.figures import ErrorSums
+from backquant.errors import BackquantError
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_errors_are_those_of_the_kernels(cases: dict[str, Case], capture: str) -> None:
+    case = cases[capture]
+    found = backquant.compare(case.model, case.quantized, case.data)
+    sums = ErrorSums()
+    with torch.no_grad():
+        for batch in case.data:
+            sums.add(case.model(batch), case.quantized(batch))
+    assert found.sqnr == pytest.approx(sums.sqnr, abs=0.5)
+    assert all(row.added > 20 for row in found.rows)
+    last = next(row for row in found.rows if row.operators == ("norm",))
+    assert last.added > 100 and last.accumulated == pytest.approx(found.sqnr, abs=0.01)
+    by_kernel = {name for row in found.rows if row.kernel for name in row.operators}
+    assert by_kernel == {name for use in case.quantized.kernels for name in use.nodes} - {"size"}
+
+
+def test_clipping_and_unused_range_are_counted() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid()).eval()
+    small, large = torch.rand(64, 4), 4 * torch.rand(64, 4)
+    quantized = backquant.quantize(model, calibration=[small], slower="keep")
+    first = backquant.compare(model, quantized, [large]).rows[0]
+    assert first.rounds and first.clipped is not None and 0.6 < first.clipped < 0.9
+    assert first.bounds == pytest.approx((0, 1), abs=0.1)
+    narrow = backquant.compare(model, quantized, [small / 4]).rows[0]
+    assert narrow.unused == pytest.approx(0.75, abs=0.05) and narrow.clipped == 0
+    assert narrow.histogram is not None and sum(narrow.histogram.counts) == 256
+
+
+def test_a_loaded_model_is_compared_as_well(cases: dict[str, Case], tmp_path: Path) -> None:
+    case = cases["export"]
+    backquant.save(case.quantized, tmp_path / "model.bq")
+    loaded = backquant.load(tmp_path / "model.bq")
+    one = backquant.compare(case.model, case.quantized, case.data)
+    two = backquant.compare(case.model, loaded, case.data)
+    assert [row.node for row in one.rows] == [row.node for row in two.rows]
+    assert two.sqnr == one.sqnr
+
+
+def test_a_metric_is_measured_on_both_models(cases: dict[str, Case]) -> None:
+    case = cases["trace"]
+    metric = lambda model: float(model(case.data[0]).detach().abs().mean())  # noqa: E731
+    found = backquant.compare(case.model, case.quantized, case.data, metric=metric)
+    assert found.metric == (metric(case.model), metric(case.quantized))
+    assert "metric: " in str(found)
+
+
+def refused(name: str, cases: dict[str, Case]) -> None:
+    case = cases["trace"]
+    if name == "no_model":
+        backquant.compare(case.model, case.model, case.data)  # type: ignore[arg-type]
+    elif name == "another_model":
+        backquant.compare(torch.nn.Linear(3, 3), case.quantized, [torch.ones(1, 3)])
+    elif name == "metric_raises":
+        backquant.compare(case.model, case.quantized, case.data, metric=lambda _: 1 / 0)
+    elif name == "metric_nan":
+        backquant.compare(case.model, case.quantized, case.data, metric=lambda _: float("nan"))
+    elif name == "no_batch":
+        backquant.compare(case.model, case.quantized, [])
+    elif name == "another_batch":
+        backquant.compare(case.model, case.quantized, [{"y": case.data[0]}])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no_model", "another_model", "metric_raises", "metric_nan", "no_batch", "another_batch"],
+)
+def test_messages(cases: dict[str, Case], name: str) -> None:
+    with pytest.raises(BackquantError) as error:
+        refused(name, cases)
+    snapshot(Path(__file__), name, str(error.value))
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Block().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(8, 3, 8, 8)
+    quantized = backquant.quantize(model, calibration=[x], slower="keep")
+    backquant.compare(model, quantized, [x], metric=lambda found: float(found(x).mean()))
+    assert model.training and all(module.training for module in model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

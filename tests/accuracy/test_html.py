@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from tests.accuracy.conftest import Case
+
+import backquant
+from backquant.accuracy.sensitivity import sensitivities
+from backquant.accuracy.twin import Twin
+
+
+class Page(HTMLParser):
+    VOID = frozenset({"meta", "rect", "polyline"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_pages_draw_every_operator(cases: dict[str, Case], tmp_path: Path) -> None:
+    case = cases["trace"]
+    found = backquant.compare(case.model, case.quantized, case.data)
+    found.save_html(tmp_path / "compare.html")
+    text = (tmp_path / "compare.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert "built-in" not in text and "values -" in text
+    drawn = {given["id"] for tag, given in page.attributes if given.get("class") == "box"}
+    assert drawn == {row.node for row in found.rows}
+    worst = [given for tag, given in page.attributes if given.get("class") == "panel tensor"]
+    assert len(worst) == 10
+    links = {given["href"] for tag, given in page.attributes if tag == "a"}
+    assert links == {f"#{node}" for node in drawn}
+    assert not any("src" in given or tag == "script" for tag, given in page.attributes)
+
+    costs = sensitivities(Twin(case.ready.prepared, case.ready.reference()), case.data[:1])
+    drawn = {g["id"] for _, g in Page(costs.to_html()).attributes if g.get("class") == "box"}
+    assert drawn == set(costs.nodes)

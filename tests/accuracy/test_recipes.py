@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.accuracy.conftest import Case
+from tests.snapshots import compare as snapshot
+from torch import nn
+
+import backquant
+from backquant.accuracy.recipes import recipe_of
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.draft import Change, Draft
+from backquant.accuracy.recipes.layers import layers_of
+from backquant.accuracy.recipes.steps import STEPS
+from backquant.api.calibrated import CalibrationCall, checked_recipe
+from backquant.errors import UsageError
+
+
+def trained(name: str) -> tuple[nn.Module, list[torch.Tensor], torch.Tensor]:
+    """A network whose weights come with its package, pictures to fit on, and others."""
+    import benchmarks.stock  # noqa: F401  defines operators of torchvision
+    from benchmarks.stock import trained as room
+
+    [entry] = [entry for entry in room.entries() if entry.name == name]
+    torch.manual_seed(0)
+    return entry.make(), [entry.sample(4) for _ in range(4)], entry.sample(8)
+
+
+def sqnr(wanted: Any, found: Any) -> float:
+    losses = [
+        (two - one).pow(2).sum() / one.pow(2).sum() for one, two in zip(wanted, found, strict=True)
+    ]
+    return float(-10 * torch.log10(torch.stack(losses).mean()))
+
+
+def test_a_trained_network_gets_better_on_pictures_that_no_step_saw() -> None:
+    model, data, test = trained("facenet.ONet")
+    with torch.no_grad():
+        wanted = model(test)
+    options: dict[str, Any] = {"calibration": data, "slower": "keep"}
+    plain = backquant.quantize(model, **options)
+    better = backquant.quantize(model, recipe="better", **options)
+    assert sqnr(wanted, better(test)) > sqnr(wanted, plain(test)) + 3
+    assert [use.kernel for use in better.kernels] == [use.kernel for use in plain.kernels]
+    gained = better.report.extras["recipe"]["gained"]
+    assert [step["step"] for step in gained] == list(recipe_of("better").steps)
+    assert all(step["after"] >= step["before"] for step in gained)
+    assert any(note.startswith("recipe: gptq: ") for note in better.report.notes)
+
+
+def test_four_bits_get_most_of_their_loss_back() -> None:
+    torch.manual_seed(0)
+    model, data, test = trained("facenet.RNet")
+    few = backquant.PerChannelMinMaxObserver.with_args(
+        dtype=torch.qint8, qscheme=torch.per_channel_symmetric, quant_min=-8, quant_max=7
+    )
+    mapping = backquant.QConfigMapping().set_global(
+        backquant.QConfig(backquant.HistogramObserver.with_args(reduce_range=False), few)
+    )
+    backend = backquant.get_backend_config("x86").set_engine(None)
+    options: dict[str, Any] = {"calibration": data, "qconfig_mapping": mapping, "backend": backend}
+    with torch.no_grad():
+        wanted = model(test)
+        plain = backquant.quantize(model, **options)(test)
+        best = backquant.quantize(model, recipe=["gptq"], **options)(test)
+    assert sqnr(wanted, best) > sqnr(wanted, plain) + 4
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_changes_arrive_in_the_reference_model(cases: dict[str, Case], capture: str) -> None:
+    ready = cases[capture].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    layer = next(layer for layer in layers_of(draft.twin()) if layer.path == "fc")
+    weight = layer.grid().values(torch.full((1, *layer.weight.shape), 3.0))[0]
+    head = next(s.group for s in draft.twin().record.sites.sites if s.value == "x")
+    found = draft.twin().record.qparams[head]
+    assert found.scale is not None
+    half = replace(found, scale=found.scale / 2)
+    changed = draft.changed(
+        [
+            Change("fc", weight=weight, qparams=layer.qparams()),
+            Change("fc", bias=torch.ones(10)),
+            Change(head, activation=half),
+        ]
+    )
+    twin = changed.twin()
+    made = next(layer for layer in layers_of(twin) if layer.path == "fc")
+    assert made.reference.weight.unique().tolist() == [3]
+    assert torch.equal(made.reference.bias, torch.ones(10))
+    scale = twin.record.qparams[head].scale
+    assert scale is not None and float(scale) == pytest.approx(float(found.scale) / 2)
+    again = next(layer for layer in layers_of(draft.twin()) if layer.path == "fc")
+    assert torch.equal(again.reference.weight, layer.reference.weight)
+
+
+@pytest.mark.parametrize("step", sorted(STEPS))
+def test_what_does_not_help_is_not_kept(cases: dict[str, Case], step: str) -> None:
+    ready = cases["trace"].ready
+    draft = Draft(ready.prepared, ready.conversion)
+    bench = Bench(draft, cases["trace"].data)
+    before = bench.loss(draft)
+    with torch.no_grad():
+        changes = list(STEPS[step](draft, bench))
+    after, loss, kept = bench.kept(draft, changes, before)
+    assert loss <= before and (kept > 0) == (loss < before)
+    assert bench.loss(after) == pytest.approx(loss)
+
+
+def test_groups_of_four_bits() -> None:
+    """GPTQ on weights that share a scale by groups of 32, with inputs that depend on each other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64)).eval()
+    mixed = torch.randn(8, 64)
+    data = [torch.randn(64, 8) @ mixed for _ in range(4)]
+    test = torch.randn(64, 8) @ mixed
+    call = CalibrationCall(weights="int4", group_size=32)
+    ready = call.calibrated(model, None, data)
+    twin = Draft(ready.prepared, ready.conversion).twin()
+    assert [layer.grid().scale.shape for layer in layers_of(twin)] == [(1, 32, 64), (1, 64, 32)]
+    with torch.no_grad():
+        wanted = [model(test)]
+        found = [
+            backquant.quantize(model, calibration=data, weights="int4", group_size=32, recipe=r)
+            for r in ("default", ["gptq"])
+        ]
+        plain, better = (sqnr(wanted, [each(test)]) for each in found)
+    assert better > plain + 2
+
+
+def test_recipes_are_data(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\nsteps: [gptq, bias-correction]\n")
+    assert recipe_of(mine).to_dict() == {"name": "mine", "steps": ["gptq", "bias-correction"]}
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    batches = (torch.randn(8, 4) for _ in range(3))
+    quantized = backquant.quantize(model, calibration=batches, recipe=mine, slower="keep")
+    backquant.save(quantized, tmp_path / "model.bq")
+    stored = backquant.load(tmp_path / "model.bq").report.extras["recipe"]
+    assert (stored["name"], stored["steps"]) == ("mine", ["gptq", "bias-correction"])
+    assert len(stored["gained"]) == 2
+
+
+def test_messages(tmp_path: Path) -> None:
+    (tmp_path / "none.yaml").write_text("- 3\n")
+    refused: dict[str, Any] = {
+        "unknown_name": "bettr",
+        "unknown_step": ["gtpq"],
+        "no_recipe": 3,
+        "file": tmp_path / "none.yaml",
+    }
+    for name, given in refused.items():
+        with pytest.raises(UsageError) as error:
+            backquant.quantize(nn.Linear(2, 2), calibration=[torch.ones(1, 2)], recipe=given)
+        snapshot(Path(__file__), name, str(error.value).replace(str(tmp_path), "DIR"))
+    mapping = backquant.QConfigMapping().set_global(backquant.default_dynamic_qconfig)
+    with pytest.raises(UsageError) as error:
+        backquant.quantize(
+            nn.Linear(2, 2), torch.ones(1, 2), qconfig_mapping=mapping, recipe="better"
+        )
+    snapshot(Path(__file__), "no_data", str(error.value))
+
+
+def test_ranks_follow_no_recipe() -> None:
+    with pytest.raises(UsageError) as error:
+        checked_recipe("better", object())
+    snapshot(Path(__file__), "group", str(error.value))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"[",
+        b"- gptq",
+        b"name: mine",
+        b"{name: mine, steps: gptq}",
+        b"{name: x, steps: [[gptq]]}",
+    ],
+)
+def test_what_is_no_recipe(tmp_path: Path, content: bytes) -> None:
+    """Steps that are a word would be taken letter by letter."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_bytes(content)
+    with pytest.raises(UsageError, match="is no recipe"):
+        recipe_of(mine)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.snapshots import compare as snapshot
+from torch import nn
+
+import backquant
+from backquant.accuracy.search import loop as strategy
+from backquant.accuracy.search import trials
+from backquant.errors import CalibrationError, UsageError
+
+
+class Net(nn.Module):
+    """A residual, and a layer whose input has few large values, which 8 bits cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.fc1, self.fc2 = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv1(x))
+        x = torch.relu(self.conv2(x) + x).mean((2, 3))
+        return self.fc2(torch.exp(2 * self.fc1(x)))
+
+
+@pytest.fixture(autouse=True)
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def net() -> tuple[nn.Module, list[torch.Tensor]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net().eval(), [torch.randn(8, 3, 12, 12) for _ in range(2)]
+
+
+def nearness(model: nn.Module, data: list[torch.Tensor]) -> Callable[[nn.Module], float]:
+    with torch.no_grad():
+        wanted = torch.cat([model(x) for x in data])
+
+    def metric(other: nn.Module) -> float:
+        found = torch.cat([other(x) for x in data])
+        return 1 - float((found - wanted).norm() / wanted.norm())
+
+    return metric
+
+
+def test_a_drop_is_kept_by_what_runs(net: Any, tmp_path: Path) -> None:
+    model, data = net
+    metric, state = nearness(model, data), tmp_path / "state.json"
+    arguments: dict[str, Any] = {"metric": metric, "resume": state, "times": tmp_path}
+    found = backquant.search(model, data, "x86", budget={"max_drop": 0.02}, **arguments)
+    assert found.met and found.hindrance == "" and found.in_float == 1.0
+    assert 1 - metric(found.model) <= 0.02
+    assert found.trials[0].picks == tuple(0 for _ in found.best.picks)
+    in_float = {row.name for row in found.rows if row.option == "float"}
+    left = {row.module_path for row in found.model.report.rows if row.outcome == "float"}
+    assert {name for name in in_float if name.startswith(("conv", "fc"))} <= left
+    reasons = {r.rule for d in found.model.plan.decisions.values() for r in d.reasons}
+    assert not in_float or "search" in reasons or "slower-than-float" in reasons
+    note = found.model.report.notes[-1]
+    assert note.startswith("search within max_drop 0.02") and note.endswith("the budget is kept")
+    assert found.model.report.extras["recipe"]["search"]["budget"] == {"max_drop": 0.02}
+
+    again = backquant.search(model, data, "x86", budget={"max_drop": 0.02}, **arguments)
+    assert again.trials[: len(found.trials)] == found.trials  # these were not measured anew
+    backquant.save(again.model, tmp_path / "found.bq")
+    same = backquant.load(tmp_path / "found.bq")
+    torch.testing.assert_close(same(data[0]), again.model(data[0]), rtol=0, atol=0)
+
+    page = found.to_html()
+    assert "What accuracy costs" in page and page.count("<circle") >= len(found.trials)
+    assert "max_drop 0.02: kept" in str(found) and found.to_dict()["met"] is True
+
+
+def test_without_times_bits_are_counted(net: Any) -> None:
+    model, data = net
+    found = backquant.search(model, data, "tensorrt", budget={"min_sqnr": 30}, times=None)
+    assert found.met and found.best.ms is None and found.best.loss <= 1e-3
+    wholes = [trial for trial in found.trials if not trial.misses(found.budget)]
+    assert found.best.bitops == min(trial.bitops for trial in wholes)
+    small = backquant.search(model, data, "tensorrt", budget={"max_bytes": 6000}, times=None)
+    assert small.met and small.best.bytes <= 6000 < found.trials[0].bytes
+    none = backquant.search(model, data, "tensorrt", budget={"max_bytes": 10}, times=None)
+    assert not none.met and "max_bytes 10 is not kept" in none.hindrance
+    assert "NOT kept" in str(none) and "In the way" in none.to_html()
+
+
+def test_a_model_is_timed_in_the_runtime_that_it_is_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strategy, "MOST", 0)
+    made = torch.Generator().manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(64, 64)).eval(), [torch.randn(16, 64, generator=made)]
+    found = backquant.search(model, data, "onnxruntime", budget={"min_sqnr": 20}, times=None)
+    assert (
+        found.met and found.best.loss <= 1e-2 and found.model.backend_config.name == "onnxruntime"
+    )
+    assert all(trial.ms and trial.float_ms for trial in found.trials)
+    known = [row for row in found.rows if row.float_us]
+    assert known and len(found.trials) <= 3
+
+
+def test_ctrl_c_gives_the_best_so_far(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = net
+
+    def stopped(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(strategy.Loop, "run", stopped)
+    found = backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
+    assert found.interrupted and found.met and len(found.trials) == 2
+    monkeypatch.setattr(strategy.Loop, "run_ends", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
+
+
+def raising(model: nn.Module) -> float:
+    raise RuntimeError("no labels\nat all")
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "no_metric": {"budget": {"max_drop": 0.1}},
+    "raises": {"budget": {"max_drop": 0.1}, "metric": raising},
+    "nan": {"budget": {"max_drop": 0.1}, "metric": lambda model: math.nan},
+    "no_times": {"budget": {"max_ms": 1.0}, "backend": "tensorrt"},
+    "random": {"budget": {"max_drop": 0.1}, "metric": lambda model: 0.5},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_searched(net: Any, name: str) -> None:
+    model, data = net
+    with pytest.raises(UsageError) as error:
+        backquant.search(model, data, times=None, **{"budget": {"max_ms": 1.0}, **BAD[name]})
+    snapshot(Path(__file__), name, str(error.value).replace("<lambda>", "metric"))
+
+
+def test_data_that_run_out(net: Any) -> None:
+    model, data = net
+    with pytest.raises(CalibrationError):
+        backquant.search(model, iter([]), budget={"min_sqnr": 20}, times=None)
+    found = backquant.search(model, iter(data), "tensorrt", budget={"min_sqnr": 10}, times=None)
+    assert found.met  # calibrated on and judged by what an iterator gives once
+
+
+def test_a_state_of_something_else(net: Any, tmp_path: Path) -> None:
+    model, data = net
+    path = tmp_path / "state.json"
+    for name, text in {
+        "no_state": "{}",
+        "other": '{"of": "", "losses": {}, "trials": []}',
+    }.items():
+        path.write_text(text)
+        with pytest.raises(UsageError) as error:
+            backquant.search(model, data, budget={"min_sqnr": 20}, times=None, resume=path)
+        snapshot(Path(__file__), name, str(error.value).replace(str(tmp_path), "DIR"))

@@ -1,0 +1,53 @@
+"""Bags of embeddings give the same numbers in every runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.deploy.program import export_program
+from backquant.deploy.taken_apart import taken_apart
+
+WORDS, OFFSETS = torch.tensor([1, 4, 4, 0, 7, 2]), torch.tensor([0, 2, 2, 5])  # the second is empty
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str, padding: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag = nn.EmbeddingBag(9, 8, mode=mode, padding_idx=padding)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, words: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.last(self.bag(words, offsets))
+
+
+@pytest.mark.parametrize("padding", [None, 4])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_taken_apart_they_compute_the_same(mode: str, padding: int | None) -> None:
+    model = Bags(mode, padding).eval()
+    whole = export_program(torch.fx.symbolic_trace(model), (WORDS, OFFSETS), {}, None)
+    made = taken_apart(whole)
+    assert made is not whole
+    assert not any("embedding_bag" in str(node.target) for node in made.exported.graph.nodes)
+    assert set(made.origins.values()) == set(whole.origins.values())
+    found = made.exported.module()(WORDS, OFFSETS)
+    torch.testing.assert_close(found, model(WORDS, OFFSETS))
+
+
+def test_openvino_takes_them(tmp_path: Path) -> None:
+    import openvino
+
+    model = Bags("sum").eval()
+    batches = [(WORDS, OFFSETS)]
+    quantized = backquant.quantize(model, batches[0], backend="openvino", calibration=batches)
+    backquant.export(quantized, tmp_path / "m.xml", require=0.0)
+    compiled = openvino.Core().compile_model(
+        str(tmp_path / "m.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    found = torch.from_numpy(compiled([WORDS.numpy(), OFFSETS.numpy()])[0])
+    assert torch.allclose(found, quantized(WORDS, OFFSETS), atol=0.05)

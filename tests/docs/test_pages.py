@@ -1,0 +1,88 @@
+"""The examples of the pages that are written for a model of the reader's: run with one."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import backquant
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Examples by page. README's compiles, as that of docs/compile.md; quantizers and other targets have tests
+#: of their own in tests/interop and tests/deploy.
+PAGES = {
+    "README.md": [0],
+    "docs/accuracy.md": [0, 1, 2, 3],
+    "docs/capture.md": [0],
+    "docs/conformance.md": [0],
+    "docs/deploy-tensorrt.md": [1, 0],  # the second writes what the first reads
+    "docs/low-bit.md": [0, 1],
+}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def names() -> dict[str, Any]:
+    """What a page takes for granted."""
+    torch.manual_seed(0)
+    model, batches = Model().eval(), [torch.randn(4, 32) for _ in range(2)]
+    targets = torch.cat([model(x) for x in batches]).argmax(1)
+
+    def accuracy(made: Any, data: Any) -> float:
+        return float((torch.cat([made(x) for x in data]).argmax(1) == targets).float().mean())
+
+    named = {"loader": batches, "test_batches": batches, "test_set": batches, "batches": batches}
+    x = batches[0]
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, "model.pt2")
+    return {
+        **named,
+        **{"torch": torch, "nn": nn, "backquant": backquant, "model": model, "x": x},
+        **{"example_inputs": x, "accuracy": accuracy, "program": program},
+        "mapping": backquant.get_default_qconfig_mapping("x86"),
+    }
+
+
+def example(page: str, number: int) -> str:
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))[number]
+
+
+COMPILING = pytest.param("README.md", marks=pytest.mark.xdist_group("compiled"))
+
+
+@pytest.mark.parametrize("page", [COMPILING, *(page for page in PAGES if page != "README.md")])
+def test_the_examples(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = names()
+    for number in PAGES[page]:
+        exec(compile(example(page, number), page, "exec"), given)
+
+
+def test_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page, given = "docs/distributed.md", names()
+    given |= {"timedelta": timedelta, "loader_with_a_DistributedSampler": given["loader"]}
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_PORT", "0")
+    try:
+        exec(compile(example(page, 0), page, "exec"), given)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert backquant.load("model.bq")(given["x"]).shape == (4, 10)

@@ -1,0 +1,1 @@
+"""What documented hardware asks of quantization, as descriptions that are tried: docs/hardware.md."""
