@@ -21,10 +21,12 @@ from torch import nn
 
 import snapshots
 
-# How fast a machine is, is no property of the code. HYPOTHESIS_EXAMPLES=1000 looks harder than CI does.
+# How fast a machine is, is no property of the code. HYPOTHESIS_EXAMPLES=1000 looks harder than CI does,
+# where the examples of a commit are the same in every run.
 settings.register_profile(
     "untimed",
     deadline=None,
+    derandomize="CI" in os.environ,
     max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "30")),
     suppress_health_check=[HealthCheck.too_slow],
 )

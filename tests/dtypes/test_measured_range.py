@@ -93,6 +93,15 @@ def test_qparams_of_arrays_are_those_of_tensors(qscheme: torch.qscheme, data: An
         assert bool(((bound - zero_point) * scale).isfinite().all())
 
 
+def test_the_largest_scales_are_divided_like_those_of_arrays() -> None:
+    """``number / tensor`` is two roundings in PyTorch, one in NumPy."""
+    target = QuantRange(torch.uint8, torch.per_tensor_affine, 0, 127)
+    low, high = torch.zeros(1), torch.tensor([torch.finfo(torch.float32).max])
+    scale, _ = affine_qparams(low, high, target, torch.tensor([1e-7]))
+    found, _ = array_qparams(low.numpy(), high.numpy(), target, 1e-7)
+    assert found.tolist() == scale.tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("qscheme", [torch.per_tensor_affine, torch.per_tensor_symmetric])
 def test_narrow_floats_use_their_whole_range(dtype: torch.dtype, qscheme: torch.qscheme) -> None:

@@ -118,7 +118,9 @@ _LARGE = 1e35  # scales above may reach further than the largest float
 def _finite(scale: Tensor, zero_point: Tensor, target: QuantRange) -> Tensor:
     """``scale``, or the largest with which each integer stands for a float."""
     reach = torch.maximum(zero_point - target.quant_min, target.quant_max - zero_point)
-    return torch.minimum(scale, torch.finfo(torch.float32).max / reach.to(scale.dtype))
+    # Divided, not multiplied with a reciprocal, which is what PyTorch makes of number / tensor.
+    largest = torch.full_like(scale, torch.finfo(torch.float32).max)
+    return torch.minimum(scale, largest / reach.to(scale.dtype))
 
 
 def array_qparams(
