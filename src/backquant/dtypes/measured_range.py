@@ -118,9 +118,11 @@ _LARGE = 1e35  # scales above may reach further than the largest float
 def _finite(scale: Tensor, zero_point: Tensor, target: QuantRange) -> Tensor:
     """``scale``, or the largest with which each integer stands for a float."""
     reach = torch.maximum(zero_point - target.quant_min, target.quant_max - zero_point)
+    reach = reach.to(scale.dtype)
     # Divided, not multiplied with a reciprocal, which is what PyTorch makes of number / tensor.
-    largest = torch.full_like(scale, torch.finfo(torch.float32).max)
-    return torch.minimum(scale, largest / reach.to(scale.dtype))
+    limit = torch.full_like(scale, torch.finfo(torch.float32).max) / reach
+    limit = torch.where((limit * reach).isfinite(), limit, torch.nextafter(limit, torch.zeros(())))
+    return torch.minimum(scale, limit)
 
 
 def array_qparams(
@@ -147,6 +149,9 @@ def array_qparams(
         zero_point = np.minimum(np.maximum(zero_point, target.quant_min), target.quant_max)
     if bool((scale >= _LARGE).any()):
         reach = np.maximum(zero_point - target.quant_min, target.quant_max - zero_point)
-        finite = np.finfo(np.float32).max / reach.astype(np.float32)
-        scale = np.where(scale < _LARGE, scale, np.minimum(scale, finite))
+        reach = reach.astype(np.float32)
+        limit = np.finfo(np.float32).max / reach
+        with np.errstate(over="ignore"):
+            limit = np.where(np.isfinite(limit * reach), limit, np.nextafter(limit, np.float32(0)))
+        scale = np.where(scale < _LARGE, scale, np.minimum(scale, limit))
     return scale, zero_point
