@@ -118,10 +118,10 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 def decibel_text(value: float) -> str:
     """An SQNR as people read it.
 
-    >>> decibel_text(21.234), decibel_text(float("inf"))
-    ('21.2 dB', 'exact')
+    >>> decibel_text(21.234), decibel_text(-0.01), decibel_text(float("inf"))
+    ('21.2 dB', '0.0 dB', 'exact')
     """
-    return "exact" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+    return "exact" if math.isinf(value) and value > 0 else f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def percent_text(share: float | None) -> str:

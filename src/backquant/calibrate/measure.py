@@ -17,6 +17,7 @@ from backquant.calibrate.needs import waiting_for_data
 from backquant.calibrate.observers import site_observers
 from backquant.calibrate.progress import Progress, ProgressBar
 from backquant.calibrate.resume import check_mergeable, load_observers, merge_observers, state_of
+from backquant.calibrate.tiny import tiny_values
 from backquant.errors import CalibrationError, UsageError
 from backquant.prepare import prepared_state, with_state
 
@@ -43,7 +44,7 @@ def measure(  # size: a model, data, and one keyword per independent choice
     """Feed ``batches`` to the observers, and merge what all ``ranks`` measured. None will do where no
     observer waits for data. ``feed``: how, in one process; default: ``calibrate``.
 
-    The record of ``prepared`` notes which observers saw none.
+    The record of ``prepared`` notes which observers saw none, and which values are too small.
 
     Raises ``CalibrationError`` when there are none and values have to be measured; names them. Of several
     ranks, ``ConfigError`` for observers that cannot be merged.
@@ -70,7 +71,8 @@ def measure(  # size: a model, data, and one keyword per independent choice
     if kept is not None:
         kept.remove()
     unseen = tuple(str(item.value) for item in found.unseen)
-    with_state(prepared, replace(prepared_state(prepared), unseen=unseen))
+    state = replace(prepared_state(prepared), unseen=unseen, tiny=tiny_values(prepared))
+    with_state(prepared, state)
     return found
 
 

@@ -47,7 +47,8 @@ class Record:
        ``scopes``, ``provenance``, and ``shapes`` as far as conditions of the backend asked for them.
     2. A run on the example inputs: the class of the ``model``, ``costs`` (``None``: not run yet), the bytes
        of its tensors, the form of its inputs; ``report_of`` makes the report of a module with this record.
-       ``unseen``: the values whose observers saw no data in calibration.
+       ``unseen``: the values whose observers saw no data in calibration; ``tiny``: those that quantization
+       makes zero, with the smallest scale that their observers give.
        ``recipe``: the one that was followed after calibration, and what its steps gained.
     3. prepare: ``sites``. Every name in ``plan`` and ``sites`` is a node of the graph or an observer's.
     4. convert: ``plan`` is the one after calibration, ``qparams`` what each converted site became,
@@ -68,6 +69,7 @@ class Record:
     example: ExampleSpec | None = None
     report_of: Callable[[nn.Module], Any] | None = None
     unseen: tuple[str, ...] = ()
+    tiny: tuple[tuple[str, float], ...] = ()
     sites: SiteTable = field(default_factory=SiteTable)
     qparams: Mapping[str, ObservedQParams] = field(default_factory=dict)
     dialect: str = ""

@@ -124,7 +124,7 @@ class _Builder:
             engine=source.engine,
             rows=rows,
             unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
-            notes=(*plan.notes, *_notes_inside(inner), *self._unseen()),
+            notes=(*plan.notes, *_notes_inside(inner), *self._unseen(), *self._tiny()),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
             unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
@@ -148,6 +148,17 @@ class _Builder:
     def _unseen(self) -> tuple[str, ...]:
         values = self._record.unseen
         return tuple(f"the observer of {value!r} saw no data" for value in values)
+
+    def _tiny(self) -> Iterator[str]:
+        names: dict[float, list[str]] = {}
+        for name, smallest in self._record.tiny:
+            names.setdefault(smallest, []).append(name)
+        for smallest, values in names.items():
+            more = f" and {len(values) - 1} more" if len(values) > 1 else ""
+            yield (
+                f"{values[0]!r}{more}: all measured values become zero, being smaller than half of the "
+                f"smallest scale, {smallest:.3g}; observers with a smaller eps keep them"
+            )
 
     def _unlowered(self) -> tuple[ReasonRow, ...]:
         """Reasons of the lowering about what the plan quantized; of the rest the plan says why."""
