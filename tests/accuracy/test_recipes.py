@@ -16,7 +16,7 @@ from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
 from backquant.accuracy.recipes.steps import STEPS
-from backquant.api.calibrated import CalibrationCall, checked_recipe
+from backquant.api.calibrated import CalibrationCall
 from backquant.errors import UsageError
 
 
@@ -162,12 +162,6 @@ def test_messages(tmp_path: Path) -> None:
             nn.Linear(2, 2), torch.ones(1, 2), qconfig_mapping=mapping, recipe="better"
         )
     snapshot(Path(__file__), "no_data", str(error.value))
-
-
-def test_ranks_follow_no_recipe() -> None:
-    with pytest.raises(UsageError) as error:
-        checked_recipe("better", object())
-    snapshot(Path(__file__), "group", str(error.value))
 
 
 @pytest.mark.parametrize(

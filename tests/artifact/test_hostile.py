@@ -94,6 +94,16 @@ def test_the_refusal_of_a_call(
     snapshot(f"call-{hole.replace(' ', '-')}", caught.value)
 
 
+def test_the_default_of_an_argument_is_a_literal(
+    quantized: QuantizedModel, tmp_path: Path, snapshot: Callable[..., None]
+) -> None:
+    """It stands in the text of a function: the name of a node there was a raw ``NameError``."""
+    call = {"op": "placeholder", "target": "y", "args": [NODE]}
+    with pytest.raises(ArtifactError) as caught:
+        backquant.load(with_call(quantized, tmp_path / "m.bq", call))
+    snapshot("default", caught.value)
+
+
 @pytest.mark.parametrize(
     "method",
     ["as_strided", "set_", "resize_", "data_ptr", "storage", "new_empty", "t_", "squeeze_"],

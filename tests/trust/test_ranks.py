@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from torchvision.models import squeezenet1_1
 
 import backquant
 from backquant import Checkpoint, QConfig, QConfigMapping
+from backquant.artifact.file import read_file
 from backquant.errors import BackquantError, CalibrationError, ConfigError, RankError, UsageError
 
 KILLED = "killed"
+STEPS = ["ranges", "weight-clipping", "gptq", "bias-correction"]
+# figures that no clock gives: those of one process and of ranks are the same
+SEARCH: dict[str, Any] = {"backend": "tensorrt", "example_inputs": torch.zeros(1, 4)}
+BUDGET = {"max_bytes": 200}
 
 
 def on_ranks(
@@ -70,6 +76,11 @@ def artifact(model: nn.Module, data: Iterable[Any], path: Path, **options: Any) 
     quantized = backquant.quantize(model, example, calibration=data, **chosen)
     backquant.save(quantized, path)
     return path.read_bytes()
+
+
+def quantized(data: Iterable[Any], **options: Any) -> backquant.QuantizedModel:
+    chosen = {"backend": "x86", "slower": "keep", "example_inputs": torch.zeros(1, 4), **options}
+    return backquant.quantize(small(), calibration=data, **chosen)
 
 
 def small() -> nn.Module:
@@ -131,21 +142,32 @@ def test_what_is_faster_is_measured_by_rank_0(tmp_path: Path) -> None:
 def test_a_sensitivity_of_ranks_is_that_of_one(
     tmp_path: Path, snapshot: Callable[..., None]
 ) -> None:
-    """Seven batches on three ranks: bit for bit."""
+    """Seven batches on three ranks, of sensitivity, a recipe and a search: bit for bit."""
     data = rows(7)
-    one = backquant.sensitivity(small(), torch.zeros(1, 4), data=data)
+
+    def measured(mine: list[torch.Tensor], path: Path, **group: Any) -> tuple[Any, ...]:
+        torch.set_num_threads(1)
+        found = backquant.sensitivity(small(), torch.zeros(1, 4), data=mine, **group)
+        improved = quantized(mine, recipe=STEPS, **group)
+        backquant.save(improved, path)
+        _, weights = read_file(path)
+        gained = [{**step, "seconds": 0} for step in improved.record.recipe["gained"]]
+        searched = backquant.search(small(), mine, budget=BUDGET, **SEARCH, **group)
+        trials = [(trial.picks, trial.loss, trial.bytes) for trial in searched.trials]
+        digests = {name: weight.tolist() for name, weight in weights.items()}
+        return found.to_dict(), gained, digests, trials, searched.model.code
+
+    one = measured(data, tmp_path / "one.bq")
+    assert len(one[3]) > 2 and any(step["kept"] for step in one[1])
 
     def run(rank: int) -> Any:
-        shard = data[rank::3]
-        found = backquant.sensitivity(
-            small(), torch.zeros(1, 4), data=shard, group=dist.group.WORLD
-        )
-        return found.to_dict()
+        return measured(data[rank::3], tmp_path / f"{rank}.bq", group=dist.group.WORLD)
 
-    assert on_ranks(3, run, tmp_path) == [one.to_dict()] * 3
-    with pytest.raises(UsageError) as caught:
-        backquant.sensitivity(small(), data=data, resume="x", group=object())  # type: ignore[arg-type]
-    snapshot("sensitivity-resume", caught.value)
+    assert on_ranks(3, run, tmp_path) == [one] * 3
+    for asked in (backquant.sensitivity, partial(backquant.search, budget=BUDGET)):
+        with pytest.raises(UsageError) as caught:
+            asked(small(), data=data, resume="x", group=object())  # type: ignore[operator]
+        snapshot(f"resume-{caught.value.what.split()[1]}", caught.value)
 
 
 def refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,24 @@ def loss_of(sums: list[ErrorSums]) -> float:
     0.255
     """
     return sum(each.loss for each in sums) / len(sums) if sums else 0.0
+
+
+def add_errors(
+    sums: list[ErrorSums], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> None:
+    """Count the tensors of one output in ``sums``, which has one entry for each."""
+    for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
+        if position == len(sums):
+            sums.append(ErrorSums())
+        sums[position].add(one, two)
+
+
+def merge_errors(sums: list[ErrorSums], more: Sequence[ErrorSums]) -> None:
+    """Count in ``sums`` what ``more`` has counted: the same bits as if it had been counted there."""
+    for position, each in enumerate(more):
+        if position == len(sums):
+            sums.append(ErrorSums())
+        sums[position].merge(each)
 
 
 @dataclass

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 
 from backquant.accuracy.comparison import finite
-from backquant.accuracy.figures import ErrorSums, decibels, float_tensors, loss_of
+from backquant.accuracy.figures import (
+    ErrorSums,
+    add_errors,
+    decibels,
+    float_tensors,
+    loss_of,
+    merge_errors,
+)
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.twin import Twin, Walk
 from backquant.calibrate import Progress
@@ -157,18 +164,11 @@ def _of_ranks(
     losses = _Losses()
     for one in in_turn(ranks, "comparing outputs", own):
         losses.batches += 1
-        _join(losses.all, one.all)
+        merge_errors(losses.all, one.all)
         for mine, more in ((losses.alone, one.alone), (losses.without, one.without)):
             for group, sums in more.items():
-                _join(mine.setdefault(group, []), sums)
+                merge_errors(mine.setdefault(group, []), sums)
     return losses
-
-
-def _join(sums: list[ErrorSums], more: list[ErrorSums]) -> None:
-    for position, each in enumerate(more):
-        if position == len(sums):
-            sums.append(ErrorSums())
-        sums[position].merge(each)
 
 
 def _add(twin: Twin, inputs: dict[str, Any], losses: _Losses) -> None:
@@ -176,11 +176,11 @@ def _add(twin: Twin, inputs: dict[str, Any], losses: _Losses) -> None:
     wanted = float_tensors(Walk(twin, inputs, lambda _: False).output())
     in_float = Walk(twin, inputs, lambda _: False)
     for group, output in _forks(in_float, order, lambda group: lambda other: other == group):
-        _count(losses.alone.setdefault(group, []), wanted, output)
+        add_errors(losses.alone.setdefault(group, []), wanted, output)
     quantized = Walk(twin, inputs, lambda _: True)
     for group, output in _forks(quantized, order, lambda group: lambda other: other != group):
-        _count(losses.without.setdefault(group, []), wanted, output)
-    _count(losses.all, wanted, float_tensors(quantized.output()))
+        add_errors(losses.without.setdefault(group, []), wanted, output)
+    add_errors(losses.all, wanted, float_tensors(quantized.output()))
 
 
 def _forks(
@@ -190,13 +190,6 @@ def _forks(
     for group in order:
         walk.to(walk.twin.first(group))
         yield group, float_tensors(walk.fork(chosen(group)).output())
-
-
-def _count(sums: list[ErrorSums], wanted: list[torch.Tensor], found: list[torch.Tensor]) -> None:
-    for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
-        if position == len(sums):
-            sums.append(ErrorSums())
-        sums[position].add(one, two)
 
 
 def _result(twin: Twin, losses: _Losses) -> Sensitivity:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from backquant.accuracy.recipes import Recipe, followed, recipe_of
+from backquant.accuracy.recipes import Recipe, followed
 from backquant.accuracy.recipes.draft import Draft
 from backquant.api.arguments import (
     Backend,
@@ -95,8 +95,11 @@ class Calibrated:
         reference = convert_to_reference(with_reporting(prepared, self.frozen, self.example))
         return quantized_model(reference, self.source)
 
-    def improved(self, recipe: Recipe, *, progress: bool = False) -> Calibrated:
-        """With what ``recipe`` gains; its record and the notes of the plan say what that is.
+    def improved(
+        self, recipe: Recipe, *, progress: bool = False, ranks: Ranks = ALONE
+    ) -> Calibrated:
+        """With what ``recipe`` gains; its record and the notes of the plan say what that is. ``ranks`` share
+        the work, and the batches.
 
         Raises ``UsageError`` where there is no calibration set.
         """
@@ -110,7 +113,7 @@ class Calibrated:
             )
         draft = Draft(self.prepared, self.conversion)
         with ProgressBar("recipe") if progress else nullcontext() as bar:
-            draft, results = followed(recipe, draft, self.batches, bar)
+            draft, results = followed(recipe, draft, self.batches, bar, ranks)
         prepared = draft.prepared_model()
         record = prepared_state(prepared)
         told = {**recipe.to_dict(), "gained": [result.to_dict() for result in results]}
@@ -202,24 +205,6 @@ class CalibrationCall:
                 'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
             )
         return weight_only_mapping(self.config, self.weights, self.group_size)
-
-
-def checked_recipe(recipe: Any, group: Any) -> Recipe:
-    """The recipe; ranks that measure together follow none, since each would choose by its own batches.
-
-    Raises ``UsageError`` for what is none, and beside a ``group``.
-
-    >>> checked_recipe("default", None).steps
-    ()
-    """
-    found = recipe_of(recipe)
-    if found.steps and group is not None:
-        raise UsageError(
-            "a recipe is followed in one process",
-            where=f"recipe={found.name!r} beside group=...",
-            fix="quantize(model, calibration=batches, recipe=...) on one rank, without group=",
-        )
-    return found
 
 
 def given_request(

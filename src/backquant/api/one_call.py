@@ -9,13 +9,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import (
     Backend,
     Model,
     opened_model,
     resolve_backend,
 )
-from backquant.api.calibrated import CalibrationCall, checked_recipe, given_request, planned_for
+from backquant.api.calibrated import CalibrationCall, given_request, planned_for
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.examples import checked_example
@@ -95,7 +96,7 @@ def quantize(
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
         recipe: what is done after calibration so that less accuracy is lost: ``"default"`` (nothing),
             ``"better"``, ``"best"``, a list of steps, or a YAML file. Needs data and no labels; what does not
-            help at the outputs is not kept, and the report says what each step gained. Not with ``group``.
+            help at the outputs is not kept, and the report says what each step gained.
         progress: show a progress bar on standard error while calibrating.
         group: the ranks that quantize together: each passes its own batches (which may be none), and all get
             the same model. Default: this process alone. See docs/distributed.md.
@@ -136,7 +137,7 @@ def quantize(
     >>> [kernel.kernel for kernel in quantized.kernels]
     ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
-    steps = checked_recipe(recipe, group)
+    steps = recipe_of(recipe)
     if steps.steps and calibration is not None and iter(calibration) is calibration:
         calibration = list(calibration)  # recipes go over it again
     with sharing(group) as ranks:
@@ -160,7 +161,7 @@ def quantize(
             ranks=ranks,
             checkpoint=checkpoint,
         )
-        made_ready = made_ready.improved(steps, progress=progress)
+        made_ready = made_ready.improved(steps, progress=progress, ranks=ranks)
         prepared, frozen, example = made_ready.prepared, made_ready.frozen, made_ready.example
         engine, source = made_ready.engine, made_ready.source
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from backquant.accuracy.metric import Metric
+from backquant.accuracy.recipes import recipe_of
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.loop import MOST, Loop, front_of
 from backquant.accuracy.search.losses import batches_that_fit, losses_alone
-from backquant.accuracy.search.programme import Picks, Problem, check_installed
+from backquant.accuracy.search.programme import Picks, Problem, check_installed, solve
 from backquant.accuracy.search.result import (
     SearchResult,
     chosen_rows,
@@ -31,10 +33,11 @@ from backquant.accuracy.search.times_file import TimesFile, usual_folder
 from backquant.accuracy.search.trials import Bench, Trial
 from backquant.accuracy.twin import Twin
 from backquant.api.arguments import Backend, Model
-from backquant.api.calibrated import Calibrated, CalibrationCall, checked_recipe
+from backquant.api.calibrated import Calibrated, CalibrationCall
 from backquant.api.exporting import export
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set
+from backquant.calibrate.group import Ranks, by_rank_0, divided, held_by_all, sharing
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
 from backquant.match.plan import Reason
@@ -63,6 +66,7 @@ def search(  # size: as quantize
     progress: bool = False,
     resume: str | os.PathLike[str] | None = None,
     times: str | os.PathLike[str] | None = "auto",
+    group: dist.ProcessGroup | None = None,
 ) -> SearchResult:
     """Choose what is quantized so that a budget is kept, by what is measured here.
 
@@ -84,9 +88,13 @@ def search(  # size: as quantize
         lower_is_better: of the metric.
         calibration: what ranges are measured on. Default: ``data``.
         progress: show progress bars on standard error.
-        resume: a file that keeps what was measured, to go on from; also for another budget.
+        resume: a file that keeps what was measured, to go on from; also for another budget. Not with
+            ``group``.
         times: the folder that keeps times of kernels on this machine; ``None``: none. Default: the user's
             folder for caches.
+        group: the ranks that search together, each with its own batches, as in ``quantize``: they share what
+            is run for accuracy; rank 0 measures times and the metric. All get the same answer; where rank r
+            of n has every n-th batch from r on, losses are those of one process.
 
     Returns:
         The model, whether it keeps to the budget, what was chosen and why, what was tried, the Pareto
@@ -115,7 +123,13 @@ def search(  # size: as quantize
             where=f"budget={limits.to_dict()!r}, metric=None",
             fix='metric=lambda model: accuracy(model), or budget={"min_sqnr": 30}, which needs none',
         )
-    steps = checked_recipe(recipe, None)
+    if group is not None and resume is not None:
+        raise UsageError(
+            "a search of several ranks keeps no file",
+            where="resume beside group",
+            fix="backquant.search(..., group=group), without resume=",
+        )
+    steps = recipe_of(recipe)
     check_set(data)
     if iter(data) is data:
         data = list(data)
@@ -124,29 +138,31 @@ def search(  # size: as quantize
         backend, qconfig_mapping, prepare_custom_config=prepare_custom_config, capture=capture
     )
     measured = data if calibration is None else calibration
-    ready = call.calibrated(model, example_inputs, measured, progress=progress)
-    spent = time.process_time() - start
-    ready = ready.improved(steps, progress=progress)
-    runner = _runner(ready, usual_folder() if times == "auto" else times)
-    if limits.limits_time and runner.clock is None:
-        raise UsageError(
-            f"times of {ready.config.name} cannot be measured here",
-            where=f"budget={limits.to_dict()!r}",
-            fix='budget={"max_bitops": ..., "max_bytes": ...}, or a backend that runs here',
+    with sharing(group) as ranks:
+        ready = call.calibrated(model, example_inputs, measured, progress=progress, ranks=ranks)
+        spent = time.process_time() - start
+        ready = ready.improved(steps, progress=progress, ranks=ranks)
+        runner = _runner(ready, usual_folder() if times == "auto" else times)
+        if limits.limits_time and runner.clock is None:
+            raise UsageError(
+                f"times of {ready.config.name} cannot be measured here",
+                where=f"budget={limits.to_dict()!r}",
+                fix='budget={"max_bitops": ..., "max_bytes": ...}, or a backend that runs here',
+            )
+        named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
+        work = _Work(ready, runner, limits, resume, f"{named} {lower_is_better}", ranks)
+        bench = Bench(
+            runner.floating(ready.frozen, work.in_float),
+            runner,
+            ready.example,
+            held_by_all(ranks, data, _HELD),
+            metric,
+            -1.0 if lower_is_better else 1.0,
+            ranks,
         )
-    named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
-    work = _Work(ready, runner, limits, resume, f"{named} {lower_is_better}")
-    bench = Bench(
-        runner.floating(ready.frozen, work.in_float),
-        runner,
-        ready.example,
-        list(islice(data, _HELD)),
-        metric,
-        -1.0 if lower_is_better else 1.0,
-    )
-    bench.check_metric(limits)
-    with ProgressBar("search") if progress else nullcontext() as bar:
-        found = work.found(bench, bar or _nobody)
+        bench.check_metric(limits)
+        with ProgressBar("search") if progress else nullcontext() as bar:
+            found = work.found(bench, bar or _nobody)
     whole = {"calibration": spent, "search": time.process_time() - start - spent}
     return replace(found, seconds=whole)
 
@@ -176,6 +192,7 @@ class _Work:
     budget: Budget
     resume: str | os.PathLike[str] | None
     judged_by: str
+    ranks: Ranks
 
     def __post_init__(self) -> None:
         self.reference = self.ready.reference()
@@ -188,7 +205,11 @@ class _Work:
     def found(self, bench: Bench, told: Callable[[int, int | None], None]) -> SearchResult:
         """The answer; the best so far where the user interrupts."""
         made = quantized_model(self.reference, self.ready.source)
-        parts = self.runner.parts(self.ready.prepared, made, self.refused, self.ready.example)
+        parts = by_rank_0(
+            self.ranks,
+            "timing operators",
+            lambda: self.runner.parts(self.ready.prepared, made, self.refused, self.ready.example),
+        )
         units = joined_units(self.twin, parts.costs.units)
         groups = [unit.groups for unit in units]
         values = [name for name, _ in values_of(parts, units)]
@@ -207,7 +228,11 @@ class _Work:
             step()
             return bench.trial(problem, picks, self.made(problem, picks))
 
-        loop = Loop(problem, self.budget, trial, self.state.keep_trials, list(self.state.trials))
+        def solved(problem: Problem, least: str, limits: Mapping[str, float]) -> Picks | None:
+            return by_rank_0(self.ranks, "solving", lambda: solve(problem, least, limits))
+
+        trials = list(self.state.trials)
+        loop = Loop(problem, self.budget, trial, self.state.keep_trials, solved, trials)
         interrupted = False
         try:
             loop.run_ends()
@@ -215,7 +240,7 @@ class _Work:
             loop.problem = problem_of(self.twin, parts, units, losses)
             loop.run()
         except KeyboardInterrupt:
-            if not loop.trials:
+            if not loop.trials or self.ranks.size > 1:
                 raise
             interrupted = True
         return self._result(loop, bench.in_float, interrupted)
@@ -228,9 +253,12 @@ class _Work:
         step: Callable[[], None],
     ) -> Losses:
         known = self.state.losses.get("integers", [])
-        for batch in batches[len(known) :]:
-            found = losses_alone(self.twin, groups, values, batch, step)
-            self.state.keep_losses("integers", list(found))
+
+        def of(batch: Any) -> list[list[float]]:
+            return list(losses_alone(self.twin, groups, values, batch, step))
+
+        for found in divided(self.ranks, "comparing outputs", batches[len(known) :], of):
+            self.state.keep_losses("integers", found)
         of_batches = self.state.losses["integers"]
         units, rounded = (
             [sum(each) / len(each) for each in zip(*kind, strict=True)]
@@ -294,7 +322,11 @@ class _Work:
             not best.misses(self.budget),
             best,
             tuple(loop.trials),
-            front_of(problem, loop.goal if self.budget.limits_loss else "time"),
+            by_rank_0(
+                self.ranks,
+                "solving",
+                lambda: front_of(problem, loop.goal if self.budget.limits_loss else "time"),
+            ),
             rows,
             hindrance_of(loop, best),
             in_float,

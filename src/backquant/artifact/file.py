@@ -41,6 +41,7 @@ _CAUSES = (
     BackquantError,
     LookupError,
     MemoryError,
+    NameError,
     RecursionError,
     RuntimeError,
     SyntaxError,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
+from torch.utils._pytree import tree_leaves
 
 from backquant.artifact import names
 from backquant.artifact.calls import check_call, check_method_call
@@ -125,10 +126,17 @@ def _decode_node(row: dict[str, Any], graph: Graph, decoder: Decoder) -> Node:
         _check_arguments(op, path, target, args, kwargs, decoder.allow, where)
     elif op in _CHECKS:
         _CHECKS[op](target, where)
+        _check_default(op, args, where)
         _check_arguments(op, target, None, args, kwargs, decoder.allow, where)
     else:
         raise ArtifactError(f"{op!r} is no kind of node", where=where)
     return graph.create_node(op, target, args, kwargs, name=row["name"])
+
+
+def _check_default(op: str, args: tuple[Any, ...], where: str) -> None:
+    """What an argument is without the caller's word stands in the text of a function: it is a literal."""
+    if op == "placeholder" and any(isinstance(leaf, Node) for leaf in tree_leaves(args)):
+        raise ArtifactError("the default of an argument is no literal", where=where)
 
 
 # size: what a node consists of

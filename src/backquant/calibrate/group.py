@@ -11,14 +11,16 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from backquant.calibrate.batches import check_set
 from backquant.calibrate.examples import data_from, example_from
@@ -27,6 +29,8 @@ from backquant.errors import BackquantError, RankError, UsageError, first_line
 _PIECE = 16 << 20  # bytes; a store takes no values of any size
 _FAREWELL = 10.0  # seconds that rank 0 waits for the others to end
 _serial: Counter[str] = Counter()
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 
 
 class Ranks(Protocol):
@@ -192,6 +196,54 @@ def in_turn(ranks: Ranks, doing: str, own: list[Any]) -> list[Any]:
     every = ranks.exchange(doing, own)
     longest = max(map(len, every))
     return [each[place] for place in range(longest) for each in every if place < len(each)]
+
+
+def divided(
+    ranks: Ranks, doing: str, items: Sequence[_Item], work: Callable[[_Item], _Made]
+) -> Iterator[_Made]:
+    """What ``work`` gives for each of ``items``, which are the same on all ranks: rank r of n does every n-th
+    from r on, and all get everything, in order.
+
+    >>> list(divided(ALONE, "counting", ["a", "bc"], len))
+    [1, 2]
+    """
+    for start in range(0, len(items), ranks.size):
+        place = start + ranks.rank
+        own = [work(item) for item in items[place : place + 1]]
+        yield from (made for given in ranks.exchange(doing, own) for made in given)
+
+
+def by_rank_0(ranks: Ranks, doing: str, make: Callable[[], _Made]) -> _Made:
+    """What ``make`` gives on rank 0, for all: what is timed, and what hangs on the machine.
+
+    >>> by_rank_0(ALONE, "counting", lambda: 3)
+    3
+    """
+    found: _Made = ranks.exchange(doing, make() if ranks.rank == 0 else None)[0]
+    return found
+
+
+def held_by_all(ranks: Ranks, batches: Iterable[Any], most: int) -> list[Any]:
+    """The first ``most`` batches of all ranks, on every rank, in the order of ``in_turn``.
+
+    >>> held_by_all(ALONE, iter("abc"), 2)
+    ['a', 'b']
+    """
+    if ranks.size == 1:
+        return list(islice(batches, most))
+    own = iter(batches)
+    held: list[Any] = []
+    while len(held) < most:
+        given = ranks.exchange("reading batches", [_alone(batch) for batch in islice(own, 1)])
+        if not any(given):
+            break
+        held += [batch for some in given for batch in some]
+    return held[:most]
+
+
+def _alone(batch: Any) -> Any:
+    """A batch without what lies around it in memory, which would be sent, too."""
+    return tree_map_only(torch.Tensor, torch.Tensor.clone, batch)
 
 
 def example_of_rank_0(

@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-from backquant.accuracy.figures import ErrorSums, decibels, float_tensors, loss_of
+from backquant.accuracy.figures import (
+    ErrorSums,
+    add_errors,
+    decibels,
+    float_tensors,
+    loss_of,
+    merge_errors,
+)
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.twin import Twin, Walk
+from backquant.calibrate.group import ALONE, Ranks, divided, held_by_all
 from backquant.graph import as_arguments
 from backquant.prepare import unobserved
 
@@ -23,31 +31,43 @@ MOST_BATCHES = 64
 
 
 class Bench:
-    """The data and the float outputs for one model; ``evaluations`` counts what was judged."""
+    """The data and the float outputs for one model; ``evaluations`` counts what was judged.
 
-    def __init__(self, draft: Draft, batches: Iterable[Any]) -> None:
-        self.held = held = [batch for _, batch in zip(range(MOST_BATCHES), batches, strict=False)]
+    All ``ranks`` hold the same data, and share the batches that a draft is judged on.
+    """
+
+    def __init__(self, draft: Draft, batches: Iterable[Any], ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.held = held = held_by_all(ranks, batches, MOST_BATCHES)
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
         self.evaluations = 0
-        graph = unobserved(draft.prepared)
-        with torch.no_grad():
-            self.wanted = [float_tensors(_called(graph, batch)) for batch in self.judging]
+        self.wanted: dict[int, list[torch.Tensor]] = {}
+        self._in_float = unobserved(draft.prepared)
 
     def loss(self, draft: Draft) -> float:
         """What the reference model of ``draft`` loses at its outputs: relative error power."""
         self.evaluations += 1
         reference = draft.reference()
+
+        def errors(place: int) -> list[ErrorSums]:
+            found: list[ErrorSums] = []
+            with torch.no_grad():
+                made = float_tensors(_called(reference, self.judging[place]))
+                add_errors(found, self._wanted(place), made)
+            return found
+
         sums: list[ErrorSums] = []
-        with torch.no_grad():
-            for batch, wanted in zip(self.judging, self.wanted, strict=True):
-                found = float_tensors(_called(reference, batch))
-                for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
-                    if position == len(sums):
-                        sums.append(ErrorSums())
-                    sums[position].add(one, two)
+        for of_batch in divided(self.ranks, "judging a recipe", range(len(self.judging)), errors):
+            merge_errors(sums, of_batch)
         return loss_of(sums)
+
+    def _wanted(self, place: int) -> list[torch.Tensor]:
+        """The outputs of the float model for a batch to judge on."""
+        if place not in self.wanted:
+            self.wanted[place] = float_tensors(_called(self._in_float, self.judging[place]))
+        return self.wanted[place]
 
     def sqnr(self, draft: Draft) -> float:
         """The same in dB."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from backquant.accuracy.figures import decibels
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.draft import Draft
+from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.recipes.recipe import Recipe
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.accuracy.text import decibel_text
+from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,22 @@ def followed(
     draft: Draft,
     batches: Iterable[Any],
     told: Callable[[int, int | None], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Draft, tuple[StepResult, ...]]:
     """``draft`` as ``recipe`` makes it, and what each step gained. ``told``: called after each step.
 
+    ``ranks`` hold the same draft, each its own ``batches``; all follow what rank 0 proposes.
+
     Raises ``CalibrationError`` and ``InputError`` as calibration does.
     """
-    bench = Bench(draft, batches)
+    bench = Bench(draft, batches, ranks)
     loss, results = bench.loss(draft), []
     for position, name in enumerate(recipe.steps):
         before, start = loss, time.monotonic()
         with torch.no_grad():
-            changes = list(STEPS[name](draft, bench))
+            own = list(STEPS[name](draft, bench))
+        make: Callable[[], list[Change | Together]] = partial(list, own)
+        changes = by_rank_0(ranks, f"following {name}", make)
         draft, loss, kept = bench.kept(draft, changes, before)
         seconds = round(time.monotonic() - start, 2)
         results.append(

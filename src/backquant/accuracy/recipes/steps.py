@@ -1,6 +1,7 @@
 """The steps of recipes: each proposes changes to a draft; what helps at the outputs is kept.
 
-No step needs labels. Weights are judged on what their layer reads in the quantized model.
+No step needs labels. Weights are judged on what their layer reads in the quantized model; ranks share the
+layers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from backquant.accuracy.recipes.ranges import ranges
 from backquant.accuracy.recipes.rescale import awq, equalization, smoothquant
 from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
 from backquant.accuracy.twin import Twin, Walk
+from backquant.calibrate.group import in_turn
 
 __all__ = ["STEPS", "Step"]
 
@@ -73,51 +75,72 @@ def _input(walk: Walk, node: fx.Node) -> Any:
 def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Smaller scales for weights where what is clipped loses less than what is finer gains, by the error of
     the layer's output. See ``rounding.clipped``."""
-    for layer, hessian in _judged(draft, bench):
-        scale = layer.reference.weight_scale
-        share = clipped(columns(layer.weight, layer.groups), hessian, layer.grid())
-        if scale.numel() == 1:
-            factor = share.min().reshape(scale.shape)
-        elif scale.shape[0] == share.numel():
-            factor = share.reshape(-1, *[1] * (scale.dim() - 1))
-        else:
-            continue
-        if bool((factor < 1).any()):
-            yield Change(layer.path, qparams={**layer.qparams(), "scale": scale * factor})
+    return _by_layer(draft, bench, _clipped)
+
+
+def _clipped(layer: Layer, hessian: Tensor) -> Change | None:
+    scale = layer.reference.weight_scale
+    share = clipped(columns(layer.weight, layer.groups), hessian, layer.grid())
+    if scale.numel() == 1:
+        factor = share.min().reshape(scale.shape)
+    elif scale.shape[0] == share.numel():
+        factor = share.reshape(-1, *[1] * (scale.dim() - 1))
+    else:
+        return None
+    if not bool((factor < 1).any()):
+        return None
+    return Change(layer.path, qparams={**layer.qparams(), "scale": scale * factor})
 
 
 def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Weights rounded by GPTQ; see ``rounding.gptq``. Rows that lose more than to the nearest keep that."""
-    for layer, hessian in _judged(draft, bench):
-        weight, grid = columns(layer.weight, layer.groups), layer.grid()
-        made = gptq(weight, hessian, grid)
-        best = better_rows(weight, hessian, grid.nearest(weight), made)
-        yield _rounding(layer, best)
+    return _by_layer(draft, bench, _by_gptq)
+
+
+def _by_gptq(layer: Layer, hessian: Tensor) -> Change:
+    weight, grid = columns(layer.weight, layer.groups), layer.grid()
+    made = gptq(weight, hessian, grid)
+    return _rounding(layer, better_rows(weight, hessian, grid.nearest(weight), made))
 
 
 def adaround_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Weights rounded by AdaRound or, row by row, by GPTQ with single weights turned, whichever loses less;
     see ``rounding``."""
-    for layer, hessian in _judged(draft, bench):
-        weight, grid = columns(layer.weight, layer.groups), layer.grid()
-        turned = descended(weight, hessian, grid, gptq(weight, hessian, grid), most=64)
-        best = better_rows(weight, hessian, grid.nearest(weight), turned)
-        yield _rounding(layer, better_rows(weight, hessian, best, adaround(weight, hessian, grid)))
+    return _by_layer(draft, bench, _by_adaround)
+
+
+def _by_adaround(layer: Layer, hessian: Tensor) -> Change:
+    weight, grid = columns(layer.weight, layer.groups), layer.grid()
+    turned = descended(weight, hessian, grid, gptq(weight, hessian, grid), most=64)
+    best = better_rows(weight, hessian, grid.nearest(weight), turned)
+    return _rounding(layer, better_rows(weight, hessian, best, adaround(weight, hessian, grid)))
 
 
 def _rounding(layer: Layer, made: Tensor) -> Change:
     return Change(layer.path, weight=made.reshape(layer.weight.shape), qparams=layer.qparams())
 
 
+def _by_layer(
+    draft: Draft, bench: Bench, changed: Callable[[Layer, Tensor], Change | None]
+) -> Iterator[Change]:
+    """What becomes of each layer: rank r of n sees to every n-th from r on."""
+    own = []
+    for layer, hessian in _judged(draft, bench):
+        own.append(changed(layer, hessian))
+        bench.ranks.alive()
+    every = in_turn(bench.ranks, "rounding weights", own)
+    return (change for change in every if change is not None)
+
+
 def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Tensor]]:
-    """Each layer with the mean of ``x x^T`` over what it reads in the quantized model.
+    """Each layer of this rank with the mean of ``x x^T`` over what it reads in the quantized model.
 
     The matrices of as many layers as fit are summed in one pass over the data. Weights are those of the float
     model: what was rounded before is rounded anew.
     """
     twin = draft.twin()
     original = dict(draft.prepared.named_modules())
-    waiting = list(layers_of(twin))
+    waiting = list(layers_of(twin))[bench.ranks.rank :: bench.ranks.size]
     while waiting:
         now: list[Layer] = []
         size = 0

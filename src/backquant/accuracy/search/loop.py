@@ -29,12 +29,14 @@ _DOUBT = {"loss": 0.5, "time": 0.1}  # what of a trial is a matter of the combin
 
 @dataclass
 class Loop:
-    """``trial``: makes and measures a combination. ``kept``: called after each."""
+    """``trial``: makes and measures a combination. ``kept``: called after each. ``solve``: as ``programme``
+    has it."""
 
     problem: Problem
     budget: Budget
     trial: Callable[[Problem, Picks], Trial]
     kept: Callable[[list[Trial]], None] = lambda _: None
+    solve: Callable[[Problem, str, Mapping[str, float]], Picks | None] = solve
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -144,14 +146,14 @@ class Loop:
     def _by_error(self) -> None:
         """Rule 2."""
         limits = self.limits()
-        fastest = solve(self.current(), self.goal, limits)
+        fastest = self.solve(self.current(), self.goal, limits)
         if fastest is None or not self._misses_loss(self._try(fastest)):
             return self._by_limits() if fastest is None else None
         for _ in range(MOST):
             allowed = self._allowed()
             if allowed is None:
                 return None
-            picks = solve(self.current(), self.goal, {**limits, "loss": allowed})
+            picks = self.solve(self.current(), self.goal, {**limits, "loss": allowed})
             known = None if picks is None else self._known(picks)
             if known is not None and not self._misses_loss(known) and self.budget.max_drop is None:
                 return None
@@ -186,7 +188,7 @@ class Loop:
         """What was tried comes out again: ask for less and less error."""
         problem = self.current()
         for step in range(1, 6):
-            picks = solve(problem, self.goal, {**limits, "loss": allowed * 0.7**step})
+            picks = self.solve(problem, self.goal, {**limits, "loss": allowed * 0.7**step})
             if picks is None or self._known(picks) is None:
                 return picks
         return None
@@ -196,10 +198,10 @@ class Loop:
         factor = 1.0
         for _ in range(MOST):
             problem = self.current()
-            picks = solve(problem, "loss", self.limits(factor))
+            picks = self.solve(problem, "loss", self.limits(factor))
             if picks is None:  # nothing keeps to all of them: what is nearest
                 hardest = "time" if "time" in self.limits() else next(iter(self.limits()), "time")
-                picks = solve(problem, hardest, {})
+                picks = self.solve(problem, hardest, {})
             if picks is None:
                 return
             known = self._known(picks)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backquant.accuracy.figures import ErrorSums, float_tensors, loss_of
+from backquant.accuracy.figures import ErrorSums, add_errors, float_tensors, loss_of
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes.ranges import rounded
 from backquant.accuracy.twin import Twin, Walk
@@ -75,13 +75,3 @@ def _rounding(twin: Twin) -> dict[str, ObservedQParams]:
         if site.role.value not in ("weight", "bias"):
             found.setdefault(site.value, qparams)
     return found
-
-
-def add_errors(
-    sums: list[ErrorSums], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-) -> None:
-    """Count the tensors of one output in ``sums``, which has one entry for each."""
-    for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
-        if position == len(sums):
-            sums.append(ErrorSums())
-        sums[position].add(one, two)

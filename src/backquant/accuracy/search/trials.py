@@ -10,12 +10,18 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from backquant.accuracy.figures import ErrorSums, float_tensors, loss_of
+from backquant.accuracy.figures import (
+    ErrorSums,
+    add_errors,
+    float_tensors,
+    loss_of,
+    merge_errors,
+)
 from backquant.accuracy.metric import Metric, measured_metric
 from backquant.accuracy.search.budget import Budget
-from backquant.accuracy.search.losses import add_errors
 from backquant.accuracy.search.programme import Picks, Problem
 from backquant.accuracy.search.runners import Runner
+from backquant.calibrate.group import ALONE, Ranks, by_rank_0, divided
 from backquant.errors import UsageError
 from backquant.graph import as_arguments
 from backquant.runtime import QuantizedModel
@@ -84,7 +90,8 @@ class Trial:
 class Bench:
     """Where combinations are tried: the data that outputs are compared on, the metric, and what runs them.
 
-    ``floating``: the float model as it runs beside them. ``lower_is_better``: of the metric.
+    ``floating``: the float model as it runs beside them. ``sign``: -1 where less of the metric is better.
+    ``ranks`` share the batches; rank 0 calls the metric, and measures times.
     """
 
     def __init__(  # size: the model, what it is called with, and what judges it
@@ -95,18 +102,24 @@ class Bench:
         batches: Sequence[Any],
         metric: Metric | None,
         sign: float,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.floating, self.runner, self.example = floating, runner, example
-        self.batches, self.metric, self.sign = batches, metric, sign
-        with torch.no_grad():
-            self.wanted = [float_tensors(_called(floating, batch)) for batch in batches]
+        self.batches, self.metric, self.sign, self.ranks = batches, metric, sign, ranks
+        self.wanted: dict[int, list[torch.Tensor]] = {}
         self.in_float: float | None = None
         if metric is not None:
-            self.in_float = measured_metric(metric, floating, "the float model")
+            self.in_float = by_rank_0(
+                ranks,
+                "calling the metric",
+                lambda: measured_metric(metric, floating, "the float model"),
+            )
 
     def check_metric(self, budget: Budget) -> None:
         """Raise ``UsageError`` where the metric takes random outputs for as good as the float model's."""
         if self.metric is None or self.in_float is None or budget.max_drop is None:
+            return
+        if self.ranks.rank != 0:
             return
         try:
             found = measured_metric(self.metric, _Shuffled(self.floating), "random outputs")
@@ -128,27 +141,45 @@ class Bench:
     def trial(self, problem: Problem, picks: Picks, made: QuantizedModel) -> Trial:
         """Measure ``made``, which has the options ``picks``."""
         runs = self.runner.runnable(made)
+
+        def errors(place: int) -> list[ErrorSums]:
+            of_batch: list[ErrorSums] = []
+            with torch.no_grad():
+                out = float_tensors(_called(runs, self.batches[place]))
+                add_errors(of_batch, self._wanted(place), out)
+            return of_batch
+
         sums: list[ErrorSums] = []
-        with torch.no_grad():
-            for batch, wanted in zip(self.batches, self.wanted, strict=True):
-                add_errors(sums, wanted, float_tensors(_called(runs, batch)))
-        found: dict[str, Any] = {}
-        if self.runner.clock is not None:
-            beside = race([self.floating, runs], self.example, self.runner.clock, _SECONDS)
-            found["ms"], found["float_ms"] = 1e3 * beside.seconds(1), 1e3 * beside.seconds(0)
-            found["predicted_ms"] = problem.total(picks, "time") / 1e3
-            found["unit_us"] = self._by_unit(problem, made)
-        if self.metric is not None:
-            found["metric"] = measured_metric(self.metric, runs, "a quantized model")
-            found["drop"] = self._drop(found["metric"])
+        for of_batch in divided(self.ranks, "trying", range(len(self.batches)), errors):
+            merge_errors(sums, of_batch)
+        judged = by_rank_0(self.ranks, "timing", lambda: self._judged(problem, made, runs))
         return Trial(
             picks,
             problem.total(picks, "loss"),
             loss_of(sums),
             problem.total(picks, "bytes"),
             problem.total(picks, "bitops"),
-            **found,
+            problem.total(picks, "time") / 1e3 if self.runner.clock is not None else None,
+            **judged,
         )
+
+    def _judged(self, problem: Problem, made: QuantizedModel, runs: nn.Module) -> dict[str, Any]:
+        """Times, and the metric."""
+        found: dict[str, Any] = {}
+        if self.runner.clock is not None:
+            beside = race([self.floating, runs], self.example, self.runner.clock, _SECONDS)
+            found["ms"], found["float_ms"] = 1e3 * beside.seconds(1), 1e3 * beside.seconds(0)
+            found["unit_us"] = self._by_unit(problem, made)
+        if self.metric is not None:
+            found["metric"] = measured_metric(self.metric, runs, "a quantized model")
+            found["drop"] = self._drop(found["metric"])
+        return found
+
+    def _wanted(self, place: int) -> list[torch.Tensor]:
+        """The outputs of the float model."""
+        if place not in self.wanted:
+            self.wanted[place] = float_tensors(_called(self.floating, self.batches[place]))
+        return self.wanted[place]
 
     def _by_unit(self, problem: Problem, made: QuantizedModel) -> tuple[float | None, ...]:
         times = self.runner.by_node(made, self.example)
