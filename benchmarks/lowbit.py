@@ -7,7 +7,8 @@
 token of a ``LlamaForCausalLM`` of 68 million random weights, after 16 cached ones.
 
 One thread, CPU time. The models take turns, the smallest round of each counts. ``size`` is the file's
-(``.bq``, ``.onnx``) as a share of the weights in float32.
+(``.bq``, ``.onnx``, ``.pte``) as a share of the weights in float32; ``dB``: to the reference model. OpenVINO
+computes in float32, as its option says here; bfloat16 is its default where the CPU has it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Row:
     ms: float
     speedup: float
     cosine: float
+    decibels: float | None
     size: float | None
     kernels: tuple[str, ...]
 
@@ -160,7 +162,7 @@ CASES: dict[str, tuple[Callable[[], Case], tuple[Variant, ...]]] = {
         linear,
         tuple(
             Variant(backend, "int4", group)
-            for backend in ("x86_lowbit", "onnxruntime")
+            for backend in ("x86_lowbit", "onnxruntime", "openvino", "xnnpack")
             for group in (32, 128)
         ),
     ),
@@ -171,6 +173,10 @@ CASES: dict[str, tuple[Callable[[], Case], tuple[Variant, ...]]] = {
             Variant("x86_lowbit", "int4", 128),
             Variant("onnxruntime", "int4", 32),
             Variant("onnxruntime", "int4", 128),
+            Variant("openvino", "int4", 32),
+            Variant("openvino", "int4", 128),
+            Variant("xnnpack", "int4", 32),
+            Variant("xnnpack", "int4", 128),
         ),
     ),
     "minilm": (
@@ -180,12 +186,16 @@ CASES: dict[str, tuple[Callable[[], Case], tuple[Variant, ...]]] = {
             Variant("x86_lowbit", "int8", None, ("int4", 64)),
             Variant("onnxruntime", "int4", 32),
             Variant("onnxruntime", "uint4", 32),
+            Variant("openvino", "int4", 32),
+            Variant("openvino", "int4", 128),
+            Variant("xnnpack", "int4", 32),
+            Variant("xnnpack", "int4", 128),
         ),
     ),
 }
 
 
-def quantized(case: Case, variant: Variant) -> Any:
+def quantized(case: Case, variant: Variant, backend: backquant.BackendConfig) -> Any:
     mapping = backquant.weight_only_mapping(variant.backend, variant.weights, variant.group)
     if variant.table is not None:
         table = backquant.weight_only_mapping(variant.backend, *variant.table)
@@ -193,7 +203,7 @@ def quantized(case: Case, variant: Variant) -> Any:
         largest, _ = max(tables, key=lambda named: named[1].weight.numel())
         mapping.set_module_name(largest, table.object_type_qconfigs[nn.Embedding])
     return backquant.quantize(
-        case.model, case.example, backend=variant.backend, qconfig_mapping=mapping, slower="keep"
+        case.model, case.example, backend=backend, qconfig_mapping=mapping, slower="keep"
     )
 
 
@@ -210,17 +220,69 @@ def session(path: Path) -> Run:
     return run
 
 
+def openvino_session(path: Path) -> Run:
+    import openvino
+
+    options = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(path, "CPU", options).create_infer_request()
+
+    def run(**x: torch.Tensor) -> torch.Tensor:
+        found = request.infer({name: value.numpy() for name, value in x.items()})
+        return torch.from_numpy(found[0].copy())
+
+    return run
+
+
+def executorch_session(path: Path) -> Run:
+    from backquant.deploy.executorch import ExecuTorchModel
+
+    loaded = ExecuTorchModel(path)
+
+    def run(**x: torch.Tensor) -> torch.Tensor:
+        found = loaded(*x.values())
+        return found[0] if isinstance(found, tuple) else found
+
+    return run
+
+
+#: The ending of a file, and what loads it, by backend.
+FILES: dict[str, tuple[str, Callable[[Path], Run]]] = {
+    "onnxruntime": (".onnx", session),
+    "openvino": (".xml", openvino_session),
+    "xnnpack": (".pte", executorch_session),
+}
+
+
+def bounded(axes: Any) -> Any:
+    """ExecuTorch plans its memory ahead."""
+    if isinstance(axes, dict):
+        return {key: bounded(value) for key, value in axes.items()}
+    if isinstance(axes, list):
+        return [bounded(value) for value in axes]
+    return f"{axes}<={8 if axes == 'batch' else 64}" if isinstance(axes, str) else axes
+
+
 def made(case: Case, variant: Variant, folder: Path) -> tuple[Run, int, tuple[str, ...]]:
     """What runs it, the bytes of its file, and its kernels for narrow weights."""
-    model, path = quantized(case, variant), folder / "model"
-    if variant.backend != "onnxruntime":
-        path = path.with_suffix(".bq")
+    model = quantized(case, variant, backquant.get_backend_config(variant.backend))
+    if variant.backend not in FILES:
+        path = folder / "model.bq"
         backquant.save(model, path)
         return case.run(model), path.stat().st_size, _narrow(model.kernels)
-    path = path.with_suffix(".onnx")
-    exported = backquant.export(model, path, dynamic_shapes=case.axes)
-    size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
-    return session(path), size, _narrow(exported.kernels)
+    ending, loaded = FILES[variant.backend]
+    path = folder / f"model{ending}"
+    axes = bounded(case.axes) if ending == ".pte" else case.axes
+    exported = backquant.export(model, path, dynamic_shapes=axes)
+    size = sum(file.stat().st_size for file in folder.glob("model.*"))
+    return loaded(path), size, _narrow(exported.kernels)
+
+
+def to_reference(case: Case, variant: Variant, run: Run) -> float:
+    """dB of ``run`` to what the description says, on the input that is timed."""
+    backend = backquant.get_backend_config(variant.backend).set_engine(None)
+    wanted = case.run(quantized(case, variant, backend))(**case.x)
+    noise = (wanted - run(**case.x)).double().square().mean().clamp(min=1e-30)
+    return float(10 * torch.log10(wanted.double().square().mean() / noise))
 
 
 def _narrow(kernels: Sequence[Any]) -> tuple[str, ...]:
@@ -260,7 +322,7 @@ def measured(name: str, rounds: int) -> list[Row]:
         case = build()
     weights = sum(p.numel() * p.element_size() for p in case.model.parameters())
     runs: dict[str, Run] = {"eager float32": case.run(case.model)}
-    facts: dict[str, tuple[float | None, tuple[str, ...]]] = {}
+    facts: dict[str, tuple[float | None, float | None, tuple[str, ...]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         if name != "decoder":  # torch.onnx takes no cache
             runs["ONNX Runtime float32"] = float_session(case, Path(folder))
@@ -268,27 +330,32 @@ def measured(name: str, rounds: int) -> list[Row]:
             own = Path(folder) / str(number)
             own.mkdir()
             runs[variant.name], size, kernels = made(case, variant, own)
-            facts[variant.name] = (size / weights, kernels)
+            with torch.no_grad():
+                near = to_reference(case, variant, runs[variant.name])
+            facts[variant.name] = (near, size / weights, kernels)
         with torch.no_grad():
             cosine = {key: case.score(run) for key, run in runs.items()}
         times = fastest(runs, case.x, rounds)
     base = times["eager float32"]
     return [
-        Row(name, key, times[key], base / times[key], cosine[key], *facts.get(key, (None, ())))
+        Row(
+            name, key, times[key], base / times[key], cosine[key], *facts.get(key, (None, None, ()))
+        )
         for key in runs
     ]
 
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| model | weights | ms | × float | cosine | size | kernels |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| model | weights | ms | × float | cosine | dB | size | kernels |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         size = "" if row.size is None else f"{row.size:.3f}"
+        near = "" if row.decibels is None else f"{row.decibels:.1f}"
         lines.append(
             f"| {row.model} | {row.variant} | {row.ms:.3f} | {row.speedup:.2f} | {row.cosine:.4f} "
-            f"| {size} | {', '.join(row.kernels)} |"
+            f"| {near} | {size} | {', '.join(row.kernels)} |"
         )
     return "\n".join(lines)
 

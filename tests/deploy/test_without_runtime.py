@@ -254,16 +254,49 @@ def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         snapshots.compare(Path(__file__), name, text)
 
 
-def test_rounding_has_no_operator_in_pytorch(tmp_path: Path) -> None:
-    text = EXACT.replace("DTYPE", "qint8").replace(
-        "    bias_dtype: int32\n", "    rounding: half_up\n"
-    )
+def rounded(tmp_path: Path, fields: str) -> tuple[Any, torch.Tensor]:
+    """A linear layer whose description has ``fields``."""
+    torch.manual_seed(0)
+    text = EXACT.replace("DTYPE", "qint8").replace("    bias_dtype: int32\n", fields)
     (tmp_path / "r.yaml").write_text(text.replace("    bias_scale: input_times_weight\n", ""))
-    x = torch.randn(2, 8)
-    model = backquant.quantize(
-        nn.Sequential(nn.Linear(8, 4)).eval(), x, backend=str(tmp_path / "r.yaml"), calibration=[x]
-    )
-    snapshots.compare(Path(__file__), "rounding", refusal(model, tmp_path / "m.pt2", to="pt2e"))
+    x, layer = torch.randn(64, 8), nn.Sequential(nn.Linear(8, 4)).eval()
+    return backquant.quantize(layer, x, backend=str(tmp_path / "r.yaml"), calibration=[x]), x
+
+
+@pytest.mark.parametrize("to", ["qdq-onnx", "pt2e", "onnx", "openvino", "executorch", "inductor"])
+def test_roundings_without_an_operator_are_refused(to: str, tmp_path: Path) -> None:
+    model, _ = rounded(tmp_path, "    rounding: half_up\n    requantization: fixed_point\n")
+    suffix = {"pt2e": "pt2", "inductor": "pt2", "executorch": "pte"}.get(to, "onnx")
+    told = refusal(model, tmp_path / f"m.{suffix}", to=to)
+    assert "rounding: half_up, requantization: fixed_point of exact" in told
+    if to in ("qdq-onnx", "pt2e"):
+        snapshots.compare(Path(__file__), f"rounding-{to}", told)
+
+
+def test_half_even_is_what_targets_do(tmp_path: Path) -> None:
+    model, x = rounded(tmp_path, "    rounding: half_even\n")
+    assert "quantize_rounded" in model.graph_module.code
+    exported = backquant.export(model, tmp_path / "m.onnx", to="qdq-onnx")
+    assert exported.integer == exported.expected == 1
+    assert torch.equal(run(tmp_path / "m.onnx", x), model(x))
+    backquant.export(model, tmp_path / "m.pt2", to="pt2e")
+    assert torch.equal(torch.export.load(tmp_path / "m.pt2").module()(x), model(x))
+
+
+def half_up(x, scale, zero_point, low, high, dtype, _rounding):  # as the exporter calls it
+    from onnxscript import opset18 as op
+
+    number = lambda value: op.Constant(value_float=float(value))  # noqa: E731
+    steps = op.Floor(op.Add(op.Div(x, number(scale)), number(0.5)))
+    return op.Cast(op.Clip(op.Add(steps, number(zero_point)), number(low), number(high)), to=dtype)
+
+
+def test_a_translation_of_ones_own_rounds(tmp_path: Path) -> None:
+    model, x = rounded(tmp_path, "    rounding: half_up\n")
+    table = {torch.ops.backquant.quantize_rounded.default: half_up}
+    path = tmp_path / "m.onnx"
+    backquant.export(model, path, to="qdq-onnx", require=0.0, options={"translations": table})
+    assert torch.equal(run(path, x), model(x))
 
 
 def test_what_is_not_written_as_planned_is_listed() -> None:

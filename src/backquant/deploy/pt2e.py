@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
+from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import Written
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.job import ExportJob
@@ -29,7 +30,6 @@ from backquant.deploy.target import Requirement
 from backquant.graph.blocks import dequantize_blocks
 from backquant.graph.float8 import dequantize_float8, quantize_float8
 from backquant.match.plan import Reason
-from backquant.reason_codes import ReasonCode
 
 __all__ = ["TARGET", "PT2ETarget"]
 
@@ -65,17 +65,7 @@ class PT2ETarget:
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Arithmetic of the description that no operator of PyTorch computes."""
-        return [
-            Reason(
-                job.program.origins.get(node.name, node.name),
-                ReasonCode.NO_TRANSLATION,
-                asked=str(node.target),
-                admitted="PyTorch has no operator that rounds or requantizes so",
-                fix="leave rounding and requantization out of the description that the file is made by",
-            )
-            for node in job.program.exported.graph.nodes
-            if _namespace(node) == "backquant" and node.target not in _arithmetic()
-        ]
+        return list(unstated_rounding(job, "quantized_decomposed"))
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the program, and say what of the plan stands in it."""

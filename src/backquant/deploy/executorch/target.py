@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
@@ -46,7 +47,8 @@ class ExecuTorchTarget:
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """Operators without a kernel, activations that are not int8, axes without a bound."""
-        return [*_wrong_dtypes(job.module), *_unbounded(job), *_unknown(job)]
+        unstated = unstated_rounding(job, "XNNPACK")
+        return [*unstated, *_wrong_dtypes(job.module), *_unbounded(job), *_unknown(job)]
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Lower, write, read back, run."""

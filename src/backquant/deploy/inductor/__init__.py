@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
 from backquant.deploy.inductor.readback import kernels_of
@@ -42,10 +43,10 @@ class InductorTarget:
     requires = (Requirement("torch", "torch", "2.13", "2.13"),)
     options = ("inductor_configs",)
 
-    def check(self, job: ExportJob) -> Sequence[Reason]:  # noqa: ARG002 - the protocol's
-        """A compiler; nothing in the model is refused: what has no kernel is generated."""
+    def check(self, job: ExportJob) -> Sequence[Reason]:
+        """A compiler; what has no kernel is generated, but for roundings that PyTorch has no operator for."""
         check_compiler()
-        return ()
+        return list(unstated_rounding(job, "PyTorch"))
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Compile, package, run on the example inputs, and read the kernels back."""

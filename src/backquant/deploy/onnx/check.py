@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.exporter import is_translated
 from backquant.deploy.onnx.translate import own_translations, translations
@@ -21,6 +22,8 @@ def untranslated(job: ExportJob) -> Sequence[Reason]:
     """The operators of ``job`` that neither have an ONNX translation nor decompose, by node."""
     register_quantized_decomposed()
     own = {**translations(), **own_translations(job)}
+    if unstated := tuple(unstated_rounding(job, "ONNX", own)):
+        return unstated
     with quiet():
         registered = is_translated()
         if registered is None:
