@@ -11,6 +11,7 @@ Invariants
 1. One capture at a time: a second thread waits. Captures within a capture belong to it.
 2. When the last capture ends, everything is as it was; a replacement that somebody kept acts as the original.
 3. Where a torch version has no such function, nothing is replaced.
+4. In a process that was forked no other thread captures.
 
 Source: ``torch.fx._symbolic_trace._Patcher``, ``torch._export.utils._compiling_state_context``.
 """
@@ -18,6 +19,7 @@ Source: ``torch.fx._symbolic_trace._Patcher``, ``torch._export.utils._compiling_
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -40,10 +42,11 @@ _ASKED = (
 
 
 class _Capture:
-    """The thread that captures, until it ends."""
+    """The thread that captures, until it ends, and what is replaced for it."""
 
     def __init__(self) -> None:
         self.thread: int | None = threading.get_ident()
+        self.replaced = ExitStack()
 
     def is_here(self) -> bool:
         return self.thread == threading.get_ident()
@@ -68,7 +71,7 @@ def capture_in_own_thread() -> Iterator[None]:
         capture = _Capture()
         _current.append(capture)
         try:
-            with ExitStack() as replaced:
+            with capture.replaced as replaced:
                 replaced.enter_context(_own_patcher(capture))
                 for module, name in product(filter(None, map(sys.modules.get, _ASKED)), _FLAGS):
                     replaced.enter_context(_own_flag(capture, module, name))
@@ -198,3 +201,19 @@ def printing_nowhere() -> Iterator[None]:
         out, err = sys.stdout, sys.stderr
         with redirect_stdout(_OwnStream(out)), redirect_stderr(_OwnStream(err)):
             yield
+
+
+def _begin_child() -> None:
+    """Invariant 4."""
+    global _LOCK
+    if _current and _current[0].is_here():
+        return
+    _LOCK = threading.RLock()
+    for capture in _current:
+        capture.thread = None
+        capture.replaced.close()
+    _current.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_child)

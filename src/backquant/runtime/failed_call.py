@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from backquant.errors import ArtifactError, BackquantError, EngineError, InputError
 from backquant.graph.example_spec import ExampleSpec
+from backquant.runtime.interpreted import traced
 
 _LONGEST = 300
 _RAISED = ("RuntimeError: ", "IndexError: ", "ValueError: ", "TypeError: ", "NotImplementedError: ")
@@ -29,6 +31,8 @@ def failed_call(
     the model fails on these inputs: shapes differ
       where  float32[3]
     """
+    if isinstance(inputs[0], fx.Proxy):
+        return traced("torch.fx")
     given = _told(inputs[0], inputs[1])
     asked = "" if example is None else _told(example.args, example.kwargs)
     words = (
@@ -46,7 +50,7 @@ def failed_call(
     if isinstance(error, BackquantError):
         return error
     fix = f"inputs like those of the calibration: {asked}" if asked and asked != given else ""
-    return InputError(f"the model fails on these inputs: {words}", where=given, fix=fix)
+    return InputError(f"the model fails on these inputs: {words}", where=given or "called without arguments", fix=fix)
 
 
 def _words(text: str) -> str:
@@ -67,8 +71,18 @@ def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _one(value: Any) -> str:
+    try:
+        return _described(value)
+    except Exception:  # a nested tensor has no shape, and a ``repr`` of others may do anything
+        return type(value).__name__
+
+
+def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        words = [f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"]
+        words += [str(value.layout)] * (value.layout is not torch.strided)
+        words += [f"on {value.device}"] * (value.device.type != "cpu")
+        return " ".join(words)
     sizes = value.get("tensor") if isinstance(value, Mapping) else None
     if isinstance(sizes, (list, tuple)) and "dtype" in value:
         return f"{value['dtype']}{list(sizes)}"

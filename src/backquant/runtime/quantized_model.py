@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from backquant.backend_config import BackendConfig
 from backquant.dtypes import QParams
 from backquant.errors import UsageError
 from backquant.graph.example_spec import ExampleSpec
 from backquant.graph.export import Interface
+from backquant.graph.watched import stand_ins
 from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
@@ -25,6 +25,7 @@ from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
 from backquant.runtime.failed_call import failed_call
 from backquant.runtime.fingerprint import fingerprint
+from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
@@ -202,8 +203,8 @@ class QuantizedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result. Raises ``InputError`` where it cannot run on them,
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
-        if _is_traced():
-            return self._called(args, kwargs)
+        if torch.compiler.is_dynamo_compiling() or stand_ins():
+            return self._called(args, kwargs)  # errors are for who traces
         try:
             return self._called(args, kwargs)
         except Exception as error:
@@ -225,7 +226,9 @@ class QuantizedModel(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.record.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
-        run: Executor = self.graph_module if self.replays is None else self.replays
+        run: Executor = self.graph_module
+        if self.record.engine is not None:
+            run = Interpreted(self.graph_module) if self.replays is None else self.replays
         if not self.record.kernels:
             return run(*args, **kwargs)
         with running():
@@ -332,7 +335,10 @@ class CompiledModel(QuantizedModel):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = self._program.arguments(args, kwargs)
-        return super()._run(args, kwargs) if given is None else self._program(given)
+        if given is None:
+            return super()._run(args, kwargs)
+        check_not_traced()
+        return self._program(given)
 
     @classmethod
     def _over(
@@ -375,11 +381,6 @@ def _held(model: QuantizedModel) -> dict[str, Any]:
     """What a model holds, with dictionaries of its own, without code."""
     held = {k: v for k, v in model.__dict__.items() if k not in ("compilation", "_program")}
     return {key: dict(value) if type(value) is dict else value for key, value in held.items()}
-
-
-def _is_traced() -> bool:
-    """Whether somebody follows the call: errors are then for them."""
-    return torch.compiler.is_dynamo_compiling() or _get_current_dispatch_mode() is not None
 
 
 @uncompiled  # type: ignore[untyped-decorator]

@@ -10,10 +10,12 @@ Invariants
 2. While it is changed to or from qnnpack, no lowered model runs in any thread.
 3. A model that packs weights in its first call gives up its turn for the packing, so that two such models do
    not wait for each other.
+4. In a process that was forked nobody runs or packs but the thread that forked, and the setting is what it was.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +52,11 @@ class _Turns:
                 if self._running == 0:
                     self._change.notify_all()
 
+    def begin_child(self) -> None:
+        """Of the threads that ran, the one that forked is left."""
+        self._change = threading.Condition()
+        self._running = int(self._depth() > 0)
+
     @contextmanager
     def given_up(self) -> Iterator[None]:
         """A thread that runs does not, within the block."""
@@ -72,6 +79,7 @@ class _Turns:
 
 _TURNS = _Turns()
 _PACKING = threading.RLock()
+_changed: list[str] = []  # the setting to put back
 
 
 class _Running:
@@ -113,8 +121,25 @@ def packing_for(engine: str) -> Iterator[None]:
 @contextmanager
 def _set(engine: str, before: str) -> Iterator[None]:
     backend: Any = torch.backends.quantized
+    _changed.append(before)
     backend.engine = engine
     try:
         yield
     finally:
         backend.engine = before
+        _changed.pop()
+
+
+def _begin_child() -> None:
+    """Invariant 4."""
+    global _PACKING
+    _PACKING = threading.RLock()
+    _TURNS.begin_child()
+    backend: Any = torch.backends.quantized
+    for before in _changed[:1]:
+        backend.engine = before
+    _changed.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_child)

@@ -83,6 +83,16 @@ class _TwoWeights(RepackedKernel):
             biases.append(bias)
         return packed, biases
 
+    def check_features(self, x: torch.Tensor, weight: torch.Tensor | None) -> None:
+        """Raise ``InputError`` where qnnpack, which does not look, would read past the end of ``weight``."""
+        assert weight is not None
+        if x.dtype != torch.float32 or not x.dim() or x.shape[-1] != weight.shape[1]:
+            raise InputError(
+                f"{self.name} takes float32 […, {weight.shape[1]}]",
+                where=f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}",
+                fix="inputs of the dtype and shape that the float model takes",
+            )
+
     def _reduces_range(self) -> bool:
         raise NotImplementedError
 
@@ -145,6 +155,7 @@ class QuantizedRecurrent(_TwoWeights):
 
         Raises ``InputError`` for shapes that do not fit.
         """
+        self.check_features(x.data if isinstance(x, PackedSequence) else x, self._buffers["weight_ih_l0"])
         if isinstance(x, PackedSequence):
             return self._run_packed(x, hx)
         if x.dim() == 3:
@@ -245,6 +256,7 @@ class QuantizedCell(_TwoWeights):
 
         Raises ``InputError`` for shapes that do not fit.
         """
+        self.check_features(x, self._buffers["weight_ih"])
         if x.dim() not in (1, 2):
             raise InputError(
                 f"a recurrent cell takes inputs of 1 or 2 dimensions, got {x.dim()}",

@@ -11,11 +11,14 @@ Invariants
 4. A kernel that drops its packed weight (``load_state_dict``, ``to``) makes every recording void.
 5. A parameter or buffer that was replaced (``load_state_dict(assign=True)``, an attribute set, new
    ``.data``) makes the recordings void that read it.
+6. In a process that was forked nobody else records.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from functools import partial
@@ -28,6 +31,7 @@ from torch.utils._pytree import tree_flatten
 
 from backquant.graph.watched import is_watched
 from backquant.lower.kernels.configured import packings
+from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.interpreter import unavailable
 from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
@@ -54,10 +58,12 @@ class Replays:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._interpreted = Interpreted(module)
         self.refused = unavailable() or _foreign_code(module)
         self._never = bool(self.refused)
         self._found: OrderedDict[Hashable, _Recorded | str] = OrderedDict()
         self._lock = threading.Lock()
+        _live.add(self)
         self._packings = packings()
         self._hooks = [
             found
@@ -73,11 +79,11 @@ class Replays:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives for these arguments."""
         if self._never or any(self._hooks) or is_watched():
-            return self.module(*args, **kwargs)
+            return self._interpreted(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = _kind(args, kwargs, tensors)
         if key is None:
-            return self.module(*args, **kwargs)
+            return self._interpreted(*args, **kwargs)
         if packings() != self._packings:
             self._found.clear()
             self._packings = packings()
@@ -92,7 +98,7 @@ class Replays:
         if found is None:
             return self._first(key, args, kwargs)
         if found is not _SEEN or not self._lock.acquire(blocking=False):
-            return self.module(*args, **kwargs)
+            return self._interpreted(*args, **kwargs)
         try:
             return self._record(key, args, kwargs)
         finally:
@@ -108,7 +114,7 @@ class Replays:
                 self._lock.release()
 
     def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self.module(*args, **kwargs)
+        result = self._interpreted(*args, **kwargs)
         with self._lock:
             self._found[key] = _SEEN
             while len(self._found) > _KEPT:
@@ -129,6 +135,19 @@ class Replays:
         self.refused = made if isinstance(made, str) else ""
         self._found[key] = made
         return result
+
+
+_live: weakref.WeakSet[Replays] = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    """Invariant 6."""
+    for replays in list(_live):
+        replays._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_child)
 
 
 class _Recorded(NamedTuple):
