@@ -25,12 +25,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.fx import _symbolic_trace
 
-_LOCK = threading.RLock()
+_turn = SimpleNamespace(lock=threading.RLock())
 _FLAGS = ("is_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing")
 # Modules that have these functions, their own or imported.
 _ASKED = (
@@ -64,7 +65,7 @@ def capture_in_own_thread() -> Iterator[None]:
     >>> [node.op for node in graph.nodes]
     ['placeholder', 'call_function', 'output']
     """
-    with _LOCK:
+    with _turn.lock:
         if _current:
             yield
             return
@@ -149,7 +150,7 @@ def without_attention_fastpath() -> Iterator[None]:
     def answer(original: Callable[[], bool]) -> bool:
         return not capture.is_here() and original()
 
-    with _LOCK, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
+    with _turn.lock, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
         yield
 
 
@@ -197,7 +198,7 @@ def printing_nowhere() -> Iterator[None]:
     >>> with printing_nowhere():
     ...     print("traced until it failed")
     """
-    with _LOCK:
+    with _turn.lock:
         out, err = sys.stdout, sys.stderr
         with redirect_stdout(_OwnStream(out)), redirect_stderr(_OwnStream(err)):
             yield
@@ -205,10 +206,9 @@ def printing_nowhere() -> Iterator[None]:
 
 def _begin_child() -> None:
     """Invariant 4."""
-    global _LOCK
     if _current and _current[0].is_here():
         return
-    _LOCK = threading.RLock()
+    _turn.lock = threading.RLock()
     for capture in _current:
         capture.thread = None
         capture.replaced.close()

@@ -66,7 +66,9 @@ def stand_ins() -> str:
         return ""
     if torch._C._len_torch_dispatch_stack():
         for mode in dispatch._get_current_dispatch_mode_stack():
-            if getattr(mode, "_mode_key", None) is not None:  # of torch itself: fake, proxy, functional
+            if (
+                getattr(mode, "_mode_key", None) is not None
+            ):  # of torch itself: fake, proxy, functional
                 return type(mode).__name__
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func"

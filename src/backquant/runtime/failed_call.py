@@ -50,7 +50,11 @@ def failed_call(
     if isinstance(error, BackquantError):
         return error
     fix = f"inputs like those of the calibration: {asked}" if asked and asked != given else ""
-    return InputError(f"the model fails on these inputs: {words}", where=given or "called without arguments", fix=fix)
+    return InputError(
+        f"the model fails on these inputs: {words}",
+        where=given or "called without arguments",
+        fix=fix,
+    )
 
 
 def _words(text: str) -> str:

@@ -2,9 +2,9 @@
 
 Invariants
 
-1. Kernels read memory: calls without it (meta and fake tensors, what ``torch.fx`` traces with), and calls that
-   are traced or transformed, are refused before the first operator.
-2. The result is that of the plain call: autocast, and a default device other than the input's, change nothing.
+1. Kernels read memory: calls without it (meta and fake tensors, what ``torch.fx`` traces with), and calls
+   that are traced or transformed, are refused before the first operator.
+2. The result is that of the plain call: autocast and a default device other than the input's change nothing.
 """
 
 from __future__ import annotations

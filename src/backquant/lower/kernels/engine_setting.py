@@ -10,7 +10,7 @@ Invariants
 2. While it is changed to or from qnnpack, no lowered model runs in any thread.
 3. A model that packs weights in its first call gives up its turn for the packing, so that two such models do
    not wait for each other.
-4. In a process that was forked nobody runs or packs but the thread that forked, and the setting is what it was.
+4. In a process that was forked only the thread that forked runs or packs; the setting is what it was.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class _Turns:
     def __init__(self) -> None:
         self._change = threading.Condition()
         self._running = 0
+        self.packing = threading.RLock()
         self._own = threading.local()
 
     def _depth(self) -> int:
@@ -55,6 +56,7 @@ class _Turns:
     def begin_child(self) -> None:
         """Of the threads that ran, the one that forked is left."""
         self._change = threading.Condition()
+        self.packing = threading.RLock()
         self._running = int(self._depth() > 0)
 
     @contextmanager
@@ -78,7 +80,6 @@ class _Turns:
 
 
 _TURNS = _Turns()
-_PACKING = threading.RLock()
 _changed: list[str] = []  # the setting to put back
 
 
@@ -106,7 +107,7 @@ def running() -> _Running:
 @contextmanager
 def packing_for(engine: str) -> Iterator[None]:
     """Weights are packed for this quantized engine of torch within the block."""
-    with _TURNS.given_up(), _PACKING:
+    with _TURNS.given_up(), _TURNS.packing:
         before = str(torch.backends.quantized.engine)
         if engine == before:
             yield
@@ -132,8 +133,6 @@ def _set(engine: str, before: str) -> Iterator[None]:
 
 def _begin_child() -> None:
     """Invariant 4."""
-    global _PACKING
-    _PACKING = threading.RLock()
     _TURNS.begin_child()
     backend: Any = torch.backends.quantized
     for before in _changed[:1]:

@@ -155,7 +155,9 @@ class QuantizedRecurrent(_TwoWeights):
 
         Raises ``InputError`` for shapes that do not fit.
         """
-        self.check_features(x.data if isinstance(x, PackedSequence) else x, self._buffers["weight_ih_l0"])
+        self.check_features(
+            x.data if isinstance(x, PackedSequence) else x, self._buffers["weight_ih_l0"]
+        )
         if isinstance(x, PackedSequence):
             return self._run_packed(x, hx)
         if x.dim() == 3:
