@@ -21,19 +21,21 @@ FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
 
 
 class Tiny(nn.Module):
-    """A convolution with a residual addition, and a linear layer."""
+    """A residual addition, and what Inductor overlooks by itself: a convolution that is called twice, linear
+    layers with one transposed input, and a batch norm over flattened rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
         self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)  # 8 rows to 4; Inductor drops the mode
         self.body = nn.Conv2d(8, 8, 3, padding=1)
-        self.fc = nn.Linear(8, 4)
+        self.gate, self.fc, self.norm = nn.Linear(8, 12), nn.Linear(8, 12), nn.BatchNorm1d(12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.stem(x))
-        x = torch.relu(self.body(x) + x)
-        return self.fc(x.mean((2, 3)))
+        x = self.body(torch.relu(self.body(x) + x)).flatten(2).transpose(1, 2)
+        y = self.fc(x)
+        return (self.norm(y.flatten(0, 1)).reshape_as(y) * self.gate(x)).mean(1)
 
 
 class Attention(nn.Module):
@@ -60,12 +62,10 @@ def test_convolutions_and_dynamic_batch(tmp_path) -> None:
     exported = backquant.export(model, path, example_inputs=x, dynamic_shapes=shapes, options=FAST)
     assert exported.integer_share == 1.0
     found = Counter(use.kernel.split("_")[0] for use in exported.kernels if use.integer)
-    assert found == {"qconv": 1, "qconv2d": 1, "qlinear": 1}
-    assert [use.nodes for use in exported.kernels if use.integer] == [
-        ("stem_0",),
-        ("body",),
-        ("fc",),
-    ]
+    assert found == {"qconv": 2, "qconv2d": 1, "qlinear": 2}
+    nodes = [use.nodes for use in exported.kernels if use.integer]
+    assert nodes[:3] == [("stem_0",), ("body",), ("body_1",)]
+    assert set(nodes[3:]) == {("fc",), ("gate",)}
     with quiet():
         run = torch._inductor.aoti_load_package(str(path))
         for batch in (1, 4, 7):

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from backquant.deploy.executorch.edits import before, replace, sizes_of
+from backquant.deploy.edits import before, replace, sizes_of
 from backquant.operators import overloads
 
 _aten = torch.ops.aten

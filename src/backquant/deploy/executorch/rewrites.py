@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from backquant.deploy.edits import before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
-from backquant.deploy.executorch.edits import before, replace, sizes_of
 from backquant.lower.qdq import is_quantize
 from backquant.operators import named, overloads
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
+from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.inductor.split_dequantize import split_dequantize
 from backquant.deploy.inductor.wrong_numbers import check_numbers
@@ -53,6 +54,7 @@ class InductorTarget:
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
         keep_ceil_mode(program)
+        program = made_fusible(program)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
         try:
             with quiet(), torch.no_grad():

@@ -1,7 +1,8 @@
 """The kernels in a package's generated code.
 
-Each call there stands behind a comment that names the nodes of the exported graph that it computes;
-oneDNN's integer kernels are called by name.
+oneDNN's integer kernels are called by name, with the scales of the weight among the arguments; these tell
+which operator it is. Each call stands behind a comment that names nodes of the exported graph: what generated
+code computes (of integer kernels the comments leave out some operators, and name others' beside them).
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from torch import fx
 from backquant.deploy.exported import TargetKernel
 from backquant.deploy.inductor.split_dequantize import reads_weight
 from backquant.deploy.program import Program
-from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 
 _SOURCES = re.compile(r"// Topologically Sorted Source Nodes: \[([^\]]*)\]")
-_CALL = re.compile(r"\b(aoti_torch_\w+|cpp_fused_\w+)\(")
+_CALL = re.compile(r"\b(aoti_torch_cpu_\w+|cpp_fused_\w+)\(([^;]*)")
 _INTEGER = re.compile(r"aoti_torch_cpu__(q(?:conv|linear)\w*)")
+_CONSTANT = re.compile(r'constants_info_\[(\d+)\]\.(name|original_fqn) = "([^"]*)"')
+_WORD = re.compile(r"\w+")
+#: The names in the comment before a kernel's call, the kernel, and the arguments as they are written.
+_Call = tuple[list[str], str, str]
 
 
 def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator[TargetKernel]:
@@ -29,34 +34,70 @@ def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator
     with zipfile.ZipFile(path) as package:
         wrappers = [name for name in package.namelist() if name.endswith(".wrapper.cpp")]
         texts = [package.read(name).decode() for name in wrappers]
-    named: set[str] = set()
-    for sources, kernel in (call for text in texts for call in _calls(text)):
+    calls = [call for text in texts for call in _calls(text)]
+    constants = dict(pair for text in texts for pair in _constants(text))
+    own = _by_scales(calls, constants, program)
+    named = set(own.values())
+    for place, (sources, kernel, _) in enumerate(calls):
         origins = [_computed(program.origins.get(s, s), nodes) for s in sources]
         computed = tuple(dict.fromkeys(origin for origin in origins if origin))
         integer = _INTEGER.match(kernel)
         if integer is None:
             yield TargetKernel(kernel, computed, "generated", integer=False)
             continue
-        # The sources go back to the operator whose result is quantized at its input; its own is the last.
-        # An addition that it took in may name another kernel's result, too: that kernel came before.
-        weighted = [own for name in computed for own in _weighted(module, nodes[name])]
-        own = ([n for n in weighted if n not in named] or weighted)[-1:]
-        named.update(own)
-        yield TargetKernel(integer[1], tuple(own), "int8", integer=True)
+        if place not in own:
+            # The sources go back to the operator whose result is quantized at its input; its own is the last.
+            weighted = [n for name in computed for n in _weighted(module, nodes[name])]
+            own[place] = next((n for n in reversed(weighted) if n not in named), "")
+            named.add(own[place])
+        yield TargetKernel(integer[1], (own[place],) if own[place] else (), "int8", integer=True)
 
 
-def _calls(text: str) -> Iterator[tuple[list[str], str]]:
-    """Each kernel's call with the names in the comment before it."""
+def _by_scales(calls: list[_Call], constants: dict[str, str], program: Program) -> dict[int, str]:
+    """By their places among ``calls``: the nodes of integer kernels that have a weight's scales as constants.
+
+    Scales of eight channels at most are no constants, but part of generated code.
+    """
+    readers = _readers_of_scales(program)
+    found: dict[int, str] = {}
+    for place, (_, kernel, arguments) in enumerate(calls):
+        if _INTEGER.match(kernel):
+            names = [constants.get(word, "") for word in _WORD.findall(arguments)]
+            own = next((readers[name] for name in names if name in readers), [])
+            if own:  # layers that share a weight share its scales: one call for each
+                found[place] = own.pop(0) if len(own) > 1 else own[0]
+    return found
+
+
+def _readers_of_scales(program: Program) -> dict[str, list[str]]:
+    """By the full name of the scales of a weight: the operators that compute with it, in order."""
+    signature = program.exported.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names |= signature.inputs_to_lifted_tensor_constants
+    found: dict[str, list[str]] = {}
+    for node in filter(is_channel_dequantize, program.exported.graph.nodes):
+        own = found.setdefault(names.get(str(node.args[1]), ""), [])
+        own.extend(program.origins.get(user.name, user.name) for user in node.users)
+    return found
+
+
+def _constants(text: str) -> Iterator[tuple[str, str]]:
+    """The variables of constants, with the names that they have in the exported program."""
+    found: dict[str, dict[str, str]] = {}
+    for place, kind, name in _CONSTANT.findall(text):
+        found.setdefault(place, {})[kind] = name
+    for constant in found.values():
+        if len(constant) == 2:
+            yield constant["name"], constant["original_fqn"]
+
+
+def _calls(text: str) -> Iterator[_Call]:
+    """In order."""
     parts = _SOURCES.split(text)
     for names, body in zip(parts[1::2], parts[2::2], strict=True):
         sources = [name.strip() for name in names.split(",") if name.strip()]
-        for call in _CALL.findall(body):
-            if _is_kernel(call):
-                yield sources, call
-
-
-def _is_kernel(call: str) -> bool:
-    return call.startswith("cpp_fused_") or call.startswith("aoti_torch_cpu_")
+        for kernel, arguments in _CALL.findall(body):
+            yield sources, kernel, arguments
 
 
 def _computed(name: str, nodes: dict[str, fx.Node]) -> str:
@@ -70,7 +111,15 @@ def _computed(name: str, nodes: dict[str, fx.Node]) -> str:
 
 
 def _weighted(module: fx.GraphModule, node: fx.Node) -> list[str]:
-    """Operators with a weight: ``node``, or those whose result it changes in the same kernel."""
-    if reads_weight(module, node):
-        return [node.name]
-    return [before.name for before in node.all_input_nodes if reads_weight(module, before)]
+    """Operators with a weight: ``node``, or those that it depends on with nothing quantized in between."""
+    found, seen, left = [], set(), [node]
+    while left:
+        source = left.pop()
+        if source in seen or is_dequantize(source):
+            continue
+        seen.add(source)
+        if reads_weight(module, source):
+            found.append(source.name)
+        else:
+            left.extend(source.all_input_nodes)
+    return found

@@ -1,0 +1,91 @@
+"""Layers in the forms that Inductor's matcher takes for integer kernels.
+
+What it overlooks otherwise (torch 2.13, ``torch/_inductor/fx_passes/quantization.py``):
+
+1. layers that share a weight: equal dequantize nodes are merged, and the pattern is of one reader;
+2. two linear layers with one input that is transposed in memory: they become batched products of one
+   expanded value, which is not divided between them;
+3. a linear layer whose result is flattened to rows, as for a batch norm behind it: two reshapes become one,
+   and the pattern has two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._prims_common import is_contiguous_or_false
+
+from backquant.deploy.edits import before, replace, sizes_of
+from backquant.deploy.program import Program, origins_of_stacks
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+
+_LINEAR = torch.ops.aten.linear.default
+_FLATTEN = torch.ops.aten.flatten.using_ints
+_RESHAPES = {_FLATTEN, torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+
+
+def made_fusible(program: Program) -> Program:
+    """``program``, itself changed, with layers in the forms that are fused; the values are the same.
+
+    >>> from backquant.deploy.program import export_program
+    >>> program = export_program(fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
+    >>> dict(made_fusible(program).origins)
+    {'relu': 'relu'}
+    """
+    graph = program.exported.graph
+    _separate_weights(graph)
+    for node in graph.find_nodes(op="call_function", target=_LINEAR):
+        if is_dequantize(node.args[0]):
+            _make_contiguous(_flatten_before(node))
+    graph.eliminate_dead_code()
+    program.exported.graph_module.recompile()
+    return Program(program.exported, origins_of_stacks(graph))
+
+
+def _separate_weights(graph: fx.Graph) -> None:
+    """Case 1: a dequantize node for each reader; they differ in a bound, which the operator does not use."""
+    readers: Counter[Any] = Counter()
+    for node in list(filter(is_channel_dequantize, graph.nodes)):
+        weight, scale, zero_point, axis, low, high, dtype = cast("tuple[Any, ...]", node.args)
+        for user in list(node.users):
+            args = (weight, scale, zero_point, axis, low + readers[weight], high, dtype)
+            user.replace_input_with(node, before(user, node.target, args))
+            readers[weight] += 1
+
+
+def _make_contiguous(linear: fx.Node) -> None:
+    """Case 2: the integers are, and what reads them dequantizes them by itself."""
+    dequantize: Any = linear.args[0]
+    integers, *qparams = dequantize.args
+    if is_contiguous_or_false(integers.meta["val"]):
+        return
+    value = before(dequantize, torch.ops.aten.contiguous.default, (integers,))
+    linear.replace_input_with(dequantize, before(linear, dequantize.target, (value, *qparams)))
+
+
+def _flatten_before(linear: fx.Node) -> fx.Node:
+    """Case 3: the integers are flattened, and the layer computes rows; other readers reshape these."""
+    flattened: list[Any] = [user for user in linear.users if _gives_rows(user, linear)]
+    sizes = sizes_of(linear)
+    if not flattened or len(sizes) == 2 or sum(isinstance(n, torch.SymInt) for n in sizes) > 1:
+        return linear
+    dequantize, *rest = cast("list[Any]", linear.args)
+    integers, *qparams = dequantize.args
+    rows = before(linear, _FLATTEN, (integers, 0, -2))
+    made = before(linear, _LINEAR, (before(linear, dequantize.target, (rows, *qparams)), *rest))
+    for user in flattened:
+        replace(user, made)
+    replace(linear, before(linear, torch.ops.aten.view.default, (made, sizes)))
+    return cast("fx.Node", made)
+
+
+def _gives_rows(node: fx.Node, linear: fx.Node) -> bool:
+    return (
+        node.target in _RESHAPES
+        and node.args[0] is linear
+        and node.meta["val"].dim() == 2
+        and node.meta["val"].shape[-1] == linear.meta["val"].shape[-1]
+    )

@@ -1,0 +1,46 @@
+"""Layers in the forms that Inductor's matcher takes give the same values; ``test_target`` exports them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import backquant
+from backquant.backend_config import QDQRules
+from backquant.deploy.inductor.fusible import made_fusible
+from backquant.deploy.portable import portable
+from backquant.deploy.program import export_program
+
+
+class Overlooked(nn.Module):
+    """A convolution called twice, two layers with a transposed input, a batch norm over flattened rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Conv2d(12, 12, 3, padding=1)
+        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.norm, self.out = nn.BatchNorm1d(16), nn.Linear(12, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.shared(x)
+        y = (y + self.shared(y.tanh())).flatten(2).transpose(1, 2)
+        y = torch.softmax(self.query(y) @ self.key(y).transpose(1, 2), -1) @ y
+        z = self.out(y)
+        return self.norm(z.flatten(0, 1)).reshape_as(z) + z
+
+
+def test_values_are_the_same_at_any_batch() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 12, 4, 4)
+    model = backquant.quantize(Overlooked().eval(), backend="inductor_x86", calibration=[x])
+    module = portable(model.graph_module, QDQRules())
+    made = made_fusible(export_program(module, (x,), {}, {"x": {0: "batch"}}))
+    names = {
+        node.name for node in made.exported.graph.nodes if "dequantize" not in str(node.target)
+    }
+    assert {made.origins[name] for name in names & set(made.origins)} <= {
+        node.name for node in module.graph.nodes
+    }
+    for batch in (2, 5):
+        other = torch.randn(batch, 12, 4, 4)
+        assert torch.equal(made.exported.module()(other), module(other))
