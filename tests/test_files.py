@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,11 +19,12 @@ def test_a_failure_leaves_what_was_there(
     path.write_text("before")
 
     def fail(*_: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(os if step == "fsync" else Path, step, fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="disk full") as caught:
         replace_file(path, b"after")
+    assert caught.value.filename == str(path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -4,9 +4,13 @@
     python tools/memory.py cycles --count 200
     python tools/memory.py batches --count 2000
     python tools/memory.py histogram --count 200
+    python tools/memory.py compiled --count 10000
+    python tools/memory.py compiles --count 200       # a C++ compiler each, some 10 s
 
 calls: one model, a shape in turn out of 40. cycles: quantize, save, load, call, drop. batches: calibration.
-histogram: an observer that meets 1e30, denormals and zeros among normal values. The first half is warm-up;
+histogram: an observer that meets 1e30, denormals and zeros among normal values. compiled: calls of one with a
+dynamic batch, a third of them of sizes that the code was not made for. compiles: quantize, compile, call,
+drop; Inductor's folders on the disk are counted, too. The first half is warm-up;
 of the second half the median of its last fifth may exceed that of its first fifth by ``TOLERANCE``. Exit
 status 1 where it does.
 """
@@ -94,7 +98,39 @@ def histogram(_: str) -> Step:
     return step
 
 
-KINDS = {"calls": calls, "cycles": cycles, "batches": batches, "histogram": histogram}
+def compiled(backend: str) -> Step:
+    made = quantized(backend).compile(dynamic_shapes={"input": {0: "batch"}})
+    return lambda number: made(torch.zeros(1 + number % 7, 3, 16, 16 + number % 3 // 2))
+
+
+def compiles(backend: str) -> Step:
+    folder = Path(tempfile.mkdtemp())
+    tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+    def step(number: int) -> None:
+        quantized(backend).compile()(torch.zeros(2, 3, 16, 16))
+        gc.collect()
+        torch.compiler.reset()
+        if number % 10 == 9:
+            files = [item.stat().st_size for item in folder.rglob("*") if item.is_file()]
+            mapped = Path("/proc/self/maps").read_text().count("r-xp")
+            print(
+                f"{number + 1}: {resident():.0f} MiB, {mapped} libraries; on the disk {len(files)} files,"
+                f" {sum(files) / 2**20:.0f} MiB",
+                flush=True,
+            )
+
+    return step
+
+
+KINDS = {
+    "calls": calls,
+    "cycles": cycles,
+    "batches": batches,
+    "histogram": histogram,
+    "compiled": compiled,
+    "compiles": compiles,
+}
 
 
 def grown(step: Step, count: int) -> tuple[float, float]:

@@ -65,9 +65,14 @@ def replace_file(
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(target))
     pieces = (content,) if isinstance(content, bytes) else content
-    with replacing(target) as staging, staging.open("xb") as stream:
-        for piece in pieces:
-            stream.write(piece)
+    try:
+        with replacing(target) as staging, staging.open("xb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+    except OSError as error:
+        if error.filename is None or ".backquant-" in str(error.filename):
+            error.filename, error.filename2 = str(target), None  # what the caller has named
+        raise
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -83,6 +84,13 @@ def test_errors_of_ours_become_a_message_and_a_status(
         "fix": error.fix,
     }
     assert json.loads(out) == {"error": parts}
+
+
+def test_a_full_disk_is_told_in_one_line(capsys: Any) -> None:
+    with pytest.raises(typer.Exit) as caught, console.guarded():
+        raise OSError(errno.ENOSPC, "No space left on device", "page.html")
+    assert caught.value.exit_code == console.USAGE
+    assert "page.html: No space left on device" in capsys.readouterr().err
 
 
 def test_other_errors_are_defects_and_pass_through() -> None:

@@ -3,11 +3,13 @@ the new one, and nothing else after the next run."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torch import nn
 import backquant
 from backquant import files
 from backquant.cli import main
+from backquant.deploy import run
 from backquant.deploy.files import check_place, staged
 from backquant.errors import ArtifactError, ExportError
 from backquant.files import replace_file
@@ -173,6 +176,20 @@ def test_what_cannot_be_moved_gives_the_old_files_back(
         export(folder, b"new")
     assert content(folder) == {"model.xml": b"old"}
     assert (folder / "model.bin").is_dir()
+
+
+def test_a_full_disk_is_not_said_to_be_the_models_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "check_operators", lambda *_: None)
+    job: Any = SimpleNamespace()
+    target: Any = SimpleNamespace(name="any", write=full)
+    with pytest.raises(ExportError, match=r"model\.pt2 cannot be written: No space left"):
+        run.run_export(job, target, folder / "model.pt2", None)
+    assert not list(folder.iterdir())
 
 
 def factory() -> Any:

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from backquant.errors import BackquantError, CoverageError
+from backquant.errors import BackquantError, CoverageError, UsageError
 
 DONE, NO, USAGE = 0, 1, 2
 WIDTH = 140  # of tables in files and pipes; COLUMNS overrides it
@@ -60,10 +60,26 @@ def stop(status: int) -> NoReturn:
 
 
 @contextmanager
+def _named_files() -> Iterator[None]:
+    """A file that cannot be written or read is the user's to mend: a full disk, permissions."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BackquantError) or not error.filename or not error.strerror:
+            raise
+        raise UsageError(
+            f"{error.filename}: {error.strerror}",
+            where="a file that the command writes or reads",
+            fix="make room, or name a file that can be written",
+        ) from error
+
+
+@contextmanager
 def guarded(*, as_json: bool = False) -> Iterator[None]:
     """Turn an error of ours into its message on standard error and the right exit status."""
     try:
-        yield
+        with _named_files():
+            yield
     except BackquantError as error:
         console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
         if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ def _written(job: ExportJob, target: Target, staging: Path) -> Written:
     except BackquantError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NOT_THE_MODEL:
+            raise  # ``staged`` names the file
         layer = _layer(job, str(error))
         raise ExportError(
             f"{target.name} does not take {layer or 'the model'}: {_first_words(error)}",
@@ -57,6 +60,7 @@ def _written(job: ExportJob, target: Target, staging: Path) -> Written:
         ) from error
 
 
+_NOT_THE_MODEL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 # a name of a node in the words of a compiler: %conv2d_1, "conv2d", node conv2d; alone, if it is no plain word
 _NAMES = re.compile(r"""(?:%|\bnode\s+|["'`])([A-Za-z_]\w*)|\b([A-Za-z]+\w*[_\d]\w*)""")
 
