@@ -22,9 +22,13 @@ from backquant.backend_config import (
     DTypeConfig,
     DTypeWithConstraints,
     QuantDefault,
+    Tolerance,
 )
 from backquant.dtypes.tokens import INT4
 from backquant.operators import embedding, linear
+
+# half a step each: bfloat16 has 8 bits; more where sums of groups cancel
+SCALES_AND_RESULTS = Tolerance(2, "scales and results are rounded to bfloat16")
 
 GROUPS = DTypeWithConstraints(INT4, symmetric=True, granularity="per_group")
 GROUPED = DTypeConfig(
@@ -33,6 +37,7 @@ GROUPED = DTypeConfig(
     GROUPS,
     torch.float,
     is_dynamic=True,
+    tolerance=SCALES_AND_RESULTS,
     where={
         "group_size": [32, 64, 128, 256],
         "out_channels": {"multiple_of": 16},
@@ -44,6 +49,7 @@ BY_ROW = DTypeConfig(
     DTypeWithConstraints(torch.int8, symmetric=True, granularity="per_channel", ch_axis=0),
     torch.float,
     is_dynamic=True,
+    tolerance=SCALES_AND_RESULTS,
     where={"in_channels": {"multiple_of": 16}},
 )
 TABLE = DTypeConfig(torch.float, torch.float, GROUPS)
@@ -82,7 +88,7 @@ def backend_config() -> BackendConfig:
         .set_backend_pattern_configs(
             [
                 *linear.single_entries([GROUPED, BY_ROW]),
-                *embedding.table_entries([TABLE, TABLE_INT8]),
+                *embedding.frozen_table_entries([TABLE, TABLE_INT8]),
             ]
         )
     )

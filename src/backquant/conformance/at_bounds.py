@@ -26,6 +26,7 @@ from backquant.conformance.refused import kept
 from backquant.conformance.requests import asked_for, unconditional
 from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
+from backquant.operators.operator import Operator
 from backquant.prepare import prepared_state
 from backquant.reason_codes import ReasonCode
 
@@ -36,13 +37,11 @@ def at_bounds(trial: Trial, setting: Setting) -> Steps:
     config = entry.dtype_configs[trial.claim.config]
     if condition_of(entry, config) is None:
         return
-    try:
-        plain = float_model(entry, setting.backend, None, setting.examples, config)
-    except NoExampleError:
+    operator, why = _operator(entry, config, setting)
+    if operator is None:
+        blank = replace(blank_outcome(trial, setting), case=f"{trial.claim} at: its conditions")
+        yield replace(blank, verdict=Verdict.UNTRIED, detail=why)
         return
-    operator = next(iter(plain.operators), None)
-    if plain.trained or operator is None:
-        return  # the same conditions, of the same float modules
     for bound in bounds_of(entry, config, setting.backend, operator):
         where = "at" if bound.inside else "beyond"
         blank = replace(
@@ -58,6 +57,20 @@ def at_bounds(trial: Trial, setting: Setting) -> Steps:
             yield from _inside(trial, setting, bound, blank)
         else:
             yield (yield from _outside(trial, setting, bound, blank))
+
+
+def _operator(
+    entry: BackendPatternConfig, config: DTypeConfig, setting: Setting
+) -> tuple[Operator | None, str]:
+    """The operator whose uses are tried; ``None`` with the reason where there is none."""
+    try:
+        plain = float_model(entry, setting.backend, None, setting.examples, config)
+    except NoExampleError as error:
+        return None, str(error)
+    if plain.trained:
+        return None, "its conditions are tried on the float modules that it is trained from"
+    operator = next(iter(plain.operators), None)
+    return operator, "uses near an example of one's own are not known"
 
 
 def _prepared(
@@ -108,7 +121,6 @@ def _asked_past(
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
     free = unconditional(config)
     wide = _only(setting.backend, trial, free)
-    wide.configs[0].set_where(None)
     try:
         prepared = _prepared(trial, wide, bound, free, 0)
     except (BackquantError, RuntimeError, ValueError):
@@ -125,8 +137,20 @@ def _asked_past(
 
 
 def _only(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendConfig:
-    """A description of the one claim."""
-    entry: BackendPatternConfig = copy.copy(backend.configs[trial.claim.entry])
-    entry.set_dtype_configs([config])
+    """A description of the one claim, and of what its pattern becomes when it is fused.
+
+    A batch norm folds into the layer before it: then the conditions of that layer hold. Where ``config``
+    has none, no entry has.
+    """
+    own = backend.configs[trial.claim.entry]
+    before = own.dtype_configs[trial.claim.config]
+    entries = []
+    for entry in (own, *(each for each in backend.configs if each is not own)):
+        if before in entry.dtype_configs:
+            kept = copy.copy(entry)
+            kept.set_dtype_configs([config])
+            if config != before:
+                kept.set_where(None)
+            entries.append(kept)
     made = BackendConfig(backend.name).set_engine(backend.engine)
-    return made.set_backend_pattern_configs([entry])
+    return made.set_backend_pattern_configs(entries)

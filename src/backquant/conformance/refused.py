@@ -26,6 +26,7 @@ from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
 from backquant.match import Plan
 from backquant.match.plan import Decision
+from backquant.match.plan import Outcome as PlanOutcome
 from backquant.prepare import prepared_state
 
 
@@ -54,6 +55,8 @@ def beyond(trial: Trial, setting: Setting) -> Steps:
             yield replace(blank, detail=f"no observer: {error}"[:200])
             continue
         plan = prepared_state(module).plan
+        if all(d.outcome is PlanOutcome.NOT_TENSOR for d in _decisions(plan)):
+            return  # it has no tensor to quantize, which the accepted side says
         taken = [d for d in _decisions(plan) if d.quantized]
         if taken:
             why = f"{edge.name} is beyond the claim, and the plan takes it"

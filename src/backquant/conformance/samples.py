@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from backquant.operators.example import INPUT, Sample, Weight
 from backquant.operators.operator import Operator
 
@@ -99,6 +101,14 @@ def _linear(sample: Sample, choice: random.Random) -> Sample:
     bias = choice.random() < 0.7
     call = (INPUT, Weight((made, read)), Weight((made,)) if bias else None)
     return replace(sample, shapes=(shape,), module_args=(read, made, bias), call=call, aten=None)
+
+
+def _grouped_linear(sample: Sample, choice: random.Random) -> Sample:
+    """Rows in groups, some of them empty, each with a weight of its own."""
+    ends = sorted(choice.randint(0, 9) for _ in range(choice.choice((1, 2, 3))))
+    read, made = choice.choice(_WIDTHS), len(ends) * choice.choice(_WIDTHS)
+    call = (INPUT, Weight((made, read)), torch.tensor(ends))
+    return replace(sample, shapes=((max(1, ends[-1]), read),), call=call, aten=None)
 
 
 def _window(sample: Sample, choice: random.Random) -> Sample:
@@ -236,6 +246,7 @@ _DRAWN: dict[str, Callable[[Sample, random.Random], Sample]] = {
     **dict.fromkeys(("add", "sub", "mul"), _pairs),
     **dict.fromkeys(("identity", "contiguous", "detach"), _values),
     "linear": _linear,
+    "grouped_linear": _grouped_linear,
     "matmul": _matrices,
     "softmax": _softmax,
     "cat": _cat,
@@ -260,15 +271,20 @@ def with_features(sample: Sample, features: int) -> Sample:
     """
     reads = sample.integers is None  # a table gives them
     shapes = tuple((*shape[:-1], features) for shape in sample.shapes) if reads else sample.shapes
-    given = list(sample.module_args)
-    given[0 if reads else 1] = features
+    given, named = list(sample.module_args), dict(sample.module_kwargs)
+    if given:
+        given[0 if reads else 1] = features
+    elif named:
+        named["in_features" if reads else "embedding_dim"] = features
     call = tuple(
         Weight((item.shape[0], features))
         if isinstance(item, Weight) and len(item.shape) == 2
         else item
         for item in sample.call
     )
-    return replace(sample, shapes=shapes, module_args=tuple(given), call=call, aten=None)
+    return replace(
+        sample, shapes=shapes, module_args=tuple(given), module_kwargs=named, call=call, aten=None
+    )
 
 
 def sample_text(sample: Sample) -> str:

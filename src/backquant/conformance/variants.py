@@ -51,6 +51,8 @@ def _changed(operator: Operator, wanted: Sequence[Any]) -> Iterator[Sample]:
     numbers = [v for v in wanted if type(v) is int and v >= 0]
     if operator.family == "conv":
         yield from _convolutions(operator, numbers)
+    if operator.name == "linear":
+        yield from _linears(operator.sample, [number for number in numbers if number])
     yield from _parameters(operator, wanted)
     yield from _shapes(operator.sample, [number for number in numbers if number])
 
@@ -90,6 +92,22 @@ def _named(module: type[nn.Module], sample: Sample) -> dict[str, Any]:
     bound = inspect.signature(module).bind(*sample.module_args, **sample.module_kwargs)
     bound.apply_defaults()
     return {k: v for k, v in bound.arguments.items() if k not in ("device", "dtype", "args")}
+
+
+def _linears(sample: Sample, numbers: Sequence[int]) -> Iterator[Sample]:
+    """Linear layers with so many features, read or made."""
+    for number in numbers:
+        for read, made in ((number, 16), (16, number), (number, number)):
+            call = (INPUT, Weight((made, read)), Weight((made,)))
+            shape = (*sample.shapes[0][:-1], read)
+            yield replace(
+                sample,
+                shapes=(shape,),
+                module_args=(read, made),
+                module_kwargs={},
+                call=call,
+                aten=None,
+            )
 
 
 def _convolutions(operator: Operator, numbers: Sequence[int]) -> Iterator[Sample]:

@@ -41,6 +41,15 @@ def table_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternCo
     return admit(rows, dtype_configs)
 
 
+def frozen_table_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
+    """``Embedding``, not in training, where tables are quantized with float zero points only.
+
+    >>> [e.pattern.__name__ for e in frozen_table_entries([DTypeConfig()])]
+    ['Embedding']
+    """
+    return admit([swapped(nn.Embedding, nn.Embedding, reference.Embedding)], dtype_configs)
+
+
 def bag_entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
     """``EmbeddingBag``: the sum or mean of the rows of a bag of indices.
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from backquant.engines import onednn
 from backquant.lower import engine_info, find_engine, lower
 from backquant.lower.engine import EngineInfo
+from backquant.lower.kernels.quantized import QuantizedWeighted
 from backquant.nn.quantized import reference as nnqr
 
 CONVS = {1: (nn.Conv1d, nnqr.Conv1d), 2: (nn.Conv2d, nnqr.Conv2d), 3: (nn.Conv3d, nnqr.Conv3d)}
@@ -352,13 +353,18 @@ def test_without_vnni_eight_bits_are_refused_and_seven_are_not(tools):
     tools.assert_within(lowered.graph_module(x), reference(x), tools.u8.scale)
 
 
-def test_fbgemm_is_not_given_depthwise_convolutions_of_eight_bits(tools):
-    conv = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-    x = torch.randn(4, 16, 6, 6) * 6
+@pytest.mark.parametrize("kernel_size", [3, 5])
+def test_depthwise_convolutions_of_eight_bits_do_not_saturate_on_fbgemm(tools, kernel_size):
+    """Its depthwise kernel adds pairs of products in 16 bits; padded before, another one is taken."""
+    conv = nn.Conv2d(16, 16, kernel_size, padding=kernel_size // 2, groups=16)
+    nn.init.constant_(conv.weight, 0.5)
+    x = torch.randn(4, 16, 6, 6).abs() * 6 + 6
     module = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
     reference, out = _model(tools, module, x)
     lowered = _run(tools, reference, "fbgemm")
-    assert [reason.rule for reason in lowered.left_in_float] == ["saturation"]
+    assert lowered.left_in_float == ()
+    [kernel] = [m for m in lowered.graph_module.modules() if isinstance(m, QuantizedWeighted)]
+    assert kernel.config.pads_before
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
 
 

@@ -13,7 +13,7 @@ from backquant.engines.tables.calls import (
 )
 from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.torch_kernels import TorchKernels
-from backquant.engines.tables.weights import check_weight
+from backquant.engines.tables.weights import check_weight, largest_factors
 from backquant.lower.kernels.quantized import QuantizedConfig, QuantizedWeighted
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
@@ -54,8 +54,16 @@ def _check(site: Site, call: WeightedCall) -> Reason | None:
             "a product of one step by one step beyond 2**16 steps of the result",
             "scales of one magnitude: further out the kernel's integers overflow",
         )
+    return check_weight(site, call.weight, call.x.qparams, call.axis)
+
+
+def _saturates_depthwise(site: Site, call: WeightedCall) -> bool:
+    """Whether the sums of the engine's depthwise kernel may leave 16 bits."""
+    assert call.x.qparams is not None
     groups = call.geometry.groups if call.geometry is not None else 1
-    return check_weight(site, call.weight, call.x.qparams, call.axis, groups)
+    limit = site.engine.max_product(groups > 1 and call.weight.weight.shape[1] == 1)
+    reach, largest = largest_factors(call.weight, call.x.qparams)
+    return limit is not None and reach * largest > limit
 
 
 def _weighted(engine: str, site: Site, call: WeightedCall) -> Emit | Reason:
@@ -116,6 +124,7 @@ def _emit(site: Site, call: WeightedCall, operator: str, engine: str) -> Emit:
         geometry.dilation,
         geometry.output_padding,
         geometry.groups,
+        pads_before=any(geometry.padding) and _saturates_depthwise(site, call),
     )
     kernel = QuantizedWeighted(config, call.weight)
     return Emit(kernel, (call.x.node,), kernel.name, site.out)

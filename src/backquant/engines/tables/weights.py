@@ -132,15 +132,17 @@ def check_weight(
     return _check_saturation(site, tensors, x, site.engine.max_product(depthwise))
 
 
+def largest_factors(tensors: WeightTensors, x: QParams) -> tuple[int, int]:
+    """The largest magnitudes that activations and weights have."""
+    low, high = tensors.weight.aminmax() if tensors.weight.numel() else (0, 0)
+    return max(abs(x.quant_min), abs(x.quant_max)), max(abs(int(low)), abs(int(high)))
+
+
 def _check_saturation(
     site: Site, tensors: WeightTensors, x: QParams, limit: int | None
 ) -> Reason | None:
-    if limit is None or tensors.weight.numel() == 0:
-        return None
-    low, high = tensors.weight.aminmax()
-    largest = max(abs(int(low)), abs(int(high)))
-    reach = max(abs(x.quant_min), abs(x.quant_max))
-    if reach * largest <= limit:
+    reach, largest = largest_factors(tensors, x)
+    if limit is None or reach * largest <= limit:
         return None
     return site.refuse(
         ReasonCode.SATURATION,

@@ -157,5 +157,6 @@ class GroupedTable(KernelModule):
             pairs = torch.stack([rows & 15, rows >> 4], -1).flatten(1)
             rows = (pairs ^ 8).view(torch.int8) - 8
         scale = torch.nn.functional.embedding(indices.reshape(-1), self.scale)
-        groups = rows.reshape(len(rows), scale.shape[1], -1).float() * scale.unsqueeze(-1)
+        size = self.config.columns // scale.shape[1]
+        groups = rows.reshape(len(rows), scale.shape[1], size).float() * scale.unsqueeze(-1)
         return groups.reshape(*indices.shape, self.config.columns)

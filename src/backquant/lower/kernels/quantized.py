@@ -14,13 +14,15 @@ import torch
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.zero_point import pad_with
 
 
 @dataclass(frozen=True)
 class QuantizedConfig:
     """``operator``: ``linear``, ``conv2d``, ``conv_transpose2d``, … with ``_relu`` for a ReLU behind.
     ``engine``: a quantized engine of torch. The tuples are empty for ``linear``; ``output_padding`` is
-    for transposed convolutions."""
+    for transposed convolutions. ``pads_before``: the input is padded before the kernel, not by it: FBGEMM's
+    depthwise kernel, whose sums of 16 bits saturate, is taken only where it pads by half of the kernel."""
 
     operator: str
     engine: str
@@ -33,6 +35,7 @@ class QuantizedConfig:
     dilation: tuple[int, ...] = ()
     output_padding: tuple[int, ...] = ()
     groups: int = 1
+    pads_before: bool = False
 
 
 class QuantizedWeighted(PackedKernel):
@@ -75,7 +78,7 @@ class QuantizedWeighted(PackedKernel):
         with packing_for(c.engine):
             if plain == "linear":
                 return ops.linear_prepack(weight, self.bias)
-            lists = [list(c.stride), list(c.padding)]
+            lists = [list(c.stride), [0] * len(c.padding) if c.pads_before else list(c.padding)]
             if plain.startswith("conv_transpose"):
                 lists.append(list(c.output_padding))
             prepack = getattr(ops, f"{plain}_prepack")
@@ -87,6 +90,8 @@ class QuantizedWeighted(PackedKernel):
         c = self.config
         if x.dim() == (len(c.stride) + 1 if c.stride else 1):  # without a batch
             return self.forward(x.unsqueeze(0)).squeeze(0)
+        if c.pads_before:
+            x = pad_with(x, c.padding, c.x_zero_point)
         packed = self.packed_for(())
         q = as_quantized(x, c.x_scale, c.x_zero_point)
         kernel = getattr(torch.ops.quantized, c.operator)

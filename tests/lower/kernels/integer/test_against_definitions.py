@@ -265,13 +265,11 @@ def test_softmax_and_layer_norm_within_a_step(dtype: torch.dtype) -> None:
     gamma, beta = torch.linspace(-2, 2, 48).double(), torch.linspace(-1, 1, 48).double()
     wanted = torch.nn.functional.layer_norm(real, (48,), gamma, beta, 1e-5)
     step = float(wanted.abs().max()) / 127
-    eps, root_bits = norm_numbers(1e-5, scale, dtype)
     unit = 2 / 32767
-    config = NormConfig(
-        **result(step, 0, torch.int8), kind="layer", size=(48,), eps=eps, root_bits=root_bits,
-        gamma_scale=unit,
-    )  # fmt: skip
-    kernel = IntegerNorm(
-        config, gamma=torch.round(gamma / unit).long(), beta=torch.round(beta / unit * 1024).long()
-    )
-    assert (kernel(x).double() * step - wanted).abs().max() <= 0.6 * step
+    for requantization, most in (("float", 0.502), ("fixed_point", 0.6)):
+        numbers = norm_numbers(1e-5, scale, dtype, requantization)
+        made = result(step, 0, torch.int8) | {"requantization": requantization}
+        config = NormConfig(**made, **numbers, kind="layer", size=(48,), gamma_scale=unit)
+        shift = torch.round(beta / unit * 2 ** numbers["norm_bits"]).long()
+        kernel = IntegerNorm(config, gamma=torch.round(gamma / unit).long(), beta=shift)
+        assert (kernel(x).double() * step - wanted).abs().max() <= most * step

@@ -27,7 +27,6 @@ from backquant.lower.kernels.integer.normalized import (
     SoftmaxConfig,
     exponentials,
     norm_numbers,
-    unit_of_norm,
 )
 from backquant.lower.kernels.integer.pooling import (
     AverageConfig,
@@ -189,16 +188,10 @@ def _norm(site: Site, call: NormCall) -> Emit | Reason:
     gamma, beta = torch.ones(channels).double(), torch.zeros(channels).double()
     gamma = gamma if call.weight is None else call.weight.detach().double()
     beta = beta if call.bias is None else call.bias.detach().double()
-    scale, factors, biases = _integers(gamma, beta, unit_of_norm())
-    eps, root_bits = norm_numbers(call.eps, x.scale, x.dtype)
-    config = NormConfig(
-        **result_fields(site, out),
-        kind=call.kind,
-        size=call.size,
-        eps=eps,
-        root_bits=root_bits,
-        gamma_scale=scale,
-    )
+    fields = result_fields(site, out)
+    numbers = norm_numbers(call.eps, x.scale, x.dtype, fields["requantization"])
+    scale, factors, biases = _integers(gamma, beta, 2.0 ** -numbers["norm_bits"])
+    config = NormConfig(**fields, **numbers, kind=call.kind, size=call.size, gamma_scale=scale)
     return emit(site, IntegerNorm(config, gamma=factors, beta=biases), node)
 
 

@@ -14,8 +14,6 @@ from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
 
 _EXP_BITS = 23  # of the table of exponentials
 _SHARE_BITS = 24  # of a part of their sum
-_MEAN_BITS = 8  # of a mean, below the steps of what comes in
-_NORM_BITS = 10  # of a normalised value
 _LARGEST_EPS = 1 << 44
 
 
@@ -77,8 +75,9 @@ class IntegerSoftmax(IntegerKernel):
 class NormConfig(Result):
     """``kind``: layer, group or instance. ``size``: the normalised axes, or the number of groups.
 
-    ``eps``: in squares of ``2**-8`` steps of the input; ``root_bits``: how much finer than the variance the
-    square root is taken, twice as many; ``gamma_scale``: the step of the integer factors.
+    ``mean_bits``: of a mean, below the steps of the input; ``eps``: in squares of ``2**-mean_bits`` steps of
+    the input; ``root_bits``: how much finer than the variance the square root is taken, twice as many;
+    ``norm_bits``: of a normalised value, below 1; ``gamma_scale``: the step of the integer factors.
     """
 
     kind: str
@@ -86,14 +85,15 @@ class NormConfig(Result):
     eps: int
     root_bits: int
     gamma_scale: float
+    mean_bits: int = 8
+    norm_bits: int = 10
 
 
 class IntegerNorm(IntegerKernel):
     """Layer, group and instance norm with statistics of each input.
 
-    Means have 8 bits below a step, standard deviations are integer square roots, normalised values have 10
-    bits; factors are integers of 16 bits (``gamma``), biases of 32 (``beta``), one for each normalised
-    place or channel.
+    Standard deviations are integer square roots; factors are integers of 16 bits (``gamma``), biases
+    (``beta``) lie in steps of a factor times a normalised value, one for each normalised place or channel.
     """
 
     config_class = NormConfig
@@ -117,32 +117,46 @@ class IntegerNorm(IntegerKernel):
             ).reshape(x.shape)
             spatial = x.dim() - 2
         gamma, beta = (t.reshape(*t.shape, *[1] * spatial) for t in (self.gamma, self.beta))
-        unit = torch.tensor(config.gamma_scale * 2.0**-_NORM_BITS, dtype=torch.float64)
+        unit = torch.tensor(config.gamma_scale * 2.0**-config.norm_bits, dtype=torch.float64)
         return config.of_sums(values * gamma + beta, unit)
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """Rows less their mean, divided by their deviation, in ``2**-10``."""
+        """Rows less their mean, divided by their deviation, in ``2**-norm_bits``."""
         config, count = self.config, x.shape[-1]
         wide = x.to(torch.int64)
-        mean = divided(wide.sum(-1, keepdim=True) << _MEAN_BITS, count, Rounding.HALF_UP)
-        less = (wide << _MEAN_BITS) - mean
+        mean = divided(wide.sum(-1, keepdim=True) << config.mean_bits, count, Rounding.HALF_UP)
+        less = (wide << config.mean_bits) - mean
         variance = divided((less * less).sum(-1, keepdim=True), count, Rounding.HALF_UP)
         deviation = square_root((variance + config.eps) << (2 * config.root_bits))
-        return divided(less << (_NORM_BITS + config.root_bits), deviation, Rounding.HALF_AWAY)
+        return divided(less << (config.norm_bits + config.root_bits), deviation, Rounding.HALF_AWAY)
 
     @property
     def name(self) -> str:
         return f"integer.{self.config.kind}_norm"
 
 
-def norm_numbers(eps: float, scale: float, dtype: torch.dtype) -> tuple[int, int]:
-    """``eps`` and ``root_bits`` of a ``NormConfig`` for an input of this scale and dtype.
+def norm_numbers(
+    eps: float, scale: float, dtype: torch.dtype, requantization: str = "float"
+) -> dict[str, int]:
+    """``eps`` and the bits of a ``NormConfig`` for an input of this scale and dtype.
 
+    Where sums are requantized in fixed point, a normalised value times a factor has to fit into 32 bits;
+    in ``float`` it has 16 bits, so that results are those of float32 but for near ties.
+
+    >>> norm_numbers(1e-5, 0.5, torch.int8, "fixed_point")
+    {'eps': 3, 'root_bits': 8, 'mean_bits': 8, 'norm_bits': 10}
     >>> norm_numbers(1e-5, 0.5, torch.int8)
-    (3, 8)
+    {'eps': 671, 'root_bits': 8, 'mean_bits': 12, 'norm_bits': 16}
     """
-    whole = round(eps / scale**2 * 4**_MEAN_BITS)
-    return max(1, min(whole, _LARGEST_EPS)), 8 if dtype.itemsize == 1 else 0
+    narrow, wide = dtype.itemsize == 1, requantization == "float"
+    mean_bits = 12 if narrow and wide else 8
+    whole = round(eps / scale**2 * 4**mean_bits)
+    return {
+        "eps": max(1, min(whole, _LARGEST_EPS)),
+        "root_bits": 8 if narrow else 0,
+        "mean_bits": mean_bits,
+        "norm_bits": 16 if wide else 10,
+    }
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -182,12 +196,3 @@ class IntegerBatchNorm(IntegerKernel):
         gamma, beta = (t.reshape(-1, *[1] * spatial) for t in (self.gamma, self.beta))
         unit = torch.tensor(config.x_scale * config.gamma_scale, dtype=torch.float64)
         return config.of_sums(steps(x, config.x_zero_point) * gamma + beta, unit)
-
-
-def unit_of_norm() -> float:
-    """The step of normalised values.
-
-    >>> unit_of_norm() == 2**-10
-    True
-    """
-    return float(2.0**-_NORM_BITS)
