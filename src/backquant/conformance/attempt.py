@@ -30,6 +30,7 @@ from backquant.conformance.data import (
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
+from backquant.conformance.rounded_once import rounded_once
 from backquant.conformance.seam import (
     Answer,
     Build,
@@ -233,6 +234,8 @@ def on_engine(
         yield replace(blank, verdict=Verdict.NOT_INTEGER, detail=why)
         return
     references, exact = references_of(prepared.module)
+    if any("rounds once" in kernel for kernel in ran.kernels):
+        references += rounded_once(convert_to_reference(prepared.module))
     unit = output_scale(prepared.module) if _gives_integers(config) else None
     running = _Running(prepared, built, references, input_grids(prepared.module), unit)
     integers = _gives_integers(config)
@@ -245,11 +248,12 @@ def on_engine(
 
 
 def stated_steps(config: DTypeConfig, model: FloatModel, *, floats: bool) -> float:
-    """By how many steps results may be off. Operators that only move values have to move them as they are."""
+    """By how many steps results may be off. Operators that only move values have to move them as they are;
+    of several in a row each may be off by what is stated."""
     moved = all(operator is not None and operator.moves_values for operator in model.operators)
     if config.tolerance is None or (moved and model.operators):
         return FLOAT_STEPS if floats else 0.0
-    return float(config.tolerance.steps)
+    return float(config.tolerance.steps) * (1 + model.behind)
 
 
 def references_of(prepared: fx.GraphModule) -> tuple[list[Any], bool]:

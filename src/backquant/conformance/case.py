@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from backquant.backend_config import DTypeConfig
+from backquant.backend_config.describe import describe_dtype
+
 
 class Verdict(str, Enum):
     """What one case came to."""
@@ -42,15 +45,38 @@ class Side(str, Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One dtype config of one entry: ``entry`` and ``config`` are positions in the description."""
+    """One dtype config of one entry: ``entry`` and ``config`` are positions in the description.
+
+    ``together``: the name of a combination of this entry with others (``combinations``).
+    """
 
     entry: int
     config: int
     pattern: str
     dtypes: str
+    together: str = ""
 
     def __str__(self) -> str:
         return f"{self.pattern} | {self.dtypes}"
+
+
+def dtypes_text(config: DTypeConfig) -> str:
+    """A dtype config in one line.
+
+    >>> import torch
+    >>> dtypes_text(DTypeConfig(torch.quint8, torch.float, torch.qint8, is_dynamic=True))
+    'input quint8, output float32, weight qint8, dynamic'
+    """
+    words = [
+        f"{role} {describe_dtype(demand)}"
+        for role, demand in (
+            ("input", config.input_dtype_with_constraints),
+            ("output", config.output_dtype_with_constraints),
+            ("weight", config.weight_dtype_with_constraints),
+        )
+        if demand.dtype is not None
+    ]
+    return ", ".join([*words, *(("dynamic",) if config.is_dynamic else ())])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from backquant.conformance.at_bounds import at_bounds
 from backquant.conformance.attempt import Setting, Steps, attempt
 from backquant.conformance.case import Outcome, Side, Trial, Verdict, trial_data
+from backquant.conformance.combinations import together
 from backquant.conformance.refused import beyond
 from backquant.conformance.seam import Answer, Build, GroupingEngine, RefusedByEngineError
 
@@ -41,6 +42,9 @@ def size_of_groups(setting: Setting) -> int:
 def _steps(trial: Trial, setting: Setting) -> Steps:
     """The steps of one trial; an error that nobody expected is an outcome, too."""
     try:
+        if trial.claim.together:
+            yield from together(trial, setting)
+            return
         if trial.side is Side.ACCEPTED:
             yield from attempt(trial, setting)
             return

@@ -44,13 +44,15 @@ class Input:
 
 @dataclass
 class FloatModel:
-    """``module`` with its ``inputs``; ``text`` says what was drawn; ``trained``: goes by way of training."""
+    """``module`` with its ``inputs``; ``text`` says what was drawn; ``trained``: goes by way of training;
+    ``behind``: how many operators read results of another one."""
 
     module: nn.Module
     inputs: list[Input]
     text: str
     trained: bool = False
     operators: tuple[Operator | None, ...] = ()
+    behind: int = 0
 
     def example(self) -> tuple[Tensor, ...]:
         """Inputs between -1 and 1, the same at every call."""

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from backquant.backend_config import BackendConfig, DTypeConfig
-from backquant.backend_config.describe import describe_dtype
-from backquant.conformance.case import Claim, Side, Trial
+from backquant.backend_config import BackendConfig
+from backquant.conformance.case import Claim, Side, Trial, dtypes_text
+from backquant.conformance.combinations import combinations
 from backquant.errors import UsageError, did_you_mean
 
 
@@ -25,44 +25,29 @@ def claimed(backend: BackendConfig) -> BackendConfig:
 
 
 def claims(backend: BackendConfig, entries: Sequence[str] = ()) -> list[Claim]:
-    """What ``backend`` claims, entry by entry; with ``entries`` those with one of these texts in it.
+    """What ``backend`` claims, entry by entry, then combinations of them; with ``entries`` those with one of
+    these texts in it.
 
     Raises ``UsageError`` for a text that no pattern has.
 
     >>> from backquant.backend_config import get_backend_config
     >>> [str(claim) for claim in claims(get_backend_config("x86"), ["nn.ReLU(torch.add"])]
     ['torch.nn.ReLU(torch.add) | input quint8, output quint8']
+    >>> claims(get_backend_config("x86"), ["cat of two"])[0].pattern
+    'cat of two torch.nn.Conv1d'
     """
     found = [
         Claim(at, position, str(entry.normal_pattern), dtypes_text(config))
         for at, entry in enumerate(backend.configs)
         for position, config in enumerate(entry.dtype_configs)
     ]
+    found += combinations(backend)
     patterns = {claim.pattern for claim in found}
     for text in entries:
         if not any(text in pattern for pattern in patterns):
             near = did_you_mean(text, patterns, f"backquant show {backend.name}")
             raise UsageError(f"no entry of {backend.name} has {text!r}", where="entries", fix=near)
     return [claim for claim in found if not entries or any(t in claim.pattern for t in entries)]
-
-
-def dtypes_text(config: DTypeConfig) -> str:
-    """A dtype config in one line.
-
-    >>> import torch
-    >>> dtypes_text(DTypeConfig(torch.quint8, torch.float, torch.qint8, is_dynamic=True))
-    'input quint8, output float32, weight qint8, dynamic'
-    """
-    words = [
-        f"{role} {describe_dtype(demand)}"
-        for role, demand in (
-            ("input", config.input_dtype_with_constraints),
-            ("output", config.output_dtype_with_constraints),
-            ("weight", config.weight_dtype_with_constraints),
-        )
-        if demand.dtype is not None
-    ]
-    return ", ".join([*words, *(("dynamic",) if config.is_dynamic else ())])
 
 
 def trials(found: Sequence[Claim], rounds: int, seed: int) -> Iterator[Trial]:
@@ -74,4 +59,5 @@ def trials(found: Sequence[Claim], rounds: int, seed: int) -> Iterator[Trial]:
     for number in range(rounds):
         yield from (Trial(claim, number, seed=seed) for claim in found)
         if number == 0:
-            yield from (Trial(claim, 0, Side.REFUSED, seed=seed) for claim in found)
+            alone = (claim for claim in found if not claim.together)
+            yield from (Trial(claim, 0, Side.REFUSED, seed=seed) for claim in alone)

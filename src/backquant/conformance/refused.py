@@ -20,7 +20,7 @@ from backquant.conformance.attempt import (
 from backquant.conformance.case import Outcome, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.edges import Edge, edges_of
-from backquant.conformance.models import NoExampleError, float_model
+from backquant.conformance.models import FloatModel, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
 from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
@@ -67,7 +67,20 @@ def beyond(trial: Trial, setting: Setting) -> Steps:
             why = f"refused for another reason than {edge.name}: {said}"
             yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=why[:300])
             continue
+        if _admitted_elsewhere(trial, setting, edge, model):
+            yield blank
+            continue
         yield (yield from _asked_past(trial, setting, edge, blank))
+
+
+def _admitted_elsewhere(trial: Trial, setting: Setting, edge: Edge, model: FloatModel) -> bool:
+    """Whether another dtype config of the entry admits what this one refuses."""
+    entry = setting.backend.configs[trial.claim.entry]
+    if len(entry.dtype_configs) == 1:
+        return False
+    config = entry.dtype_configs[trial.claim.config]
+    module = prepared_module(model, edge.request, setting.backend, config)
+    return all(decision.quantized for decision in _decisions(prepared_state(module).plan))
 
 
 def _decisions(plan: Plan) -> list[Decision]:

@@ -8,6 +8,7 @@ from typing import Any
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.conformance.attempt import Setting
 from backquant.conformance.case import Outcome, trial_from
+from backquant.conformance.combinations import combined_model
 from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
 from backquant.conformance.models import NoExampleError, float_model
@@ -69,7 +70,10 @@ def _made_of(outcome: Outcome, backend: BackendConfig) -> list[str]:
     choice = trial.choice() if trial.number else None
     config = entry.dtype_configs[trial.claim.config]
     try:
-        model = float_model(entry, backend, choice, config=config)
+        if trial.claim.together:
+            model = combined_model(trial, backend)
+        else:
+            model = float_model(entry, backend, choice, config=config)
     except NoExampleError:
         return []
     operator = next(iter(model.operators), None)

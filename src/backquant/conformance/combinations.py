@@ -1,0 +1,213 @@
+"""Operators together: what shares an observer, is read twice, is fused here and not there, is called twice.
+
+Of each description a few: a weighted module with every operator behind it that the description has for its
+dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from backquant.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+)
+from backquant.conformance.attempt import (
+    Prepared,
+    Setting,
+    Steps,
+    blank_outcome,
+    calibrated,
+    in_float,
+    on_engine,
+    prepared_module,
+)
+from backquant.conformance.bounds import admitted
+from backquant.conformance.case import Claim, Trial, Verdict, dtypes_text
+from backquant.conformance.data import drawn_ranges
+from backquant.conformance.models import FloatModel, Input
+from backquant.conformance.requests import asked_for
+from backquant.conformance.samples import drawn_sample, sample_text
+from backquant.dtypes import is_quantized
+from backquant.errors import BackquantError
+from backquant.operators import find
+from backquant.operators.example import build_module
+from backquant.operators.operator import Operator
+from backquant.prepare import prepared_state
+from backquant.reason_codes import ReasonCode
+
+Joined = Callable[[nn.Module, nn.Module, Tensor, Tensor], Tensor]
+_SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+#: Modules whose results have the shape of a record, and that an addition of two of them takes.
+_PRODUCERS = ("conv", "linear")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """``of``: two modules and two inputs to a result. ``behind``: the operators that the description has to
+    have, each of which may add what it is off by. ``once``: one module is called twice."""
+
+    of: Joined
+    behind: tuple[Any, ...]
+    once: bool = False
+
+
+def _read_twice(one: nn.Module, other: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The first result is read as it is, too, so that it cannot be fused with its ReLU."""
+    made = one(x)
+    return torch.add(torch.add(F.relu(made), made), other(y))
+
+
+COMBINATIONS: dict[str, Combination] = {
+    "cat of two": Combination(
+        lambda one, other, x, y: torch.cat([one(x), other(y)], 1), (torch.cat,)
+    ),
+    "sum of two": Combination(lambda one, other, x, y: torch.add(one(x), other(y)), (torch.add,)),
+    "sum of one called twice": Combination(
+        lambda one, other, x, y: torch.add(one(x), other(y)), (torch.add,), once=True
+    ),
+    "cat of one called twice": Combination(
+        lambda one, other, x, y: torch.cat([one(x), other(y)], 1), (torch.cat,), once=True
+    ),
+    "one with a ReLU and one without": Combination(
+        lambda one, other, x, y: torch.add(F.relu(one(x)), other(y)), (F.relu, torch.add)
+    ),
+    "read with a ReLU and without": Combination(_read_twice, (F.relu, torch.add, torch.add)),
+    "moved before they are joined": Combination(
+        lambda one, other, x, y: torch.cat(
+            [torch.flatten(one(x), 1), torch.flatten(other(y), 1)], 1
+        ),
+        (torch.flatten, torch.flatten, torch.cat),
+    ),
+}
+
+
+class _Pair(nn.Module):
+    """The model: ``one`` and ``other``, which may be the same module."""
+
+    def __init__(self, one: nn.Module, other: nn.Module, of: Joined) -> None:
+        super().__init__()
+        self.one, self.other, self._of = one, other, of
+
+    def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
+        return self._of(self.one, self.other, x0, x1)
+
+
+def combinations(backend: BackendConfig) -> Iterator[Claim]:
+    """The combinations that a description admits, as claims of the entry of their module.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> [claim.pattern for claim in combinations(get_backend_config("x86"))][:2]
+    ['cat of two torch.nn.Conv1d', 'sum of two torch.nn.Conv1d']
+    """
+    for at, entry in enumerate(backend.configs):
+        operator = _producer(entry)
+        if operator is None:
+            continue
+        for position, config in enumerate(entry.dtype_configs):
+            if not is_quantized(config.output_dtype) or config.is_dynamic:
+                continue
+            for name, combination in COMBINATIONS.items():
+                if all(_admits(backend, op, config) for op in combination.behind):
+                    text = f"{name} {entry.normal_pattern}"
+                    yield Claim(at, position, text, dtypes_text(config), name)
+
+
+def _producer(entry: BackendPatternConfig) -> Operator | None:
+    """The operator of an entry for one weighted module in its float form."""
+    pattern = entry.normal_pattern
+    op = pattern.anchor.op
+    if pattern.size != 1 or not isinstance(op, type):
+        return None
+    operator = find(op)
+    known = operator is not None and op in operator.modules and operator.family in _PRODUCERS
+    return operator if known else None
+
+
+def _admits(backend: BackendConfig, op: Any, config: DTypeConfig) -> bool:
+    """Whether ``op`` by itself takes and gives what ``config`` gives."""
+    wanted = config.output_dtype_with_constraints
+    return any(
+        entry.normal_pattern.size == 1
+        and entry.normal_pattern.anchor.op is op
+        and any(
+            each.input_dtype_with_constraints == wanted
+            and each.output_dtype_with_constraints == wanted
+            and not each.is_dynamic
+            for each in entry.dtype_configs
+        )
+        and (op is not torch.cat or entry.observation_type is _SHARES)
+        for entry in backend.configs
+    )
+
+
+def combined_model(trial: Trial, backend: BackendConfig) -> FloatModel:
+    """The float model of a combination; two modules have weights of their own."""
+    entry = backend.configs[trial.claim.entry]
+    config = entry.dtype_configs[trial.claim.config]
+    combination = COMBINATIONS[trial.claim.together]
+    operator = find(entry.normal_pattern.anchor.op)
+    assert operator is not None
+    sample = admitted(entry, config, backend, operator) or operator.sample
+    if trial.number:
+        sample = drawn_sample(operator, trial.choice())
+    one = build_module(entry.normal_pattern.anchor.op, sample).module
+    other = one if combination.once else build_module(entry.normal_pattern.anchor.op, sample).module
+    if other is not one:
+        with torch.no_grad():
+            other.get_parameter("weight").neg_()
+    pair = fx.symbolic_trace(_Pair(one, other, combination.of)).eval()
+    inputs = [Input(sample.shapes[0])] * 2
+    operators = (operator, *(find(op) for op in combination.behind))
+    return FloatModel(
+        pair, inputs, sample_text(sample), operators=operators, behind=len(combination.behind)
+    )
+
+
+def together(trial: Trial, setting: Setting) -> Steps:
+    """The outcomes of a combination: all of it runs on integers, and equals the reference."""
+    entry = setting.backend.configs[trial.claim.entry]
+    config = entry.dtype_configs[trial.claim.config]
+    blank = blank_outcome(trial, setting)
+    choice = trial.choice() if trial.number else None
+    try:
+        model = combined_model(trial, setting.backend)
+        request = asked_for(config, model.operators[0], choice)
+        ranges = drawn_ranges(2, trial.choice("ranges"), trial.number)
+        module = prepared_module(model, request, setting.backend, config)
+        prepared = calibrated(Prepared(model, request, ranges, module), trial)
+    except (BackquantError, RuntimeError) as error:
+        yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=str(error)[:300])
+        return
+    blank = replace(blank, use=f"{model.text}, {', '.join(ranges)}")
+    plan = prepared_state(prepared.module).plan
+    refusal = in_float(plan)
+    if refusal is not None:
+        conditions = {r.rule for d in plan.decisions.values() for r in d.reasons}
+        verdict = Verdict.UNTRIED if ReasonCode.CONDITION in conditions else Verdict.UNPREDICTABLE
+        yield replace(blank, verdict=verdict, detail=refusal)
+        return
+    if not _shares(prepared.module):
+        why = "the tensors that are joined have observers of their own"
+        yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=why)
+        return
+    yield from on_engine(trial, setting, prepared, config, blank)
+
+
+def _shares(prepared: fx.GraphModule) -> bool:
+    """Whether all that is joined, and the result, are under one observer: integers are copied then."""
+    for node in prepared.graph.nodes:
+        if node.target is torch.cat:
+            read = [*node.all_input_nodes, *node.users]
+            observers = {id(prepared.get_submodule(str(each.target))) for each in read}
+            if len(observers) > 1:
+                return False
+    return True

@@ -1,0 +1,30 @@
+"""A fixed part of what ``backquant conform`` tries, on each of PyTorch's engines: every case conforms.
+
+Whole runs take some two CPU minutes for each engine; their outcomes are in docs/conformance.md.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import backquant
+from backquant.conformance import ConformanceVerdict as Verdict
+
+# a fused product, sums of 7 bits, what is measured at each call, two observers or one, statistics, tables
+ENTRIES = {
+    "x86": ["nn.ReLU(torch.nn.Conv2d)", "sum of two torch.nn.Conv2d", "nn.GroupNorm"],
+    "onednn": ["F.relu(operator.add)", "cat of one called twice torch.nn.Linear"],
+    "fbgemm": ["nn.ReLU(torch.nn.Linear)", "read with a ReLU and without torch.nn.Conv2d"],
+    "qnnpack": ["moved before they are joined torch.nn.Conv1d", "torch.nn.InstanceNorm1d"],
+    "native": ["torch.nn.LayerNorm", "torch.nn.AvgPool2d"],
+    "x86_lowbit": ["torch.nn.Embedding", "torch.nn.functional.linear"],
+}
+
+
+@pytest.mark.parametrize("backend", ENTRIES)
+def test_every_case_conforms(backend: str) -> None:
+    entries = [entry.replace("F.", "torch.nn.functional.") for entry in ENTRIES[backend]]
+    found = backquant.conform(backend, entries=entries, rounds=2, jobs=0)
+    assert found.conforms and found.complete, str(found)
+    assert found.counts[Verdict.CONFORMS] >= 30
+    assert found.bit_equal >= 0.999 and found.worst <= 1
