@@ -12,8 +12,8 @@ from backquant.conformance import ConformanceVerdict as Verdict
 
 # a fused product, sums of 7 bits, what is measured at each call, two observers or one, statistics, tables
 ENTRIES = {
-    "x86": ["nn.ReLU(torch.nn.Conv2d)", "sum of two torch.nn.Conv2d", "nn.GroupNorm"],
-    "onednn": ["F.relu(operator.add)", "cat of one called twice torch.nn.Linear"],
+    "x86": ["nn.ReLU(torch.nn.Conv2d)", "sum of two torch.nn.Conv2d", "torch.nn.InstanceNorm2d"],
+    "onednn": ["F.relu(torch.conv1d)", "cat of one called twice torch.nn.Linear"],
     "fbgemm": ["nn.ReLU(torch.nn.Linear)", "read with a ReLU and without torch.nn.Conv2d"],
     "qnnpack": ["moved before they are joined torch.nn.Conv1d", "torch.nn.InstanceNorm1d"],
     "native": ["torch.nn.LayerNorm", "torch.nn.AvgPool2d"],

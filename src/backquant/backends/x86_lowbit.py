@@ -27,8 +27,10 @@ from backquant.backend_config import (
 from backquant.dtypes.tokens import INT4
 from backquant.operators import embedding, linear
 
-# half a step each: bfloat16 has 8 bits; more where sums of groups cancel
-SCALES_AND_RESULTS = Tolerance(2, "scales and results are rounded to bfloat16")
+# bfloat16 has 8 bits: half a step each of the product, more where groups or the bias cancel it
+SCALES_AND_RESULTS = Tolerance(
+    8, "scales and products are rounded to bfloat16, before the bias is added"
+)
 
 GROUPS = DTypeWithConstraints(INT4, symmetric=True, granularity="per_group")
 GROUPED = DTypeConfig(

@@ -189,7 +189,7 @@ def _norm(site: Site, call: NormCall) -> Emit | Reason:
     gamma = gamma if call.weight is None else call.weight.detach().double()
     beta = beta if call.bias is None else call.bias.detach().double()
     fields = result_fields(site, out)
-    numbers = norm_numbers(call.eps, x.scale, x.dtype, fields["requantization"])
+    numbers: dict[str, Any] = norm_numbers(call.eps, x.scale, x.dtype, fields["requantization"])
     scale, factors, biases = _integers(gamma, beta, 2.0 ** -numbers["norm_bits"])
     config = NormConfig(**fields, **numbers, kind=call.kind, size=call.size, gamma_scale=scale)
     return emit(site, IntegerNorm(config, gamma=factors, beta=biases), node)
