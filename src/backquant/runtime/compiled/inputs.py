@@ -21,6 +21,8 @@ class InputKind:
     >>> kind = InputKind(torch.float32, ("batch", 3), {"batch": (1, 8)})
     >>> [kind.admits(torch.zeros(n, 3), {}) for n in (1, 8, 9)]
     [True, True, False]
+    >>> kind.admits(torch._neg_view(torch.zeros(1, 3)), {})
+    False
     >>> print(kind)
     float32[batch, 3]
     """
