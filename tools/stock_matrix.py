@@ -10,7 +10,8 @@ A cell is a model of ``benchmarks/stock`` and a road of ``benchmarks/stock/roads
 that are quantized alike share a process, which is ended, with all that it started, when a cell takes longer
 than ``--limit``; the others go on in a new one. Each result is appended to the file of results (JSON lines)
 as soon as it is there, and what the file holds is not run again, unless ``--again ok,failed,timeout,died``
-names its outcome: a run can be stopped and gone on with at any time. The last result of a cell counts.
+names its outcome: a run can be stopped and gone on with at any time. The last result of a cell counts; cells
+that the file does not hold stay as the page has them.
 Exit status 1: a cell failed that ``tests/stock/known_failures.yaml`` does not list, or a listed one works.
 """
 
@@ -41,7 +42,7 @@ from benchmarks.stock.catalogue import catalogue  # noqa: E402
 from benchmarks.stock.entry import FAMILIES, Entry  # noqa: E402
 from benchmarks.stock.roads import ROADS, SETUPS, Outcome, Quantized, WrongNumbersError, quantized  # noqa: E402
 from benchmarks.stock.settle import call  # noqa: E402
-from stock_table import table  # noqa: E402
+from stock_table import commits_of, rows_of, table  # noqa: E402
 
 from backquant.errors import BackquantError  # noqa: E402
 from stock_cells import CELLS  # noqa: E402
@@ -239,8 +240,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with chosen.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(line(row), flush=True)
-    rows = read(chosen.results)
-    chosen.out.write_text(table(list(catalogue().values()), rows), encoding="utf-8")
+    page = chosen.out.read_text(encoding="utf-8") if chosen.out.exists() else ""
+    rows = rows_of(page) | read(chosen.results)
+    entries = list(catalogue().values())
+    chosen.out.write_text(table(entries, rows, commits_of(page)), encoding="utf-8")
     found = unexpected(rows)
     print("\n".join(found))
     return 1 if found else 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from benchmarks.stock.entry import FAMILIES, Entry
 from benchmarks.stock.roads import ROADS
 
-__all__ = ["table"]
+__all__ = ["commits_of", "rows_of", "table"]
 
 Row = Mapping[str, Any]
 Rows = Mapping[tuple[str, str], Row]
@@ -59,9 +60,12 @@ run. Speeds were taken beside other work on the machine: differences below 20 % 
 """
 
 
-def table(entries: Sequence[Entry], rows: Rows) -> str:
-    """The page: a table for each family, and the reasons of what failed."""
-    parts = [HEAD, _versions(rows), _counts(entries, rows)]
+def table(entries: Sequence[Entry], rows: Rows, commits: Collection[str] = ()) -> str:
+    """The page: a table for each family, and the reasons of what failed.
+
+    ``commits``: of rows that do not say theirs.
+    """
+    parts = [HEAD, _versions(rows, commits), _counts(entries, rows)]
     for family in FAMILIES:
         mine = [entry for entry in entries if entry.family == family]
         if any((entry.name, road) in rows for entry in mine for road in ROADS):
@@ -70,8 +74,8 @@ def table(entries: Sequence[Entry], rows: Rows) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _versions(rows: Rows) -> str:
-    commits = sorted({row["commit"] for row in rows.values() if row.get("commit")})
+def _versions(rows: Rows, others: Collection[str]) -> str:
+    commits = sorted({row["commit"] for row in rows.values() if row.get("commit")} | set(others))
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return f"Measured at {', '.join(f'`{name}`' for name in commits) or '–'} with {packages}.\n"
 
@@ -124,3 +128,52 @@ def _failures(entries: Sequence[Entry], rows: Rows) -> str:
     lines = ["## What does not work\n", "| road | reason | models |", "| --- | --- | --- |"]
     lines += [f"| {road} | {why} | {', '.join(found)} |" for (road, why), found in names.items()]
     return "\n".join(lines) + "\n"
+
+
+def rows_of(page: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The results that a page shows, so that single cells can be measured again; as rounded there."""
+    roads = {title: road for road, title in TITLES.items()}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    titles: list[str] = []
+    for line in page.splitlines():
+        cells = re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
+        if line.startswith(("| model |", "| road |")):
+            titles = cells[1:]
+        elif line.startswith("| ") and not line.startswith("| ---") and titles:
+            found.update(_rows_of_line(cells, titles, roads, found))
+    return found
+
+
+def commits_of(page: str) -> set[str]:
+    """Those that the page names."""
+    return set(re.findall(r"`([0-9a-f]{7,})`", "".join(re.findall("^Measured at .*", page, re.M))))
+
+
+def _rows_of_line(
+    cells: list[str], titles: list[str], roads: Mapping[str, str], found: Rows
+) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    name, *rest = cells
+    if titles == ["reason", "models"]:
+        for model in rest[1].split(", "):
+            key = (model, roads[name])
+            yield key, {**found[key], "error": rest[0].replace("\\|", "|")}
+        return
+    if not set(titles) <= set(roads):
+        return
+    for title, cell in zip(titles, rest, strict=True):
+        if cell != "–":
+            yield (name, roads[title]), _row_of_cell(cell)
+
+
+def _row_of_cell(cell: str) -> dict[str, Any]:
+    if cell == "✗":
+        return {"outcome": "failed", "error": ""}
+    row: dict[str, Any] = {"outcome": "ok", "share": None, "sqnr": None}
+    for part in cell.split(" · "):
+        if part.endswith("%"):
+            row["share"] = float(part[:-1]) / 100
+        elif part.endswith("×"):
+            row["speed"] = float(part[:-1])
+        elif part != "✓":
+            row["sqnr"] = float(part)
+    return row

@@ -22,7 +22,7 @@ FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
 
 class Tiny(nn.Module):
     """A residual addition, and what Inductor overlooks by itself: a convolution that is called twice, linear
-    layers with one transposed input, and a batch norm over flattened rows."""
+    layers with one transposed input, a batch norm over flattened rows; and a weight that it packs wrongly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,14 @@ class Tiny(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)  # 8 rows to 4; Inductor drops the mode
         self.body = nn.Conv2d(8, 8, 3, padding=1)
         self.gate, self.fc, self.norm = nn.Linear(8, 12), nn.Linear(8, 12), nn.BatchNorm1d(12)
+        self.stored_transposed = nn.Parameter(torch.randn(12, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.stem(x))
         x = self.body(torch.relu(self.body(x) + x)).flatten(2).transpose(1, 2)
         y = self.fc(x)
-        return (self.norm(y.flatten(0, 1)).reshape_as(y) * self.gate(x)).mean(1)
+        y = self.norm(y.flatten(0, 1)).reshape_as(y) * self.gate(x)
+        return torch.mm(y.mean(1), self.stored_transposed)
 
 
 class Attention(nn.Module):
@@ -62,10 +64,10 @@ def test_convolutions_and_dynamic_batch(tmp_path) -> None:
     exported = backquant.export(model, path, example_inputs=x, dynamic_shapes=shapes, options=FAST)
     assert exported.integer_share == 1.0
     found = Counter(use.kernel.split("_")[0] for use in exported.kernels if use.integer)
-    assert found == {"qconv": 2, "qconv2d": 1, "qlinear": 2}
+    assert found == {"qconv": 2, "qconv2d": 1, "qlinear": 3}
     nodes = [use.nodes for use in exported.kernels if use.integer]
     assert nodes[:3] == [("stem_0",), ("body",), ("body_1",)]
-    assert set(nodes[3:]) == {("fc",), ("gate",)}
+    assert set(nodes[3:]) == {("fc",), ("gate",), ("linear",)}
     with quiet():
         run = torch._inductor.aoti_load_package(str(path))
         for batch in (1, 4, 7):

@@ -7,6 +7,9 @@ What it overlooks otherwise (torch 2.13, ``torch/_inductor/fx_passes/quantizatio
    expanded value, which is not divided between them;
 3. a linear layer whose result is flattened to rows, as for a batch norm behind it: two reshapes become one,
    and the pattern has two.
+
+And one defect: the weight of a linear layer is packed in the order that it has in memory, so that one that
+is stored transposed (GPT-2's) gives wrong numbers; all are laid out in the order of their axes.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ def made_fusible(program: Program) -> Program:
     {'relu': 'relu'}
     """
     graph = program.exported.graph
+    _lay_out(program.exported.state_dict)
     _separate_weights(graph)
     for node in graph.find_nodes(op="call_function", target=_LINEAR):
         if is_dequantize(node.args[0]):
@@ -43,6 +47,13 @@ def made_fusible(program: Program) -> Program:
     graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
     return Program(program.exported, origins_of_stacks(graph))
+
+
+def _lay_out(weights: dict[str, torch.Tensor]) -> None:
+    """Matrices of integers in the order of their axes."""
+    for name, weight in weights.items():
+        if weight.dtype == torch.int8 and weight.dim() == 2:
+            weights[name] = weight.contiguous()
 
 
 def _separate_weights(graph: fx.Graph) -> None:
