@@ -16,6 +16,7 @@ from backquant.backend_config import (
     DTypeWithConstraints,
 )
 from backquant.convert import reference_state
+from backquant.errors import InputError
 from backquant.nn.quantized import reference
 
 
@@ -196,3 +197,74 @@ def test_nvfp4() -> None:
         wanted = max(_e4m3(max(map(abs, block)) / 6 / unit), 2**-9) * unit
         assert scale == pytest.approx(wanted, rel=1e-6)
         assert found == [_e2m1(max(-6, min(6, value / scale))) for value in block]
+
+
+def activations(dtype: torch.dtype, size: int, scale_dtype: torch.dtype, x: torch.Tensor):
+    """What a linear layer reads whose input is quantized in groups at each call: values, scales, floats."""
+    demand = DTypeWithConstraints(
+        dtype, granularity=f"per_group(size={size})", scale_dtype=scale_dtype
+    )
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(
+        DTypeConfig(demand, torch.float, demand, is_dynamic=True)
+    )
+    entry.set_root_module(nn.Linear).set_reference_quantized_module(reference.Linear)
+    config = BackendConfig("npu").set_backend_pattern_config(entry)
+    assert config.validate() == []
+    name = str(dtype).removeprefix("torch.")
+    made = backquant.quantize(
+        nn.Sequential(nn.Linear(128, 8)).eval(), x, backend=config, weights=name, group_size=size
+    )
+    seen: dict[str, object] = {}
+
+    class Watched(torch.fx.Interpreter):
+        def run_node(self, node):
+            seen[str(node.target)] = found = super().run_node(node)
+            return found
+
+    with torch.no_grad():
+        Watched(made.graph_module).run(x)
+    values, scale, _ = seen["backquant.quantize_blocks.default"]
+    return values, scale, seen["backquant.dequantize_blocks.default"]
+
+
+def many_magnitudes() -> torch.Tensor:
+    torch.manual_seed(0)
+    x = torch.randn(4, 128) * torch.exp2(torch.randint(-9, 9, (4, 128)).float())
+    return x.index_fill_(0, torch.tensor([3]), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "element"),
+    [(torch.float4_e2m1fn_x2, 6.0, _e2m1), (torch.float8_e4m3fn, 448.0, _e4m3)],
+    ids=["mxfp4", "mxfp8"],
+)
+def test_mx_activations(dtype: torch.dtype, largest: float, element) -> None:
+    """The weights' algorithm, at each call; zeros stay zeros."""
+    x = many_magnitudes()
+    values, scale, floats = activations(dtype, 32, torch.float8_e8m0fnu, x)
+    wanted = [_mx(block, largest, element) for block in _blocks(x[:3], 32)]
+    assert scale[:3].flatten().tolist() == [scale for scale, _ in wanted]
+    assert _blocks(values[:3], 32) == [elements for _, elements in wanted]
+    assert _blocks(floats[:3], 32) == [[s * one for one in elements] for s, elements in wanted]
+    assert not floats[3].any()
+
+
+def test_nvfp4_activations() -> None:
+    x = many_magnitudes()
+    values, scale, _ = activations(torch.float4_e2m1fn_x2, 16, torch.float8_e4m3fn, x)
+    unit = float(x.abs().max()) / 6 / 448
+    for block, one, found in zip(
+        _blocks(x[:3], 16), scale[:3].flatten().tolist(), _blocks(values[:3], 16), strict=True
+    ):
+        wanted = max(_e4m3(max(map(abs, block)) / 6 / unit), 2**-9) * unit
+        assert one == pytest.approx(wanted, rel=1e-6)
+        assert found == [_e2m1(max(-6, min(6, value / one))) for value in block]
+
+
+def test_groups_that_do_not_divide_a_call(snapshot) -> None:
+    backquant.graph.register_blocks()
+    with pytest.raises(InputError) as raised:
+        torch.ops.backquant.quantize_blocks(
+            torch.ones(2, 48), "per_group(size=32)", -448, 448, 1e-9, torch.float8_e4m3fn
+        )
+    snapshot("blocks_that_do_not_divide", str(raised.value))

@@ -96,3 +96,11 @@ def blocks(dtype: torch.dtype, size: int) -> Callable[[], QConfig]:
         granularity=f"per_group(size={size})", dtype=dtype, qscheme=BY_CHANNEL
     )
     return lambda: QConfig(floats, weights)
+
+
+def blocks_at_each_call(dtype: torch.dtype, size: int) -> Callable[[], QConfig]:
+    """Weights and activations in groups of a row."""
+    shared = f"per_group(size={size})"
+    inputs = ob.PlaceholderObserver.with_args(dtype=dtype, is_dynamic=True, granularity=shared)
+    weights = ob.BlockMinMaxObserver.with_args(granularity=shared, dtype=dtype, qscheme=BY_CHANNEL)
+    return lambda: QConfig(inputs, weights)

@@ -146,6 +146,20 @@ def _nvfp4(tried: Tried) -> str:
     return str(tried.observed("weight"))
 
 
+def _microscaled_at_each_call(tried: Tried) -> str:
+    [node] = tried.called("backquant.quantize_blocks")
+    assert node.args[1] == "per_group(size=32)" and node.args[-1] is torch.float8_e8m0fnu
+    assert tried.graph.get_submodule("0").weight_scale.shape == (16, 2) and tried.decibels > 10
+    return f"{node.target}, {node.args[1]}"
+
+
+def _four_bits_with_16(tried: Tried) -> str:
+    assert int(tried.graph.get_submodule("0").weight.abs().max()) == 7
+    found = tried.observed("input")
+    assert (found.dtype, found.quant_max) == ("uint16", 65535)
+    return f"{found}; {tried.observed('weight')}"
+
+
 def _ratio_is_power(tried: Tried) -> str:
     scales = [tried.observed(role).scale for role in ("input", "output")]
     ratios = tried.graph.get_submodule("0").weight_scale.double() * scales[0] / scales[1]
@@ -236,6 +250,23 @@ entries:
 """,
         Request(r.conv(), r.image()),
         _four_bits,
+        {"dtype": Request(r.conv(), r.image(), r.asked(r.activation()))},
+    ),
+    Row(
+        "int4-weights-uint16-activations",
+        "weights of 4 bits with activations of 16",
+        QNN,
+        """\
+dtype_configs:
+  a:
+    input_dtype: uint16
+    output_dtype: uint16
+    weight_dtype: {dtype: int4, quant_min_lower_bound: -7, quant_max_upper_bound: 7, symmetric: true}
+entries:
+- {operators: [conv2d, linear], dtype_configs: [a]}
+""",
+        Request(r.conv(), r.image()),
+        _four_bits_with_16,
         {"dtype": Request(r.conv(), r.image(), r.asked(r.activation()))},
     ),
     Row(
@@ -569,6 +600,32 @@ entries:
         Request(r.linear(), r.matrix(2, 64), r.blocks(torch.float4_e2m1fn_x2, 16)),
         _nvfp4,
         {"dtype": Request(r.linear(), r.matrix(2, 64), r.blocks(torch.float8_e4m3fn, 16))},
+    ),
+    Row(
+        "mx-activations",
+        "activations and weights in blocks of 32 (MXFP8, MXFP4) or 16 (NVFP4), quantized at each call",
+        "OCP Microscaling Formats 1.0; AMD; NVIDIA Blackwell, NVFP4",
+        """\
+dtype_configs:
+  mxfp8: {is_dynamic: true, input_dtype: &x {dtype: float8_e4m3fn, granularity: per_group(size=32),
+      scale_dtype: float8_e8m0fnu}, output_dtype: float32, weight_dtype: *x}
+  mxfp4: {is_dynamic: true, input_dtype: &y {dtype: float4_e2m1fn_x2, granularity: per_group(size=32),
+      scale_dtype: float8_e8m0fnu}, output_dtype: float32, weight_dtype: *y}
+  nvfp4: {is_dynamic: true, input_dtype: &z {dtype: float4_e2m1fn_x2, granularity: per_group(size=16),
+      scale_dtype: float8_e4m3fn}, output_dtype: float32, weight_dtype: *z}
+entries:
+- {operators: [linear], dtype_configs: [mxfp8, mxfp4, nvfp4]}
+""",
+        Request(r.linear(), r.matrix(2, 64), r.blocks_at_each_call(torch.float4_e2m1fn_x2, 32)),
+        _microscaled_at_each_call,
+        {
+            "granularity": Request(
+                r.linear(), r.matrix(2, 64), r.blocks_at_each_call(torch.float8_e4m3fn, 16)
+            ),
+            "group-size": Request(
+                r.linear(48), r.matrix(2, 48), r.blocks_at_each_call(torch.float8_e4m3fn, 32)
+            ),
+        },
     ),
     Row(
         "ratio-of-scales",

@@ -50,6 +50,7 @@ _OWN_OPS = (
     "dequantize_float8",
     "quantize_rounded",
     "requantize",
+    "quantize_blocks",
     "dequantize_blocks",
     "grouped_linear",
 )

@@ -27,6 +27,7 @@ from backquant.errors import ConfigError
 from backquant.graph import (
     GraphEditor,
     call_before,
+    register_blocks,
     register_float8,
     register_quantized_decomposed,
 )
@@ -154,6 +155,8 @@ def _decomposed_dynamic(writer: Writer, value: fx.Node, found: ObservedQParams) 
     ops = torch.ops.quantized_decomposed
     if found.per_token:
         return _per_token(writer, value, found)
+    if found.groups is not None:
+        return _in_blocks(writer, value, found)
     if found.storage not in _DYNAMIC_STORAGE:
         raise ConfigError(
             f"dynamic quantization to {found.dtype} has no operator in the decomposed dialect",
@@ -190,6 +193,23 @@ def _per_token(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Nod
     qparams = (scale, zero_point, *bounds, torch.int8)
     quantized = writer.call(ops.quantize_per_token.default, value, *qparams)
     return writer.call(ops.dequantize_per_token.default, quantized, *qparams, torch.float32)
+
+
+def _in_blocks(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:
+    """One scale for each group or block, around 0."""
+    register_blocks()
+    ops, bounds = torch.ops.backquant, (found.quant_min, found.quant_max)
+    if found.quant_max <= 0 or found.quant_min > 0:
+        raise ConfigError(
+            f"groups that are quantized at each call lie around 0, and {found.dtype} "
+            f"{list(bounds)} does not",
+            where=f"the observer of {value.name}",
+            fix="a signed dtype: float8_e4m3fn, float4_e2m1fn_x2, int8",
+        )
+    how = (str(found.groups), *bounds, found.eps, found.dtype, found.scale_dtype)
+    made = writer.call(ops.quantize_blocks.default, value, *how)
+    parts = [writer.call(operator.getitem, made, index) for index in range(3)]
+    return writer.call(ops.dequantize_blocks.default, *parts)
 
 
 def write_quantized_tensor(writer: Writer, value: fx.Node, found: ObservedQParams) -> fx.Node:

@@ -4,9 +4,8 @@
 2. ``scale_range``: moved to its nearest end; values beyond the largest saturate.
 3. ``scales``: the smallest of the set that is not below; where all are, it stays, and the plan refuses it.
 4. ``power_of_two_scale``: the next power of two above.
-5. ``scale_dtype``: E8M0 by OCP's rule, ``2**(floor(log2(largest)) - exponent of the dtype's largest)``, so
-   that the largest values of a block may saturate (MX specification 1.0, section 6.3); E4M3 rounded to
-   nearest, in units of the one scale with which the largest block takes E4M3's largest value (NVFP4).
+5. ``scale_dtype``: as it is stored (``backquant.dtypes.stored_scales``); of groups that are quantized at each
+   call the dtype is handed on.
 6. ``requantization_ratio``: weights get the scale next above that makes input × weight / output what is
    demanded; ``hardware_ratios`` has raised the output's before.
 
@@ -16,7 +15,6 @@ does not. What several operators demand of a value that they share is met one af
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +25,7 @@ import torch
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.dtypes import Ratio
 from backquant.convert.state import Conversion
-from backquant.dtypes import ObservedQParams, is_symmetric
+from backquant.dtypes import ObservedQParams, is_symmetric, stored_scale
 from backquant.match.described import chosen_dtype_config
 from backquant.match.plan import Match
 from backquant.prepare import Role
@@ -110,7 +108,8 @@ def ratio_scale(scale: torch.Tensor, ratio: Ratio, unit: float) -> torch.Tensor:
 
 def _produced(found: ObservedQParams, demands: Iterable[DTypeWithConstraints]) -> ObservedQParams:
     if found.scale is None or found.zero_point is None:
-        return found
+        stored = next((d.scale_dtype for d in demands if d.scale_dtype is not None), None)
+        return found if stored is None else replace(found, scale_dtype=stored)
     pair = (found.scale, found.zero_point)
     kept = is_symmetric(found.qscheme)
     for demand in demands:
@@ -147,7 +146,7 @@ def _met(
         needed = torch.stack([one.double() for one in room]).amax(0)
         scale = torch.where(needed > 0, needed.to(scale.dtype), scale)
         zero_point, kept = torch.full_like(zero_point, fixed), True
-    stored = _as_stored(scale.double(), demand, bounds[1])
+    stored = stored_scale(scale.double(), demand.scale_dtype, bounds[1])
     made = _in_domain(stored, demand).to(scale.dtype)
     ratio = scale / made
     moved = bounds[0] - torch.round((bounds[0] - zero_point) * ratio)
@@ -155,19 +154,6 @@ def _met(
     if kept or zero_point.is_floating_point():
         return made, zero_point
     return made, torch.where(stays, zero_point, moved.clamp(*bounds).to(zero_point.dtype))
-
-
-def _as_stored(scale: torch.Tensor, demand: DTypeWithConstraints, high: float) -> torch.Tensor:
-    """Rule 5, in float64; ``high``: the largest value of the dtype."""
-    if demand.scale_dtype is torch.float8_e8m0fnu:
-        largest = torch.floor(torch.log2(scale * high)) - math.floor(math.log2(high))
-        return torch.exp2(largest.clamp(-127, 127))
-    if demand.scale_dtype is torch.float8_e4m3fn:
-        unit = (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float().double()
-        parts = (scale / unit).float().to(torch.float8_e4m3fn).double()
-        least = 2.0**-9  # the smallest that E4M3 has: no scale is 0
-        return parts.clamp(min=least) * unit
-    return scale
 
 
 def _in_domain(scale: torch.Tensor, demand: DTypeWithConstraints) -> torch.Tensor:

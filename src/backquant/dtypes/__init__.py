@@ -31,6 +31,7 @@ from backquant.dtypes.scheme import (
     is_per_tensor,
     is_symmetric,
 )
+from backquant.dtypes.stored_scales import stored_scale
 from backquant.dtypes.table import (
     find_dtype,
     integer_range,
@@ -88,6 +89,7 @@ __all__ = [
     "resolve_range",
     "round_to",
     "storage_dtype",
+    "stored_scale",
     "stored_bytes",
     "tensor_token",
     "unpack_integers",

@@ -135,6 +135,11 @@ class Granularity:
         """Whether the scales lie on a grid over the tensor, not along one axis."""
         return self.kind in ("per_group", "per_block")
 
+    @property
+    def lies_on_rows(self) -> bool:
+        """Whether the scales are those of groups along the last axis."""
+        return self.kind == "per_group" and self.axis in (None, -1)
+
     def admits(self, asked: Granularity) -> bool:
         """Whether ``asked`` is this, or this with more said.
 

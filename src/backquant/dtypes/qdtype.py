@@ -76,8 +76,8 @@ class QDType:
 
     @property
     def is_observed(self) -> bool:
-        """Whether activations get an observer in the graph: what can be stored, and is not packed."""
-        return self.is_stored and not self.packed
+        """Whether activations get an observer in the graph: what can be stored, but for packed integers."""
+        return self.is_stored and (self.is_float or not self.packed)
 
     @property
     def low(self) -> int:

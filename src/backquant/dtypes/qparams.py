@@ -8,6 +8,7 @@ from typing import Any, Generic
 import torch
 from typing_extensions import TypeVar
 
+from backquant.dtypes.granularity import Granularity
 from backquant.dtypes.scheme import is_per_channel
 from backquant.dtypes.table import integer_range, storage_dtype
 from backquant.dtypes.words import dtype_name
@@ -23,7 +24,8 @@ class QParams(Generic[ScaleT, ZeroPointT]):
     ``scale`` and ``zero_point`` are numbers, or tensors: without dimension, or one entry per slice along
     ``axis``; with ``block``, one per block of that shape. They are None where values are only cast, and where
     they are chosen at each call (``is_dynamic``, with a scale of at least ``eps``; ``per_token``: one for
-    each slice along the last axis). ``dtype`` is a quantized dtype or its storage.
+    each slice along the last axis; ``groups``: one for each group or block, stored in ``scale_dtype``).
+    ``dtype`` is a quantized dtype or its storage.
 
     >>> q = QParams(0.5, 10, 0, 127, torch.uint8)
     >>> q.is_full_range, q.bounds, str(q)
@@ -41,6 +43,8 @@ class QParams(Generic[ScaleT, ZeroPointT]):
     is_dynamic: bool = False
     eps: float = 0.0
     per_token: bool = False
+    groups: Granularity | None = None
+    scale_dtype: torch.dtype | None = None
 
     @property
     def storage(self) -> torch.dtype:

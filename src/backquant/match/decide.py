@@ -173,10 +173,12 @@ class _Facts:
         self, occurrence: Occurrence, config: BackendPatternConfig, hit: Hit
     ) -> tuple[tuple[Refusal, ...], ...]:
         """What of the entry's conditions does not hold, for each of its dtype configs."""
-        asked = self.read(hit, occurrence.anchor).weight
+        requests = self.read(hit, occurrence.anchor)
+        asked, given = requests.weight, requests.activation
         shared = None if asked is None else asked.shared_over
         in_blocks = shared is not None and shared.has_blocks
-        if not has_conditions(config) and not in_blocks:
+        given_in_blocks = given is not None and given.shared_over.lies_on_rows
+        if not has_conditions(config) and not in_blocks and not given_in_blocks:
             return ()
         sums = WeightSums(hit.qconfig)
         root, anchor = occurrence.root, occurrence.anchor
@@ -185,6 +187,9 @@ class _Facts:
         common = unmet(config.where, use)
         if asked is not None and in_blocks:
             wrong = divides(asked, *use.weight_shape())
+            common = common if wrong is None else (*common, wrong)
+        if given is not None and given_in_blocks:
+            wrong = divides(given, *use.row_shape())
             common = common if wrong is None else (*common, wrong)
         return tuple((*common, *unmet(one.where, use)) for one in config.dtype_configs)
 

@@ -166,8 +166,9 @@ def _activation_fix(config: DTypeConfig, request: TensorRequest | None) -> Obser
         return _spelled(request)
     if dynamic:
         values = {"dtype": demand.dtype, "is_dynamic": True, **_range(demand, request)}
-        if demand.granularity == "per_token":
-            values["granularity"] = demand.granularity
+        shared = _blocks(demand, request)
+        if shared is not None or demand.granularity == "per_token":
+            values["granularity"] = str(shared or demand.granularity)
         return ObserverFix("PlaceholderObserver", values)
     return _observer(_merged(demand, config.output_dtype_with_constraints), request)
 

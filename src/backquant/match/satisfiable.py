@@ -53,7 +53,9 @@ def _refused(config: DTypeConfig) -> Iterator[str]:
         if dtype not in (None, torch.float32, torch.float64) and find_dtype(dtype) is None:
             yield f"{role} {dtype_name(dtype)}, which nothing here quantizes to"
         row = None if dtype is None or role == "weight" else find_dtype(dtype)
-        if row is not None and row.packed:
+        shared = getattr(config, f"{role}_dtype_with_constraints").granularity or ""
+        in_blocks = config.is_dynamic and shared.startswith(("per_group", "per_block"))
+        if row is not None and row.packed and not in_blocks:
             yield f"{role} {dtype_name(dtype)}, which only weights are quantized to"
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)

@@ -45,7 +45,8 @@ def plan_refusal(entry: BackendPatternConfig, config: DTypeConfig, asked: QConfi
     contradiction = _contradiction(entry, config) if pattern.size == 1 else ""
     if contradiction:
         return contradiction
-    grouped = (config.weight_dtype_with_constraints.granularity or "").startswith(_GROUPS)
+    demands = (config.weight_dtype_with_constraints, config.input_dtype_with_constraints)
+    grouped = any((demand.granularity or "").startswith(_GROUPS) for demand in demands)
     captured = _example(pattern.anchor.op) if pattern.size == 1 else None
     if captured is None or grouped:
         return ""

@@ -171,7 +171,8 @@ def _input_refusals(
             wanted = names[bool(config.is_dynamic)]
             yield "input", Refusal(ReasonCode.DYNAMIC, names[request.is_dynamic], wanted)
         row = find_dtype(request.dtype)
-        if row is not None and row.packed:
+        in_blocks = request.is_dynamic and request.shared_over.has_blocks
+        if row is not None and row.packed and not in_blocks:
             asked = dtype_name(request.dtype)
             yield (
                 "input",

@@ -17,7 +17,8 @@ class PlaceholderObserver(ObserverBase):
     """Carries a dtype to the conversion: float dtypes, and ranges measured at inference.
 
     Args as of PyTorch's class; ``compute_dtype`` is its deprecated spelling of ``is_dynamic``.
-    ``granularity="per_token"``: at each call one scale for every slice along the last axis.
+    ``granularity="per_token"``: at each call one scale for every slice along the last axis;
+    ``"per_group(size=32)"``, ``"per_block(shape=[1, 16])"``: one for each group or block, around 0.
 
     >>> PlaceholderObserver(dtype=torch.float16)
     PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
@@ -37,16 +38,10 @@ class PlaceholderObserver(ObserverBase):
         granularity: str | None = None,
     ) -> None:
         super().__init__(dtype=dtype, is_dynamic=is_dynamic)
-        self.granularity = "" if granularity is None else str(Granularity.parse(granularity))
-        if self.granularity not in ("", "per_tensor", "per_token"):
-            raise ConfigError(
-                f"no operator quantizes at each call {granularity}",
-                where=f"PlaceholderObserver(granularity={granularity!r})",
-                fix='granularity="per_token", or "per_tensor"',
-            )
-        if self.granularity == "per_tensor":
-            self.granularity = ""
-        self.qscheme = torch.per_tensor_affine if qscheme is None else qscheme
+        self.granularity = _at_each_call(granularity)
+        in_blocks = self.granularity not in ("", "per_token")
+        usual = torch.per_tensor_symmetric if in_blocks else torch.per_tensor_affine
+        self.qscheme = usual if qscheme is None else qscheme
         self.quant_min = quant_min
         self.quant_max = quant_max
         self.eps = EPS if eps is None else eps
@@ -72,6 +67,19 @@ class PlaceholderObserver(ObserverBase):
 
     def extra_repr(self) -> str:
         return f"dtype={self.dtype}, is_dynamic={self.is_dynamic}"
+
+
+def _at_each_call(granularity: str | None) -> str:
+    """The one spelling of a granularity of values that are quantized at each call; empty: per tensor."""
+    shared = Granularity("per_tensor") if granularity is None else Granularity.parse(granularity)
+    sized = shared.size is not None or shared.shape is not None
+    if shared.kind not in ("per_tensor", "per_token") and not (shared.has_blocks and sized):
+        raise ConfigError(
+            f"no operator quantizes at each call {granularity}",
+            where=f"PlaceholderObserver(granularity={granularity!r})",
+            fix='granularity="per_token", "per_group(size=32)", or "per_tensor"',
+        )
+    return "" if shared.kind == "per_tensor" else str(shared)
 
 
 class NoopObserver(ObserverBase):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from backquant.dtypes import (
+    Granularity,
     ObservedQParams,
-    integer_range,
+    find_dtype,
     is_narrow_float,
     is_per_channel,
     is_per_tensor,
@@ -18,6 +19,7 @@ from backquant.errors import BackquantError, ConfigError
 from backquant.observe.protocol import is_noop, is_placeholder
 
 _Pair = tuple[Tensor, Tensor]
+_BLOCKS = ("per_group", "per_block")
 
 
 def qparam_dict(observer: Any, calculated: _Pair | None = None) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def measure(observer: Any, calculated: _Pair | None = None) -> ObservedQParams:
     # observers of others may do without a qscheme: then there is one scale
     unmeasured = qscheme is None and (dtype.is_floating_point or is_noop(observer))
     if dynamic or is_narrow_float(dtype) or unmeasured or is_placeholder(observer):
+        shared = str(getattr(observer, "granularity", ""))
         return ObservedQParams(
             None,
             None,
@@ -79,7 +82,8 @@ def measure(observer: Any, calculated: _Pair | None = None) -> ObservedQParams:
             is_dynamic=dynamic,
             qscheme=qscheme,
             eps=float(getattr(observer, "eps", torch.finfo(torch.float32).eps)),
-            per_token=str(getattr(observer, "granularity", "")) == "per_token",
+            per_token=shared == "per_token",
+            groups=Granularity.parse(shared) if shared.startswith(_BLOCKS) else None,
         )
     scale, zero_point = _calculated(observer) if calculated is None else calculated
     return ObservedQParams(
@@ -110,5 +114,6 @@ def _calculated(observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _bounds(observer: Any) -> tuple[int, int]:
     """The range; that of the dtype where the observer has none (placeholders)."""
     low, high = getattr(observer, "quant_min", None), getattr(observer, "quant_max", None)
-    own = integer_range(observer.dtype) or (0, 0)
+    row = find_dtype(observer.dtype)
+    own = (row.low, row.high) if row is not None and row.has_scale else (0, 0)
     return int(own[0] if low is None else low), int(own[1] if high is None else high)

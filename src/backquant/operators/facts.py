@@ -95,6 +95,12 @@ class UseFacts:
         across = module is None and known.weight_channel_axis == 1
         return shape, names if across else names[::-1]
 
+    def row_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The last axis of what a linear layer reads, as ``weight_shape`` gives it."""
+        shape, names = self.weight_shape()
+        axis = names.index("in_features") if "in_features" in names else None
+        return ((), ()) if axis is None else (shape[axis : axis + 1], names[axis : axis + 1])
+
     # -- operators -------------------------------------------------------------------------------
 
     def _of_operator(self, name: str, node: fx.Node) -> Values | Unknown:

@@ -122,7 +122,8 @@ def _needs_no_data(config: DTypeConfig, row: QDType) -> bool:
     own = find_dtype(config.weight_dtype)
     same = own is not None and (own.bits, own.format) == (row.bits, row.format)
     given = config.input_dtype
-    return same and not (own or row).packed and (bool(config.is_dynamic) or not is_quantized(given))
+    packed = (own or row).packed and not row.is_float
+    return same and not packed and (bool(config.is_dynamic) or not is_quantized(given))
 
 
 def _shared(config: DTypeConfig, group_size: int | None) -> Granularity | None:
@@ -148,8 +149,8 @@ def _activation(config: DTypeConfig) -> Any:
     if not config.is_dynamic:
         return PlaceholderObserver.with_args(dtype=demand.dtype or torch.float32)
     values: dict[str, Any] = {"dtype": demand.dtype, "is_dynamic": True}
-    if demand.granularity == "per_token":
-        values["granularity"] = "per_token"
+    if demand.granularity is not None:
+        values["granularity"] = demand.granularity
     row = find_dtype(demand.dtype)
     if row is not None and row.is_integer:
         low, high = demand.quant_min_lower_bound, demand.quant_max_upper_bound

@@ -1,7 +1,8 @@
 """Rules about the dtype configs of one entry.
 
 1. ``dynamic-output``: under dynamic quantization the output is computed in float.
-   ``dynamic-scale``: its input's scale is chosen at each call, and nothing can be demanded of it.
+   ``dynamic-scale``: its input's scale is chosen at each call; nothing can be demanded of it but, of groups
+   and blocks, what it is stored in.
 2. ``bias-scale``: a bias with a scale is an integer, and what it takes its scale from is quantized.
    ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input and weight,
    too; a shift only needs scales, or a ratio of them, that are powers of two.
@@ -20,7 +21,7 @@ from backquant.backend_config.conditions import AllOf, Condition, conjuncts, con
 from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.validate.constraints import constraint_findings
 from backquant.backend_config.validate.finding import Finding, Place
-from backquant.dtypes import integer_range
+from backquant.dtypes import Granularity, integer_range
 
 ROLES = ("input_dtype", "output_dtype", "weight_dtype")
 _LOWER = ("quant_min_lower_bound", "scale_min_lower_bound")
@@ -130,11 +131,19 @@ def _dynamic(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     if config.is_dynamic and integer_range(config.output_dtype) is not None:
         message = f"is_dynamic with the output dtype {config.output_dtype}: the output is float"
         yield place.find("error", "dynamic-output", message, "output_dtype: float32")
-    if config.is_dynamic and config.input_dtype_with_constraints.produces_scales:
+    if config.is_dynamic and _demands_a_measured_scale(config.input_dtype_with_constraints):
         message = (
             "is_dynamic, whose scales are chosen at each call, with demands on the input's scale"
         )
         yield place.at("input_dtype").find("error", "dynamic-scale", message, "remove the demands")
+
+
+def _demands_a_measured_scale(given: DTypeWithConstraints) -> bool:
+    """Of groups and blocks that are quantized at each call one can say what their scales are stored in."""
+    if given.granularity is None or not Granularity.parse(given.granularity).has_blocks:
+        return given.produces_scales
+    rest = {name: value for name, value in given.to_dict().items() if name != "scale_dtype"}
+    return DTypeWithConstraints.from_dict(rest).produces_scales
 
 
 def _bias_scale(config: DTypeConfig, place: Place) -> Iterator[Finding]:

@@ -1,0 +1,32 @@
+"""Scales of groups and blocks in the dtypes that hardware stores them in.
+
+1. E8M0 by OCP's rule, ``2**(floor(log2(largest)) - exponent of the dtype's largest)``, so that the largest
+   values of a block may saturate (MX specification 1.0, section 6.3).
+2. E4M3 rounded to nearest, in units of the one scale with which the largest block takes E4M3's largest
+   value (NVFP4).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LEAST = 2.0**-9  # the smallest that E4M3 has: no scale is 0
+
+
+def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) -> Tensor:
+    """``scale`` (float64, any shape) as ``scale_dtype`` holds it; ``high``: the elements' largest value.
+
+    >>> stored_scale(torch.tensor([0.3, 1.0]).double(), torch.float8_e8m0fnu, 448).tolist()
+    [0.25, 1.0]
+    """
+    if scale_dtype is torch.float8_e8m0fnu:
+        largest = torch.floor(torch.log2(scale * high)) - math.floor(math.log2(high))
+        return torch.exp2(largest.clamp(-127, 127))
+    if scale_dtype is torch.float8_e4m3fn:
+        unit = (scale.max() / torch.finfo(torch.float8_e4m3fn).max).float().double()
+        parts = (scale / unit).float().to(torch.float8_e4m3fn).double()
+        return parts.clamp(min=_LEAST) * unit
+    return scale
