@@ -21,7 +21,7 @@ dtype_configs:
     bias_dtype: BIAS
     bias_scale: SCALE
 entries:
-- {operators: [conv2d, linear], dtype_configs: [int8]}
+- {operators: [conv2d, conv_transpose2d, linear], dtype_configs: [int8]}
 """
 
 
@@ -82,6 +82,15 @@ def test_few_bits_saturate_and_forty_are_enough(tmp_path) -> None:
     _, wide, _ = quantized(tmp_path, "int64", "input_times_weight", large)
     steps = wide.conv.bias / steps_of(wide, "conv", "input_times_weight")
     assert float(steps.detach().min()) == pytest.approx(2**39, rel=1e-6)
+
+
+def test_weights_scaled_by_input_channel_have_no_step_of_their_sums(tmp_path) -> None:
+    """Of a transposed convolution, whose axis 0 is that of its input."""
+    for outputs in (3, 5):
+        model = nn.Sequential(nn.ConvTranspose2d(3, outputs, 2)).eval()
+        given, made, _ = quantized(tmp_path, "int32", "input_times_weight", model)
+        assert reference_state(made).plan.decisions["_0"].quantized
+        assert torch.equal(made.get_submodule("0").bias, given[0].bias)
 
 
 class Computed(Mixed):

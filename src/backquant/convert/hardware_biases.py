@@ -2,7 +2,7 @@
 
 1. ``bias_scale: input_times_weight``: one scale for each that the weight has; ``output``: that of the output.
 2. The rounded bias is what the reference model adds. A module that is called with several such scales keeps
-   its bias; so does an operator without a scale to take.
+   its bias; so does an operator without a scale to take, as one whose weight is scaled by input channel.
 3. 64-bit biases have the 40 bits that accelerators accumulate in (Arm's Ethos-U, TensorFlow Lite's 16x8).
 """
 
@@ -65,10 +65,18 @@ def accumulator_steps(
     root = work.nodes[match.root]
     weight = found.weight
     if root.op == "call_module":
-        weight = getattr(_part(work, root), "weight_scale", None)
+        module = _part(work, root)
+        weight = getattr(module, "weight_scale", None)
+        if weight is not None and weight.numel() > 1 and not _by_output_channel(module):
+            return None
     if weight is None or len(set(found.inputs)) != 1:
         return None
     return found.inputs[0] * weight.detach().double()
+
+
+def _by_output_channel(module: nn.Module) -> bool:
+    """Whether the weight is scaled along the channels that come out: else no step is that of a sum."""
+    return module.weight_axis == (1 if getattr(module, "transposed", False) else 0)
 
 
 def round_biases(work: Conversion) -> None:

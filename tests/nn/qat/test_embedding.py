@@ -10,8 +10,11 @@ import torch
 import torch.ao.nn.qat as oracle
 from torch import nn
 
+import backquant
+from backquant.dtypes.tokens import INT4
 from backquant.errors import ConfigError
 from backquant.nn import qat
+from backquant.observe import BlockMinMaxObserver
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("Embedding", {}),
@@ -56,3 +59,13 @@ def test_other_schemes_are_refused(qat_qconfig: Any) -> None:
         qat.Embedding.from_float(plain)
     with pytest.raises(ConfigError, match=r"qat\.EmbeddingBag needs a weight with"):
         qat.EmbeddingBag(9, 5, qconfig=qat_qconfig)
+
+
+def test_groups_of_a_row_are_measured_as_they_train() -> None:
+    """Nothing rounds in groups in training; the trained table is quantized so."""
+    weight = BlockMinMaxObserver.with_args(granularity="per_group(size=4)", dtype=INT4)
+    plain = nn.Embedding(9, 8)
+    plain.qconfig = backquant.QConfig(activation=backquant.NoopObserver, weight=weight)
+    trained = qat.Embedding.from_float(plain)
+    assert torch.equal(trained(torch.arange(9)), plain.weight)
+    assert trained.weight_fake_quant.calculate_qparams()[0].shape == (9, 2)

@@ -35,7 +35,8 @@ class _QATEmbeddingBase(nn.Module):
             qconfig, f"qat.{type(self).__name__}", self.weight.device
         )
         qscheme = getattr(self.weight_fake_quant, "qscheme", None)
-        if qscheme != torch.per_channel_affine_float_qparams:
+        in_groups = getattr(self.weight_fake_quant, "granularity", "")
+        if qscheme != torch.per_channel_affine_float_qparams and not in_groups:
             raise ConfigError(
                 f"qat.{type(self).__name__} needs a weight with "
                 f"torch.per_channel_affine_float_qparams, got {qscheme}",
@@ -54,7 +55,8 @@ class _QATEmbeddingBase(nn.Module):
 
         Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
         ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
-        module of another type, without ``qconfig``, or whose ``qconfig`` has another scheme.
+        module of another type, without ``qconfig``, or whose ``qconfig`` has another scheme
+        (weights in groups of a row have any, and are trained as floats).
         """
         float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
         arguments = {name: getattr(float_module, name) for name in cls._arguments}

@@ -1,0 +1,1 @@
+"""Our integer reference beside TOSA's reference model, bit for bit."""
