@@ -52,7 +52,7 @@ def rescaled(  # size: the numbers of the operator
     out_zero: int = 0,
     finer: int = 0,
 ) -> str:
-    """RESCALE of ``x``; ``reals``: one or one for each channel; ``finer``: bits that it is moved to the left."""
+    """RESCALE of ``x``; ``reals``: one, or one for each channel; ``finer``: bits to the left before it."""
     numbers = [multiplier_and_shift(float(real)) for real in np.atleast_1d(np.asarray(reals))]
     inputs = [
         x,
