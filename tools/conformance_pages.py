@@ -81,7 +81,7 @@ def index(runs: Sequence[Conformance], work: Path) -> Iterator[str]:
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
-    yield "[Findings](findings.md), a script each."
+    yield "[Findings](findings.md), a script each. [Runtimes of exports, compiled code](targets.md)."
 
 
 def findings(runs: Sequence[Conformance]) -> Iterator[str]:

@@ -76,7 +76,8 @@ def accumulator_steps(
 
 def _by_output_channel(module: nn.Module) -> bool:
     """Whether the weight is scaled along the channels that come out: else no step is that of a sum."""
-    return module.weight_axis == (1 if getattr(module, "transposed", False) else 0)
+    axis: int = module.weight_axis  # type: ignore[assignment]
+    return axis == (1 if getattr(module, "transposed", False) else 0)
 
 
 def round_biases(work: Conversion) -> None:
