@@ -1,4 +1,4 @@
-"""Try our descriptions of runtimes on them, and write docs/conformance/{onnxruntime,openvino,…}.md and targets.md.
+"""Try our descriptions of runtimes on them, and write their pages in docs/conformance, and targets.md.
 
     python -m tools.target_pages                         # all of them, an hour each at most
     python -m tools.target_pages --minutes 20 openvino   # goes on where the last call ended
