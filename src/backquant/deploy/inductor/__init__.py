@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import Written
+from backquant.deploy.inductor.around_zero import hold_zero
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
 from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.readback import kernels_of
@@ -54,6 +55,7 @@ class InductorTarget:
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
         keep_ceil_mode(program)
+        hold_zero(program)
         program = made_fusible(program)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
         try:
