@@ -7,7 +7,7 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config``; each row was run 
 2. Linear layers and two-dimensional convolutions that are not depthwise also run dynamically; then the
    weight has one scale per channel.
 3. A transposed convolution has its channels on axis 1 of the weight; with groups, one scale in all.
-   Means are over the last two axes of an image.
+   Means are over the last two axes of an image, adaptive averages of all of it.
 4. What only moves or cuts values keeps its input's qparams.
 5. A static linear layer gives integers; a dynamic one reads floats and gives floats, as fast and more
    exactly. So by default what stands between float operators (attention, layer norm, GELU) is dynamic:
@@ -73,6 +73,10 @@ MEAN = DTypeConfig(
     ACTIVATION,
     where={"dim": {"one_of": [(-2, -1), (2, 3)]}},
     tolerance=FLOAT32,
+)
+# of the whole image: other windows are averages, which run in float
+WHOLE_MEAN = DTypeConfig(
+    ACTIVATION, ACTIVATION, where={"output_size": {"one_of": [1, (1, 1)]}}, tolerance=FLOAT32
 )
 DYNAMIC = DTypeConfig(
     torch.qint8,
@@ -149,16 +153,20 @@ ADDITIONS = elementwise.ADD_SUB_MUL[:2]
 OTHERS = elementwise.ADD_SUB_MUL[2:]
 SHARING: tuple[Any, ...] = (
     *spellings("relu", "relu6", "hardtanh", "clamp"),
-    *spellings("max_pool2d", "adaptive_avg_pool2d"),
+    *spellings("max_pool2d"),
     *spellings("flatten", "identity", "permute", "reshape", "squeeze", "transpose", "unsqueeze"),
     *spellings("contiguous", "view"),
 )
 MEANS: tuple[Any, ...] = spellings("mean")
+WHOLE_MEANS: tuple[Any, ...] = spellings("adaptive_avg_pool2d")
 RULES = QDQRules(
     dequantize_per_user=True,
     quantize_constants=False,
     leave_float=(
-        LeaveFloat((*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING, *MEANS), beside_float=True),
+        LeaveFloat(
+            (*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING, *MEANS, *WHOLE_MEANS),
+            beside_float=True,
+        ),
     ),
 )
 
@@ -186,6 +194,7 @@ def backend_config() -> BackendConfig:
                 *shape.cat_entries([PLAIN], shape.CAT),
                 *shape.sharing_entries([PLAIN], SHARING),
                 *shape.sharing_entries([MEAN], MEANS),
+                *shape.sharing_entries([WHOLE_MEAN], WHOLE_MEANS),
             ]
         )
     )
