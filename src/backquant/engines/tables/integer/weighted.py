@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from backquant.nn.quantized.reference import Conv2d
 from backquant.reason_codes import ReasonCode
 
 _ADDS: tuple[Any, ...] = (torch.add, operator.add)
+_ENDS = torch.tensor([-(1 << 15), (1 << 15) - 1], dtype=torch.int16)
 _FAR = 8.0  # beyond it activation functions are flat, or the identity
 
 
@@ -142,10 +144,20 @@ def _activation(
         return {"negative_slope": post_op.numbers[0]}, None
     reach = max(_FAR, abs(out.quant_min - out.zero_point) * out.scale)
     reach = max(reach, abs(out.quant_max - out.zero_point) * out.scale)
+    function, scale = _between(site, reach)
+    while scale > out.scale / 4:  # its steps are seen in the result: is all of its range needed?
+        finer, less = _between(site, reach / 2)
+        if not torch.equal(finer(_ENDS), function(_ENDS)):
+            break
+        function, scale, reach = finer, less, reach / 2
+    return {"middle_scale": scale}, filled(torch.int16, function)
+
+
+def _between(site: Site, reach: float) -> tuple[Callable[[torch.Tensor], torch.Tensor], float]:
+    """The activation on 16-bit integers that go as far as ``reach``, and their scale."""
     scale = 2.0 ** math.ceil(math.log2(reach / 2**15))
     middle = QParams(scale, 0, -(1 << 15), (1 << 15) - 1, torch.int16)
-    function = reference_function(site, middle, site.steps[1:])
-    return {"middle_scale": scale}, filled(torch.int16, function)
+    return reference_function(site, middle, site.steps[1:]), scale
 
 
 def _conv_add(site: Site) -> Emit | Reason:
