@@ -9,6 +9,7 @@ code, which is not read here: `backquant conform xnnpack` runs it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 from backquant import get_backend_config
@@ -32,7 +33,9 @@ _GONE = ("identity", "contiguous")
 
 def registered() -> dict[str, set[str]]:
     """The ways in which each operator of the edge dialect is taken."""
-    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what ExecuTorch imports
+        from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 
     found: dict[str, set[str]] = {}
     for config in ALL_PARTITIONER_CONFIGS:
