@@ -26,12 +26,13 @@ def state_half_even(module: fx.GraphModule) -> None:
     """Rule 1, in place.
 
     >>> import torch
-    >>> from backquant.graph import register_requantize
-    >>> register_requantize()
+    >>> from backquant.graph import register_quantized_decomposed, register_requantize
+    >>> register_quantized_decomposed(); register_requantize()
     >>> graph, op = fx.Graph(), torch.ops.backquant.quantize_rounded.default
     >>> for rounding in ("half_even", "half_up"):
     ...     _ = graph.call_function(op, (graph.placeholder("x"), 0.5, 0, -128, 127, torch.int8, rounding))
-    >>> state_half_even(module := fx.GraphModule({}, graph))
+    >>> module = fx.GraphModule(torch.nn.Module(), graph)
+    >>> state_half_even(module)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['quantized_decomposed.quantize_per_tensor.default', 'backquant.quantize_rounded.default']
     """

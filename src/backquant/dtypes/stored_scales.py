@@ -20,7 +20,7 @@ def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) ->
     """``scale`` (float64, any shape) as ``scale_dtype`` holds it; ``high``: the elements' largest value.
 
     >>> stored_scale(torch.tensor([0.3, 1.0]).double(), torch.float8_e8m0fnu, 448).tolist()
-    [0.25, 1.0]
+    [0.5, 1.0]
     """
     if scale_dtype is torch.float8_e8m0fnu:
         largest = torch.floor(torch.log2(scale * high)) - math.floor(math.log2(high))
