@@ -65,9 +65,9 @@ def run_generated(key: Key) -> Row:
 
 
 def _find_packages() -> None:
-    for folder in ("tests", "src"):
-        if str(ROOT / folder) not in sys.path:
-            sys.path.insert(0, str(ROOT / folder))
+    for folder in (str(ROOT / "tests"), str(ROOT / "src")):
+        if folder != sys.path[0]:
+            sys.path.insert(0, folder)  # before this folder, whose tools have names of packages there
 
 
 def run_all(

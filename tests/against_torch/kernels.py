@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import quantize, requantize, saturate
 from backquant.lower.kernels.linear_dynamic import DynamicLinear
+from backquant.lower.kernels.recurrent import QuantizedCell
 from backquant.lower.qdq import is_quantize
+from backquant.lower.rule import KernelUse
 from backquant.runtime import QuantizedModel
 
 __all__ = ["KernelCheck", "check_kernels"]
@@ -33,7 +35,9 @@ class KernelCheck:
     state at each step as the reference model does not; ``decibels``: the smallest distance of their noise.
 
     A kernel that joins operators and rounds once is not compared where the reference model cuts a value off
-    in between: ``cut`` is the largest share of such values among its results."""
+    in between: ``cut`` is the largest share of such values among its results; elsewhere what the reference
+    model rounds in between is no distance. Nor is what float32 cannot hold in the reference model: values
+    that overflow, and the variances of normalisations that do."""
 
     checked: int = 0
     worst: int = 0
@@ -53,9 +57,15 @@ class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.values: dict[str, Any] = {}
+        self.infinite: dict[str, torch.Tensor] = {}  # where the float before a quantize node overflowed
+        self.far: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
+        floats = [x for x in self.fetch_args_kwargs_from_env(n)[0] if _is_float(x)]
+        if any(x.numel() and not float(x.abs().max()) < _LARGE for x in floats):
+            self.far.add(n.name)
         if is_quantize(n):
+            self.infinite[n.name] = ~floats[0].isfinite()
             # NaN as an integer is undefined in C++; kernels give the highest (docs/kernels.md).
             first, *rest = self.fetch_args_kwargs_from_env(n)[0]
             infinite = (torch.inf, torch.inf, -torch.inf)
@@ -66,6 +76,18 @@ class _Recorder(fx.Interpreter):
         return value
 
 
+_LARGE = 1e15  # squares of more, summed up, are beyond float32
+
+
+@dataclass(frozen=True)
+class _Between:
+    """What the reference model does before it rounds to a kernel's result: where it cuts values off, and how
+    far its own roundings lead, in steps of the result."""
+
+    cut: torch.Tensor
+    steps: int = 0
+
+
 class _Forced(fx.Interpreter):
     """Compares the value of each kernel with the expected one, and goes on with that."""
 
@@ -73,11 +95,11 @@ class _Forced(fx.Interpreter):
         self,
         module: fx.GraphModule,
         expected: dict[str, Any],
-        cut: dict[str, torch.Tensor],
+        between: dict[str, _Between],
     ) -> None:
         super().__init__(module)
         self.expected = expected
-        self.cut = cut
+        self.between = between
         self.found = KernelCheck()
 
     def run_node(self, n: fx.Node) -> Any:
@@ -98,9 +120,10 @@ class _Forced(fx.Interpreter):
             return self._float(n.name, value, expected) if same else value
         assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
         far, share = (value.int() - expected.int()).abs(), 0.0
-        cut = self.cut.get(n.name)
-        if cut is not None and cut.shape == far.shape and cut.numel():
-            far, share = far.masked_fill(cut, 0), float(cut.float().mean())
+        between = self.between.get(n.name)
+        if between is not None and between.cut.shape == far.shape and far.numel():
+            far, share = far.masked_fill(between.cut, 0), float(between.cut.float().mean())
+            far = (far - between.steps).clamp(min=0)
         distance = int(far.max()) if far.numel() else 0
         worst = max(distance, self.found.worst)
         node = n.name if distance == worst and distance > self.found.worst else self.found.node
@@ -116,13 +139,16 @@ class _Forced(fx.Interpreter):
     def _dynamic_step(self, n: fx.Node) -> float | None:
         """What one step of 7 bits of each input adds up to, of a layer that quantizes it at each call."""
         kernel = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        given = self.fetch_args_kwargs_from_env(n)[0]
+        if isinstance(kernel, QuantizedCell) and kernel.config.kind.startswith("rnn"):
+            parts = dict(kernel.named_buffers())
+            if parts["weight_ih"].is_floating_point():
+                return None
+            state = given[1] if len(given) > 1 and given[1] is not None else torch.zeros(1)
+            return _step(given[0], parts, "weight_ih") + _step(state, parts, "weight_hh")
         if not isinstance(kernel, DynamicLinear) or kernel.weight.is_floating_point():
             return None
-        x = self.fetch_args_kwargs_from_env(n)[0][0].double()
-        scale = kernel.weight_scale.double().reshape(-1, 1)
-        weight = (kernel.weight.double() - kernel.weight_zero_point.reshape(-1, 1)) * scale
-        span = float(x.amax().clamp(min=0) - x.amin().clamp(max=0)) if x.numel() else 0.0
-        return span / 127 * float(weight.abs().sum(1).max())
+        return _step(given[0], dict(kernel.named_buffers()), "weight")
 
     def _dynamic(self, value: torch.Tensor, expected: torch.Tensor, step: float) -> torch.Tensor:
         if not bool(expected.isfinite().all()):  # ranges of NaN and infinities are undefined
@@ -159,6 +185,19 @@ class _Forced(fx.Interpreter):
         return expected
 
 
+def _step(x: torch.Tensor, parts: dict[str, torch.Tensor], name: str) -> float:
+    """What one step of 7 bits of ``x`` adds up to in a product with the weight ``name``."""
+    scale = parts[f"{name}_scale"].double().reshape(-1, 1)
+    weight = (parts[name].double() - parts[f"{name}_zero_point"].reshape(-1, 1)) * scale
+    x = x.double()
+    span = float(x.amax().clamp(min=0) - x.amin().clamp(max=0)) if x.numel() else 0.0
+    return span / 127 * float(weight.abs().sum(1).max())
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
 # size: the arguments of the kernel.
 def _requantized(
     x: torch.Tensor, scale: float, zero: int, out_scale: float, out_zero: int, *out: Any
@@ -193,7 +232,7 @@ def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: An
         nodes = {node.name: node for node in reference.graph.nodes}
         uses = {name: use for use in lowered.kernels for name in use.nodes}
         expected: dict[str, Any] = {}
-        cut: dict[str, torch.Tensor] = {}
+        between: dict[str, _Between] = {}
         for node in lowered.graph_module.graph.nodes:
             if node.target is quantize and node.name in recorder.values:
                 expected[node.name] = recorder.values[node.name]
@@ -203,21 +242,32 @@ def check_kernels(reference: fx.GraphModule, lowered: QuantizedModel, inputs: An
             use = uses[replaced]
             behind = _only_quantize(nodes[use.nodes[-1]])
             result = _saturated(node)
-            if any(user.target is quantize for user in node.users):
+            if any(user.target is quantize or is_quantize(user) for user in node.users):
                 expected[node.name] = recorder.values[use.nodes[-1]]  # a float, quantized behind it
             elif behind is not None and _same_grid(result, behind):
                 expected[result.name] = recorder.values[behind.name]
-                between = [_only_quantize(nodes[name]) for name in use.nodes[:-1]]
-                for inner in between if "rounds once" in use.kernel else ():
-                    if inner is not None:
-                        low, high = inner.args[3:5]
-                        value = recorder.values[inner.name]
-                        cut[result.name] = (value == low) | (value == high)
+                between[result.name] = _between(nodes, use, recorder, behind)
             elif behind is None and _is_float_or_several(recorder.values.get(use.nodes[-1])):
                 expected[node.name] = recorder.values[use.nodes[-1]]
-        forced = _Forced(lowered.graph_module, expected, cut)
+        forced = _Forced(lowered.graph_module, expected, between)
         forced.run(*_positional(lowered.graph_module, inputs))
     return forced.found
+
+
+def _between(
+    nodes: dict[str, fx.Node], use: KernelUse, recorder: _Recorder, behind: fx.Node
+) -> _Between:
+    cut, steps = recorder.infinite[behind.name], 0
+    if "norm" in use.kernel and use.nodes[-1] in recorder.far:
+        cut = torch.ones_like(cut)
+    for name in use.nodes[:-1] if "rounds once" in use.kernel else ():
+        inner = _only_quantize(nodes[name])
+        if inner is not None:
+            value, (low, high) = recorder.values[inner.name], inner.args[3:5]
+            steps += math.ceil(0.5 * inner.args[1] / behind.args[1])  # type: ignore[operator]
+            ends = (value == low) | (value == high)
+            cut = cut | ends if ends.shape == cut.shape else cut
+    return _Between(cut, steps)
 
 
 def _is_float_or_several(value: Any) -> bool:

@@ -3,7 +3,9 @@
 1. Prepared, converted to a reference model, lowered: no error but ours.
 2. Each kernel, given the integers of the reference model, is within its stated steps.
 3. Recorded and run again, the bits are those of the interpreted graph.
-4. What the float model refuses is refused, with our error or the float model's own; what it takes has its
+4. Saved and loaded, the bits are the same. In integers only, each operator is within a step. Compiled (a
+   share of the models), the result is within the noise of roundings.
+5. What the float model refuses is refused, with our error or the float model's own; what it takes has its
    shape and dtype.
 """
 
@@ -27,6 +29,7 @@ from backquant.api import convert_fx, convert_to_reference_fx, prepare_fx
 from backquant.errors import BackquantError
 from backquant.lower.kernels.engine_setting import running
 from generated.families import FAMILIES, Drawn, draw
+from generated.forms import as_compiled, as_loaded, dithered, in_integers, ratio
 from generated.values import FOREIGN, NOT_FINITE, extreme_weights, fill
 from kernel_audit.layouts import LAYOUTS
 
@@ -35,13 +38,15 @@ __all__ = ["ENGINES", "Result", "check"]
 ENGINES = ("native", "fbgemm", "qnnpack", "x86", "onednn")
 _FLOAT_SHARE = 1e-3  # of the greatest value: kernels that give floats
 _RECURRENT_SHARE = 0.05  # recurrent cells quantize their state, some of them to 7 bits
+_COMPILED = ("x86", "onednn")
+_COMPILED_SHARE = 0.006  # a compiler takes as long as 100 models
 _WIDENED = ("float16", "bfloat16")  # every float16 is a float32: taken as the reference model does
 
 
 @dataclass
 class Result:
     """``compared``: integer kernels; ``calls``: inputs tried; ``refused``: our error, where one
-    ended the model."""
+    ended the model; ``forms``: those besides the lowered model that were compared."""
 
     seed: int
     backend: str
@@ -50,6 +55,7 @@ class Result:
     refused: str = ""
     compared: int = 0
     calls: int = 0
+    forms: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
 
@@ -97,6 +103,10 @@ class _Forms:
         self.reference = convert_to_reference_fx(prepared, dialect="decomposed")
         self.lowered: Any = convert_fx(prepared)
         self._values("calibration", x)
+        self._loaded(x)
+        self._in_integers(prepared, x)
+        if self.engine in _COMPILED and self.choice.random() < _COMPILED_SHARE:
+            self._compiled(x)
         for name, other in self._others(x):
             self._values(name, other)
         if any(
@@ -104,6 +114,39 @@ class _Forms:
             for k, v in self.made.model.state_dict().items()
         ):
             self._find("the model was changed")
+
+    def _loaded(self, x: torch.Tensor) -> None:
+        self.result.forms.append("loaded")
+        loaded = as_loaded(self.lowered)
+        wanted, got = _outcome(self.lowered, x), _outcome(loaded, x)
+        if isinstance(wanted, torch.Tensor) != isinstance(got, torch.Tensor):
+            self._find(f"loaded: {got if isinstance(wanted, torch.Tensor) else wanted}")
+        elif isinstance(got, torch.Tensor) and not _same(wanted, got):
+            self._find(f"loaded: {_far(wanted, got)} from the saved model")
+
+    def _in_integers(self, prepared: Any, x: torch.Tensor) -> None:
+        integers = in_integers(prepared)
+        if integers is None:
+            return
+        self.result.forms.append("integers")
+        try:
+            found = check_kernels(self.reference, integers, x)
+        except Exception as error:
+            self._find(f"in integers: {_told(error)}")
+            return
+        self.result.compared += found.checked
+        if found.worst > 1:
+            self._find(f"in integers: {found.node} is {found.worst} steps from the reference model")
+
+    def _compiled(self, x: torch.Tensor) -> None:
+        self.result.forms.append("compiled")
+        made = as_compiled(self.lowered)
+        wanted, got = self.lowered(x), made(x)
+        found = ratio(wanted, got)
+        if found < 20:
+            plain = self.reference(x)
+            if found < ratio(plain, dithered(self.reference, x)) - 3:
+                self._find(f"compiled: {found:.1f} dB from the lowered model")
 
     def _find(self, text: str) -> None:
         self.result.findings.append(text)

@@ -102,7 +102,8 @@ def check_weight(
 
     1. Dtypes are the engine's.
     2. Zero points of the weight are 0 and its scales lie along ``axis`` 0.
-    3. Without wide accumulation two products fit into 16 bits.
+    3. A product of one step by one step is within what the kernels' integers and floats hold.
+    4. Without wide accumulation two products fit into 16 bits.
     """
     engine = site.engine
     if x.dtype not in engine.activation_dtypes:
@@ -128,6 +129,12 @@ def check_weight(
             fix="PerChannelMinMaxObserver.with_args(dtype=torch.qint8, "
             "qscheme=torch.per_channel_symmetric)",
         )
+    if _is_beyond(site, tensors, x):
+        return site.refuse(
+            ReasonCode.KERNEL_DEFECT,
+            "a product of one step by one step beyond 2**16 steps of the result, or beyond float32",
+            "scales of one magnitude: further out the kernel's numbers overflow",
+        )
     depthwise = groups > 1 and tensors.weight.shape[1] == 1
     return _check_saturation(site, tensors, x, site.engine.max_product(depthwise))
 
@@ -136,6 +143,18 @@ def largest_factors(tensors: WeightTensors, x: QParams) -> tuple[int, int]:
     """The largest magnitudes that activations and weights have."""
     low, high = tensors.weight.aminmax() if tensors.weight.numel() else (0, 0)
     return max(abs(x.quant_min), abs(x.quant_max)), max(abs(int(low)), abs(int(high)))
+
+
+_FAR = 2.0**16  # times 255 steps by 128: the end of 32 bits
+
+
+def _is_beyond(site: Site, tensors: WeightTensors, x: QParams) -> bool:
+    if not tensors.scale.numel():
+        return False
+    product = float(tensors.scale.max()) * x.scale
+    if site.out is None:
+        return product >= torch.finfo(torch.float32).max
+    return product >= _FAR * site.out.scale or product >= torch.finfo(torch.float32).max
 
 
 def _check_saturation(

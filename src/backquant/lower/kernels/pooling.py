@@ -1,6 +1,7 @@
 """Pooling on plain integer tensors: the result keeps the qparams of the input.
 
-Max pooling selects values and is exact; average pooling sums integers and rounds once.
+Max pooling selects values and is exact; average pooling sums integers and rounds once. Sequences are
+images of height 1: torch's kernels for them mix up channels and places where the length is 1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from backquant.errors import InputError
 from backquant.lower.kernels.separable_pooling import is_separable, separable_max_pool
 from backquant.lower.kernels.views import as_quantized_image, integer_view
 
-_max_pool1d = torch.ops.quantized.max_pool1d.default
 _max_pool2d = torch.ops.quantized.max_pool2d.default
 _max_pool3d = torch.ops.aten.quantized_max_pool3d.default
 
@@ -33,8 +33,8 @@ def max_pool1d(
     >>> max_pool1d(torch.tensor([[[1, 5, 2, 3]]], dtype=torch.uint8), [2], [2], [0], [1], False)
     tensor([[[5, 3]]], dtype=torch.uint8)
     """
-    q = as_quantized_image(x, 1.0, 0)
-    return integer_view(_max_pool1d(q, kernel_size, stride, padding, dilation, ceil_mode))
+    sizes = ((1, *kernel_size), (1, *stride), (0, *padding), (1, *dilation))
+    return max_pool2d(x.unsqueeze(-2), *sizes, ceil_mode).squeeze(-2)
 
 
 # size: the arguments of quantized::max_pool2d.
@@ -98,11 +98,11 @@ def avg_pool1d(
     >>> avg_pool1d(x, 1.0, 0, [2], [2], [0], False, True)
     tensor([[[3, 3]]], dtype=torch.uint8)
     """
-    q = as_quantized_image(x, scale, zero_point)
-    pooled = F.avg_pool1d(
-        q, tuple(kernel_size), tuple(stride), tuple(padding), ceil_mode, count_include_pad
-    )
-    return integer_view(pooled)
+    sizes = ((1, *kernel_size), (1, *stride), (0, *padding))
+    rows = x.unsqueeze(-2)
+    return avg_pool2d(
+        rows, scale, zero_point, *sizes, ceil_mode, count_include_pad, None
+    ).squeeze(-2)
 
 
 # size: the arguments of aten::avg_pool2d after the qparams of the input.
@@ -183,8 +183,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(x, 1.0, 0, [1]).item()
     3
     """
-    q = as_quantized_image(x, scale, zero_point)
-    return integer_view(F.adaptive_avg_pool1d(q, list(output_size)))
+    return adaptive_avg_pool2d(x.unsqueeze(-2), scale, zero_point, (1, *output_size)).squeeze(-2)
 
 
 def adaptive_avg_pool2d(

@@ -1,0 +1,85 @@
+"""Other forms of a generated model: saved and loaded, in integers only, compiled."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+
+import backquant
+from backquant.errors import EngineError
+from backquant.lower.qdq import is_quantize
+from backquant.runtime import QuantizedModel
+
+__all__ = ["as_compiled", "as_loaded", "dithered", "in_integers", "ratio"]
+
+
+def as_loaded(model: QuantizedModel) -> QuantizedModel:
+    """``model``, saved and read back."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        path = Path(folder) / "model.bq"
+        backquant.save(model, path)
+        return backquant.load(path)
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def in_integers(prepared: fx.GraphModule) -> QuantizedModel | None:
+    """The integer reference, where the model has its arithmetic."""
+    try:
+        return backquant.convert_to_integer_reference(prepared)
+    except EngineError:
+        return None
+
+
+def as_compiled(model: QuantizedModel) -> QuantizedModel:
+    """Compiled for the shapes of the calibration, without optimising what surrounds the loops."""
+    with _fast_builds():
+        return model.compile()
+
+
+@contextmanager
+def _fast_builds() -> Iterator[None]:
+    with inductor_config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+        yield
+
+
+class _Dithered(fx.Interpreter):
+    """A reference model with up to half a step of noise at each rounding."""
+
+    generator: torch.Generator
+
+    def run_node(self, n: fx.Node) -> Any:
+        if not is_quantize(n):
+            return super().run_node(n)
+        value, scale, *rest = self.fetch_args_kwargs_from_env(n)[0]
+        noise = torch.rand(value.shape, generator=self.generator, dtype=value.dtype) - 0.5
+        return n.target(value + noise * scale, scale, *rest)  # type: ignore[operator]
+
+
+def dithered(reference: fx.GraphModule, x: torch.Tensor) -> torch.Tensor:
+    """What ``reference`` gives with noise at each rounding."""
+    run = _Dithered(reference)
+    run.generator = torch.Generator().manual_seed(0)
+    found: torch.Tensor = run.run(x)
+    return found
+
+
+def ratio(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    """How far above the difference ``wanted`` is, in dB; 120 where they are as good as equal."""
+    finite = wanted.isfinite()
+    if wanted.shape != got.shape or not torch.equal(got.isfinite(), finite):
+        return -120.0
+    one, two = wanted[finite].double(), got[finite].double()
+    signal, noise = float(one.square().sum()), float((one - two).square().sum())
+    if noise <= signal * 1e-12:
+        return 120.0
+    return float(10 * torch.log10(torch.tensor(max(signal, 1e-300) / noise)))
