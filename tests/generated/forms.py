@@ -14,10 +14,11 @@ from torch._inductor import config as inductor_config
 
 import backquant
 from backquant.errors import EngineError
+from backquant.lower.kernels.integer.weighted import IntegerWeighted
 from backquant.lower.qdq import is_quantize
 from backquant.runtime import QuantizedModel
 
-__all__ = ["as_compiled", "as_loaded", "dithered", "in_integers", "ratio"]
+__all__ = ["as_compiled", "as_loaded", "cuts_a_bias", "dithered", "in_integers", "ratio"]
 
 
 def as_loaded(model: QuantizedModel) -> QuantizedModel:
@@ -38,6 +39,18 @@ def in_integers(prepared: fx.GraphModule) -> QuantizedModel | None:
         return backquant.convert_to_integer_reference(prepared)
     except EngineError:
         return None
+
+
+def cuts_a_bias(model: QuantizedModel) -> bool:
+    """Whether a bias is no integer of 32 bits in steps of input × weight scale, as the integer reference has
+    it: beyond them it is saturated, and lost where such a step is one of the result."""
+    for kernel in model.modules():
+        if not isinstance(kernel, IntegerWeighted) or kernel.bias is None:
+            continue
+        far = kernel.bias.double().abs() >= 2.0**30
+        if bool(far.any()) or bool((kernel.unit > kernel.config.out_scale / 2).any()):
+            return True
+    return False
 
 
 def as_compiled(model: QuantizedModel) -> QuantizedModel:

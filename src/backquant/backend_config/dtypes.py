@@ -6,6 +6,7 @@ literally.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -250,6 +251,14 @@ bias_dtype=torch.float32)
             self.tolerance = tolerance_from(tolerance)
         with within("where"):
             self.where = condition_from(where)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> DTypeConfig:
+        made = copy.copy(self)
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, DTypeWithConstraints):
+                setattr(made, part.name, copy.copy(value))
+        return made  # what else it holds does not change
 
     @property
     def input_dtype(self) -> torch.dtype | None:

@@ -107,11 +107,21 @@ def _four(x: QParams | None, out: QParams) -> tuple[float, int, float, int]:
     return (*x.args, *out.args)
 
 
+_FAR = 1e13  # times 255, squared and summed up: the end of float32
+
+
 def _emit(site: Site, call: NormCall) -> Emit | Reason:
     found = integer_pair(site)
     if isinstance(found, Reason):
         return found
     x, out = found
+    assert x.qparams is not None
+    if x.qparams.scale >= _FAR:
+        return site.refuse(
+            ReasonCode.KERNEL_DEFECT,
+            f"a scale of {x.qparams.scale:.0e}",
+            f"scales below {_FAR:.0e}: further out the kernel's variances overflow",
+        )
     config = NormConfig(call.kind, call.size, call.eps, *_four(x.qparams, out))
     kernel = Norm(config, call.weight, call.bias)
     return Emit(kernel, (x.node,), kernel.name, out)

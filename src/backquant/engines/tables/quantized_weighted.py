@@ -39,6 +39,9 @@ def quantized_transposed_rules(kernels: TorchKernels) -> list[LowerRule]:
     return conv_transpose_rules(partial(_transposed, kernels.transposed))
 
 
+_MOST = 2.0**30  # the other half of 32 bits is for the products
+
+
 def _check(site: Site, call: WeightedCall) -> Reason | None:
     assert call.x.qparams is not None
     if site.out is None:
@@ -57,8 +60,24 @@ def _saturates_depthwise(site: Site, call: WeightedCall) -> bool:
     return limit is not None and reach * largest > limit
 
 
+def _check_bias(site: Site, call: WeightedCall, engine: str) -> Reason | None:
+    """qnnpack adds the bias as an integer of 32 bits, of one step by one step; fbgemm as a float."""
+    bias, x = call.weight.bias, call.x.qparams
+    if engine != "qnnpack" or bias is None or not bias.numel():
+        return None
+    assert x is not None
+    steps = bias.abs().double() / (call.weight.scale.double() * x.scale)
+    if float(steps.max()) < _MOST:
+        return None
+    return site.refuse(
+        ReasonCode.KERNEL_DEFECT,
+        "a bias beyond 32 bits of one step of the input by one of the weight",
+        "a bias of the magnitude of the products: qnnpack cuts it off",
+    )
+
+
 def _weighted(engine: str, site: Site, call: WeightedCall) -> Emit | Reason:
-    refused = _check(site, call)
+    refused = _check(site, call) or _check_bias(site, call, engine)
     if refused:
         return refused
     fused = site.steps[1:]
@@ -86,7 +105,7 @@ def _transposed(engine: str, site: Site, call: WeightedCall) -> Emit | Reason:
             fix="qconfig_mapping.set_object_type(torch.nn.ConvTranspose2d, "
             "QConfig(activation=..., weight=default_weight_observer))",
         )
-    refused = _check(site, call)
+    refused = _check(site, call) or _check_bias(site, call, engine)
     if refused:
         return refused
     if engine == "qnnpack" and len(geometry.stride) == 3:

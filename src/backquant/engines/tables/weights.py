@@ -132,7 +132,7 @@ def check_weight(
     if _is_beyond(site, tensors, x):
         return site.refuse(
             ReasonCode.KERNEL_DEFECT,
-            "a product of one step by one step beyond 2**16 steps of the result, or beyond float32",
+            "a product of one step by one step beyond 2**16 steps of the result, or scales beyond 1e30",
             "scales of one magnitude: further out the kernel's numbers overflow",
         )
     depthwise = groups > 1 and tensors.weight.shape[1] == 1
@@ -146,6 +146,7 @@ def largest_factors(tensors: WeightTensors, x: QParams) -> tuple[int, int]:
 
 
 _FAR = 2.0**16  # times 255 steps by 128: the end of 32 bits
+_LARGEST = 1e30  # reciprocals of more are lost in oneDNN, which then gives other values at each call
 
 
 def _is_beyond(site: Site, tensors: WeightTensors, x: QParams) -> bool:
@@ -153,8 +154,8 @@ def _is_beyond(site: Site, tensors: WeightTensors, x: QParams) -> bool:
         return False
     product = float(tensors.scale.max()) * x.scale
     if site.out is None:
-        return product >= torch.finfo(torch.float32).max
-    return product >= _FAR * site.out.scale or product >= torch.finfo(torch.float32).max
+        return max(product, x.scale) >= _LARGEST
+    return product >= _FAR * site.out.scale or max(product, x.scale, site.out.scale) >= _LARGEST
 
 
 def _check_saturation(

@@ -134,8 +134,11 @@ class Norm(KernelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """8-bit integers to 8-bit integers of the same shape."""
         c = self.config
-        q = as_quantized_image(x, c.x_scale, c.x_zero_point)
-        rest = (self.weight, self.bias, c.eps, c.out_scale, c.out_zero_point)
+        # Where all values of a row are equal, what float32 rounds of large ones is divided by the root of
+        # eps: a norm of the integers and an eps in their steps is the same, and exact there.
+        scale, eps = (1.0, c.eps / c.x_scale**2) if c.x_scale > 1 else (c.x_scale, c.eps)
+        q = as_quantized_image(x, scale, c.x_zero_point)
+        rest = (self.weight, self.bias, eps, c.out_scale, c.out_zero_point)
         if c.kind == "layer":
             return integer_view(torch.ops.quantized.layer_norm(q, list(c.size), *rest))
         if c.kind == "group":

@@ -13,6 +13,9 @@ from backquant.dtypes import Requantization, Rounding, requantize_sums, round_to
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
 
+_FAR = 2.0**40  # steps: beyond any range, and within 64 bits
+
+
 class Term(NamedTuple):
     """``integers`` (int64) times ``real`` (float64, broadcasts), in steps of the result.
 
@@ -58,7 +61,7 @@ class Result:
         if arithmetic is Requantization.FLOAT:
             total = sum(term.integers.double() * term.real for term in terms)
             assert isinstance(total, Tensor)
-            return self.of_steps(round_to(total, rounding).to(torch.int64))
+            return self.of_steps(round_to(total, rounding).clamp(-_FAR, _FAR).to(torch.int64))
         finer = max(term.headroom for term in terms)
         common = 2 * max(float(term.real.max()) for term in terms)
         sums = torch.zeros((), dtype=torch.int64)
