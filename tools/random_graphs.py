@@ -67,7 +67,9 @@ def run_generated(key: Key) -> Row:
 def _find_packages() -> None:
     for folder in (str(ROOT / "tests"), str(ROOT / "src")):
         if folder != sys.path[0]:
-            sys.path.insert(0, folder)  # before this folder, whose tools have names of packages there
+            sys.path.insert(
+                0, folder
+            )  # before this folder, whose tools have names of packages there
 
 
 def run_all(

@@ -60,7 +60,9 @@ class _Recorder(fx.Interpreter):
         super().__init__(module)
         self.lowered = lowered
         self.values: dict[str, Any] = {}
-        self.infinite: dict[str, torch.Tensor] = {}  # where the float before a quantize node overflowed
+        self.infinite: dict[
+            str, torch.Tensor
+        ] = {}  # where the float before a quantize node overflowed
 
     def run_node(self, n: fx.Node) -> Any:
         if is_quantize(n):
@@ -75,7 +77,6 @@ class _Recorder(fx.Interpreter):
             value = super().run_node(n)
         self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
         return value
-
 
     def _is_norm(self, n: fx.Node) -> bool:
         if n.op == "call_module":

@@ -32,8 +32,8 @@ from generated.families import FAMILIES, Drawn, draw
 from generated.forms import (
     as_compiled,
     as_loaded,
-    dithered,
     cuts_a_bias,
+    dithered,
     in_integers,
     ratio,
 )

@@ -100,9 +100,9 @@ def avg_pool1d(
     """
     sizes = ((1, *kernel_size), (1, *stride), (0, *padding))
     rows = x.unsqueeze(-2)
-    return avg_pool2d(
-        rows, scale, zero_point, *sizes, ceil_mode, count_include_pad, None
-    ).squeeze(-2)
+    return avg_pool2d(rows, scale, zero_point, *sizes, ceil_mode, count_include_pad, None).squeeze(
+        -2
+    )
 
 
 # size: the arguments of aten::avg_pool2d after the qparams of the input.
