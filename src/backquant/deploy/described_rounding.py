@@ -29,8 +29,9 @@ def state_half_even(module: fx.GraphModule) -> None:
     >>> from backquant.graph import register_quantized_decomposed, register_requantize
     >>> register_quantized_decomposed(); register_requantize()
     >>> graph, op = fx.Graph(), torch.ops.backquant.quantize_rounded.default
+    >>> x = graph.placeholder("x")
     >>> for rounding in ("half_even", "half_up"):
-    ...     _ = graph.call_function(op, (graph.placeholder("x"), 0.5, 0, -128, 127, torch.int8, rounding))
+    ...     _ = graph.call_function(op, (x, 0.5, 0, -128, 127, torch.int8, rounding))
     >>> module = fx.GraphModule(torch.nn.Module(), graph)
     >>> state_half_even(module)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
