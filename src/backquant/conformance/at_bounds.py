@@ -121,6 +121,8 @@ def _asked_past(
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
     free = unconditional(config)
     wide = _only(setting.backend, trial, free)
+    for entry in wide.configs:
+        entry.set_where(None)
     try:
         prepared = _prepared(trial, wide, bound, free, 0)
     except (BackquantError, RuntimeError, ValueError):
@@ -139,8 +141,7 @@ def _asked_past(
 def _only(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendConfig:
     """A description of the one claim, and of what its pattern becomes when it is fused.
 
-    A batch norm folds into the layer before it: then the conditions of that layer hold. Where ``config``
-    has none, no entry has.
+    A batch norm folds into the layer before it: then the conditions of that layer hold.
     """
     own = backend.configs[trial.claim.entry]
     before = own.dtype_configs[trial.claim.config]
@@ -149,8 +150,6 @@ def _only(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendC
         if before in entry.dtype_configs:
             kept = copy.copy(entry)
             kept.set_dtype_configs([config])
-            if config != before:
-                kept.set_where(None)
             entries.append(kept)
     made = BackendConfig(backend.name).set_engine(backend.engine)
     return made.set_backend_pattern_configs(entries)
