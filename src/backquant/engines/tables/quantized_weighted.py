@@ -66,8 +66,8 @@ def _check_bias(site: Site, call: WeightedCall, engine: str) -> Reason | None:
     if engine != "qnnpack" or bias is None or not bias.numel():
         return None
     assert x is not None
-    steps = bias.abs().double() / (call.weight.scale.double() * x.scale)
-    if float(steps.max()) < _MOST:
+    steps = bias.detach().abs().double() / (call.weight.scale.detach().double() * x.scale)
+    if steps.max().item() < _MOST:
         return None
     return site.refuse(
         ReasonCode.KERNEL_DEFECT,

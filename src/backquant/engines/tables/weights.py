@@ -154,7 +154,7 @@ _LARGEST = (
 def _is_beyond(site: Site, tensors: WeightTensors, x: QParams) -> bool:
     if not tensors.scale.numel():
         return False
-    product = float(tensors.scale.max()) * x.scale
+    product = float(tensors.scale.detach().max()) * x.scale
     if site.out is None:
         return max(product, x.scale) >= _LARGEST
     return product >= _FAR * site.out.scale or max(product, x.scale, site.out.scale) >= _LARGEST
