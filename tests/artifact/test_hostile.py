@@ -51,6 +51,19 @@ FUNCTIONS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "a resize that grows": ("torch.nn.functional.interpolate", [NODE], {"scale_factor": 256}),
     "sparse indices": ("torch.zeros", [[4]], {"layout": {"layout": "sparse_csr"}}),
     "a number without an end": ("math.factorial", [1 << 30], {}),
+    "a power without an end": ("builtins.pow", [3, 1 << 30], {}),
+    "a shift out of memory": ("operator.lshift", [1, 1 << 36], {}),
+    "a list out of memory": ("operator.mul", [[0], 1 << 33], {}),
+    "numbers out of memory": ("builtins.range", [1 << 34], {}),
+    "steps out of memory": ("torch.arange", [0, 1, 1e-11], {}),
+    "zeros out of memory": ("torch.zeros", [1 << 17, 1 << 17], {}),
+    "a square out of memory": ("torch.eye", [1 << 17], {}),
+    "a value out of memory": ("torch.full", [[1 << 34], 1.0], {}),
+    "chance out of memory": ("torch.randint", [0, 2, [1 << 34]], {}),
+    "a frame out of memory": ("torch.nn.functional.pad", [NODE, [1 << 20, 1 << 20, 1 << 20, 0]], {}),
+    "copies out of memory": (f"{ATEN}.repeat.default", [NODE, [1 << 20, 1 << 20]], {}),
+    "parts without an end": ("torch.tensor_split", [NODE, 1 << 30], {}),
+    "an output out of memory": (f"{ATEN}.upsample_nearest2d.default", [NODE, [1 << 17, 1 << 17]], {}),
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ A node of a graph that comes from a file is checked when it is read:
 5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).
 6. Dtypes, layouts and memory formats are those of torch: an operator takes any integer for one, and what
    reads the name of one that there is not ends the process.
-7. What our kernels are told: ``backquant.artifact.kernels`` and ``kernel_tensors``.
+7. Sizes that are written out ask for at most 67 million positions (``backquant.artifact.sizes``).
+8. What our kernels are told: ``backquant.artifact.kernels`` and ``kernel_tensors``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.fx import Node
 
 from backquant.artifact import kernels
 from backquant.artifact.growth import RESIZES, check_call_growth
+from backquant.artifact.sizes import check_numbers, check_sizes
 from backquant.errors import ArtifactError
 
 _NEVER = frozenset({"out", "key", "generator"})
@@ -58,6 +60,8 @@ def check_call(path: str, target: Callable[..., Any], args: Any, kwargs: Any, wh
         return
     if isinstance(target, OpOverload | OpOverloadPacket):
         _check_enumerated(name, target, args, kwargs, where)
+    if parts[0] in ("builtins", "operator"):
+        check_numbers(name, args, where)
     if parts[0] == "builtins" and name in ("min", "max"):
         _refuse_keywords(name, kwargs, where)
     if parts[0] == "torch":
@@ -111,6 +115,7 @@ def _refuse_keywords(name: str, kwargs: Any, where: str) -> None:
 
 def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) -> None:
     _refuse_keywords(name, kwargs, where)
+    check_sizes(name, args, kwargs, where)
     wrong = ""
     if _CONVOLUTION.search(name):
         wrong = _windows(args[3:], kwargs, {"input", "weight", "bias"})

@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backquant.artifact.sizes import MOST_SIZE
 from backquant.errors import ArtifactError
 
 MOST_POSITIONS = 1 << 14
-_MOST_SIZE = 1 << 26
 _CALLS = {
     "convolution": ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
     "conv_transpose": ("stride", "padding", "output_padding", "groups", "dilation"),
@@ -53,7 +53,7 @@ def check_growth(
     elif "scale_factor" in values:
         found = _product(values["scale_factor"])
     sizes = [_product(values.get(name)) for name in ("output_size", "size", "padding")]
-    if found > max(MOST_POSITIONS, 4 * taps) or (kernel is None and max(sizes) > _MOST_SIZE):
+    if found > max(MOST_POSITIONS, 4 * taps) or (kernel is None and max(sizes) > MOST_SIZE):
         much = f"{found:,.0f} positions of one" if found > MOST_POSITIONS else f"{max(sizes):,.0f}"
         raise ArtifactError(
             f"{kind} makes {much}",

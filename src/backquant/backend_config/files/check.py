@@ -10,12 +10,11 @@ from pydantic_core import ErrorDetails
 
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
-from backquant.backend_config.files.problems import Problem, suggestion
+from backquant.backend_config.files.problems import MOST_TOLD, Problem, suggestion
 
 __all__ = ["structure_problems"]
 
 _MISSING = "this field is missing"
-_MOST = 200  # problems that are told; each asks for the nearest word
 
 
 def structure_problems(tree: Located, file: str) -> list[Problem]:
@@ -35,7 +34,7 @@ def structure_problems(tree: Located, file: str) -> list[Problem]:
     except UnicodeEncodeError as error:
         return [Problem(file, tree.line, "", f"holds what is no text: {error.reason}", "")]
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[:_MOST]
+        wrong = error.errors(include_url=False)[:MOST_TOLD]
         found = [_problem(details, tree, file) for details in wrong]
         # on one line a misspelt field comes before the field that is missing because of it
         return sorted(dict.fromkeys(found), key=lambda it: (it.line or 0, it.message == _MISSING))

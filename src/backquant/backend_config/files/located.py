@@ -14,7 +14,7 @@ from backquant.backend_config.files.problems import Problem, SpecFileError
 __all__ = ["MAX_DEPTH", "MAX_VALUES", "Located", "Path", "field_name", "fail", "plain"]
 
 MAX_DEPTH = 60  # a spec nests about eight deep; deeper input is an attack or a mistake
-MAX_VALUES = 100_000  # aliases may repeat a value; a file may not expand without bound
+MAX_VALUES = 50_000  # aliases may repeat a value; a file may not expand without bound
 
 Path = tuple[str | int, ...]
 

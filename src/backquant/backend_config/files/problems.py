@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from backquant.errors import SpecError, nearest
 
+MOST_TOLD = 200  # problems of one file; each may ask for the nearest of thousands of words
+_LONGEST = 400  # of what is told of one problem; a file may hold names of any length
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -26,11 +29,15 @@ class Problem:
     def place(self) -> str:
         """``file:line: field``, as far as each is known."""
         file = self.file if self.line is None else f"{self.file}:{self.line}"
-        return ": ".join(part for part in (file, self.field) if part)
+        return ": ".join(part for part in (file, _short(self.field)) if part)
 
     def __str__(self) -> str:
         tail = f"; {self.fix}" if self.fix else ""
-        return f"{self.place}: {self.message}{tail}"
+        return _short(f"{self.place}: {self.message}{tail}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 class SpecFileError(SpecError):
@@ -40,11 +47,11 @@ class SpecFileError(SpecError):
         self.problems = tuple(problems)
         first = self.problems[0]
         more = len(self.problems) - 1
-        what = first.message + (f" (and {more} more)" if more else "")
+        what = _short(first.message) + (f" (and {more} more)" if more else "")
         super().__init__(
             what,
             where="\n         ".join(p.place if p is first else str(p) for p in self.problems),
-            fix=first.fix,
+            fix=_short(first.fix),
         )
 
 

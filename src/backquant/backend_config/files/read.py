@@ -21,7 +21,7 @@ from backquant.backend_config.files.kinds import is_operator
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
 from backquant.backend_config.files.pattern_models import is_operator_name
-from backquant.backend_config.files.problems import Problem, SpecFileError, suggestion
+from backquant.backend_config.files.problems import MOST_TOLD, Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
 from backquant.backend_config.files.spelling import callable_from, pattern_data, pattern_from
 from backquant.backend_config.observation import ObservationType
@@ -129,6 +129,8 @@ class _Builder:
         self.problems.append(
             Problem(self.file, self.tree.line_of(place), field_name(place), message, fix)
         )
+        if len(self.problems) >= MOST_TOLD:
+            raise SpecFileError(self.problems)
 
     def attempt(self, path: Path, make: Callable[..., Value], *arguments: Any) -> Value | None:
         """``make(*arguments)``, or None with the problem noted at ``path``."""

@@ -175,7 +175,12 @@ def _base(
 def _check_folder(path: Path, source: _Source, resolver: Resolver, line: int | None) -> None:
     """A file extends files of its own folder, and of those that the caller allows."""
     here = (source.folder.resolve(), *resolver.folders)
-    if not any(path.resolve().is_relative_to(folder) for folder in here):
+    try:
+        place = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no name of a file
+        message = f"this is no place of a file: {error}"
+        raise fail(source.name, line, ("extends",), message) from error
+    if not any(place.is_relative_to(folder) for folder in here):
         raise fail(
             source.name,
             line,

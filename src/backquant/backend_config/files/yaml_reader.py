@@ -27,6 +27,13 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader whose scalars stay untyped; ``_scalar`` decides what they are."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own protocol)
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values")
+        return super().compose_node(parent, index)
 
 
 class _Reader:
@@ -121,6 +128,8 @@ def read_yaml(text: str, file: str) -> Located:
     except yaml.YAMLError as error:
         first = str(error).splitlines()[0]
         raise fail(file, None, (), f"not valid YAML: {first}") from None
+    except (OverflowError, ValueError) as error:  # "\\UFFFFFFFF"
+        raise fail(file, None, (), f"not valid YAML: {error}") from None
     except RecursionError:
         raise fail(file, None, (), f"nested deeper than {MAX_DEPTH} levels") from None
     if node is None:
