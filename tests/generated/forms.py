@@ -14,6 +14,7 @@ from torch._inductor import config as inductor_config
 
 import backquant
 from backquant.errors import EngineError
+from backquant.lower.kernels.integer.normalized import IntegerNorm
 from backquant.lower.kernels.integer.weighted import IntegerWeighted
 from backquant.lower.qdq import is_quantize
 from backquant.runtime import QuantizedModel
@@ -42,14 +43,17 @@ def in_integers(prepared: fx.GraphModule) -> QuantizedModel | None:
 
 
 def cuts_a_bias(model: QuantizedModel) -> bool:
-    """Whether a bias is no integer of 32 bits in steps of input × weight scale, as the integer reference has
-    it: beyond them it is saturated, and lost where such a step is one of the result."""
+    """Whether a bias is no integer of 32 bits in the steps that the integer reference has it in, or a
+    factor none of 16: beyond them it is saturated, and lost where such a step is one of the result."""
     for kernel in model.modules():
-        if not isinstance(kernel, IntegerWeighted) or kernel.bias is None:
-            continue
-        far = kernel.bias.double().abs() >= 2.0**30
-        if bool(far.any()) or bool((kernel.unit > kernel.config.out_scale / 2).any()):
-            return True
+        if isinstance(kernel, IntegerWeighted) and kernel.bias is not None:
+            far = kernel.bias.double().abs() >= 2.0**30
+            if bool(far.any()) or bool((kernel.unit > kernel.config.out_scale / 2).any()):
+                return True
+        if isinstance(kernel, IntegerNorm):
+            far = kernel.beta.double().abs() >= 2.0**30
+            if bool(far.any()) or kernel.config.gamma_scale < 1e-30:
+                return True
     return False
 
 
