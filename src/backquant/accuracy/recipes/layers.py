@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from backquant.accuracy.grid import Grid
 from backquant.accuracy.recipes.draft import weighted_part
-from backquant.accuracy.twin import Twin
+from backquant.accuracy.twin import Twin, Walk
 from backquant.dtypes import block_of
 from backquant.graph import get_module
 
@@ -98,3 +98,9 @@ def layers_of(twin: Twin, *, transposed: bool = False) -> Iterator[Layer]:
             continue
         if not reference.weight.is_floating_point() and "weight" in part._parameters:
             yield Layer(path, tuple(nodes), part, reference)
+
+
+def input_of(walk: Walk, node: fx.Node) -> Any:
+    """What a layer reads in a run: its first argument."""
+    args, kwargs = walk.inputs_of(node)
+    return args[0] if args else next(iter(kwargs.values()))

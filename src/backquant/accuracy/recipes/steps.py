@@ -11,16 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from backquant.accuracy.grid import columns, gram
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
-from backquant.accuracy.recipes.layers import Layer, layers_of
+from backquant.accuracy.recipes.layers import Layer, input_of, layers_of
+from backquant.accuracy.recipes.moments import batch_norm, bias_correction
 from backquant.accuracy.recipes.ranges import ranges
+from backquant.accuracy.recipes.reconstruction import blocks, distillation
 from backquant.accuracy.recipes.rescale import awq, equalization, smoothquant
 from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
-from backquant.accuracy.twin import Twin, Walk
+from backquant.accuracy.twin import Twin
 from backquant.calibrate.group import in_turn
 
 __all__ = ["STEPS", "Step"]
@@ -29,47 +31,6 @@ __all__ = ["STEPS", "Step"]
 Step = Callable[[Draft, Bench], Iterable[Change | Together]]
 
 _SUMS_AT_ONCE = 1 << 28  # bytes of gram matrices in memory
-
-
-def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
-    """Take the mean error of each output channel out of the bias, layer by layer in the order of the graph,
-    on what the layers before give once they are corrected.
-
-    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
-    (arXiv 1906.04721), appendix D, the empirical form.
-    """
-    twin = draft.twin()
-    layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=True)}
-    in_float = list(bench.walks(twin, lambda _: False))
-    quantized = list(bench.walks(twin, lambda _: True))
-    for position, node in enumerate(twin.nodes):
-        for walk in (*in_float, *quantized):
-            walk.to(position)
-        layer = layers.get(node.name)
-        if layer is None or len(layer.nodes) > 1:
-            continue
-        shift = _mean_shift(layer, node, in_float, quantized)
-        bias = layer.reference.bias
-        corrected = (torch.zeros_like(shift) if bias is None else bias.detach()) - shift
-        layer.reference.register_parameter("bias", torch.nn.Parameter(corrected, False))
-        yield Change(layer.path, bias=corrected)
-
-
-def _mean_shift(layer: Layer, node: fx.Node, in_float: list[Walk], quantized: list[Walk]) -> Tensor:
-    """Of each output channel, over all batches and positions."""
-    axis = -1 if isinstance(layer.float_part, torch.nn.Linear) else 1
-    sums, count = 0.0, 0
-    for one, other in zip(in_float, quantized, strict=True):
-        wanted = layer.float_part(_input(one, node))
-        error = layer.reference(_input(other, node)) - wanted
-        error = error.movedim(axis, 0).flatten(1)
-        sums, count = sums + error.double().sum(1), count + error.shape[1]
-    return torch.as_tensor(sums / max(count, 1)).float()
-
-
-def _input(walk: Walk, node: fx.Node) -> Any:
-    args, kwargs = walk.inputs_of(node)
-    return args[0] if args else next(iter(kwargs.values()))
 
 
 def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
@@ -162,7 +123,7 @@ def _grams(bench: Bench, twin: Twin, layers: list[Layer]) -> list[Tensor]:
                 walk.to(position)
                 index = readers.get(node.name)
                 if index is not None:
-                    found, count = gram(layers[index].float_part, _input(walk, node))
+                    found, count = gram(layers[index].float_part, input_of(walk, node))
                     sums[index], counts[index] = sums[index] + found, counts[index] + count
     return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
 
@@ -176,5 +137,8 @@ STEPS: dict[str, Step] = {
     "weight-clipping": weight_clipping,
     "gptq": gptq_weights,
     "adaround": adaround_weights,
+    "blocks": blocks,
+    "distillation": distillation,
+    "batch-norm": batch_norm,
     "bias-correction": bias_correction,
 }

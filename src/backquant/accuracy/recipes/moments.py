@@ -1,0 +1,106 @@
+"""Layers whose results, channel by channel, get the mean or the variance of the float model's back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from backquant.accuracy.recipes.bench import Bench
+from backquant.accuracy.recipes.draft import Change, Draft
+from backquant.accuracy.recipes.layers import Layer, input_of, layers_of
+from backquant.accuracy.twin import Walk
+
+_MOST = 2.0  # by how much a channel is scaled
+
+
+def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Take the mean error of each output channel out of the bias, layer by layer in the order of the graph,
+    on what the layers before give once they are corrected.
+
+    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
+    (arXiv 1906.04721), appendix D, the empirical form.
+    """
+    for layer, wanted, found in _moments(draft, bench, transposed=True):
+        corrected = _bias(layer) + (wanted.mean - found.mean).float()
+        _set_bias(layer, corrected)
+        yield Change(layer.path, bias=corrected)
+
+
+def batch_norm(draft: Draft, bench: Bench) -> Iterator[Change]:
+    """Give each output channel the mean and the variance that it has in the float model, as a batch norm
+    behind the layer would whose statistics are those of the quantized model, folded into weight and bias.
+
+    Integers of weights that have a scale for each channel stay what they are; others are rounded anew. A
+    channel is scaled by a half to 2. Source: Sun et al., "Hybrid 8-bit Floating Point (HFP8) Training and
+    Inference for Deep Neural Networks", 2019 (statistics of batch norms are tuned anew for inference).
+    """
+    for layer, wanted, found in _moments(draft, bench):
+        ratio = (wanted.variance / found.variance.clamp(min=1e-30)).sqrt().clamp(1 / _MOST, _MOST)
+        ratio = torch.where(wanted.variance > 0, ratio, torch.ones_like(ratio))
+        bias = wanted.mean - ratio * (found.mean - _bias(layer).double())
+        yield _scaled(layer, ratio.float(), bias.float())
+
+
+def _scaled(layer: Layer, ratio: Tensor, bias: Tensor) -> Change:
+    own, qparams = layer.reference, layer.qparams()
+    spread = ratio.reshape(-1, *[1] * (layer.weight.dim() - 1))
+    weight = own.dequantized_weight() * spread  # as steps before rounded it
+    _set_bias(layer, bias)
+    scale = qparams["scale"]
+    if scale.dim() == 1 and scale.numel() == ratio.numel() and qparams["axis"] == 0:
+        qparams["scale"] = own.weight_scale = scale * ratio
+    elif scale.dim() > 1:
+        qparams["scale"] = own.weight_scale = scale * spread
+    return Change(layer.path, weight=weight, qparams=qparams, bias=bias)
+
+
+def _bias(layer: Layer) -> Tensor:
+    bias = layer.reference.bias
+    return torch.zeros(()) if bias is None else bias.detach()
+
+
+def _set_bias(layer: Layer, bias: Tensor) -> None:
+    layer.reference.register_parameter("bias", nn.Parameter(bias, requires_grad=False))
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Of each output channel, over all batches and positions."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+def _moments(
+    draft: Draft, bench: Bench, *, transposed: bool = False
+) -> Iterator[tuple[Layer, _Moments, _Moments]]:
+    """Each layer that is called once, with its results in the float model and in the quantized one: in the
+    order of the graph, so that what is done to a layer counts for those behind it."""
+    twin = draft.twin()
+    layers = {layer.nodes[0].name: layer for layer in layers_of(twin, transposed=transposed)}
+    in_float = list(bench.walks(twin, lambda _: False))
+    quantized = list(bench.walks(twin, lambda _: True))
+    for position, node in enumerate(twin.nodes):
+        for walk in (*in_float, *quantized):
+            walk.to(position)
+        layer = layers.get(node.name)
+        if layer is not None and len(layer.nodes) == 1:
+            wanted = _summed(layer, layer.float_part, node, in_float)
+            yield layer, wanted, _summed(layer, layer.reference, node, quantized)
+
+
+def _summed(layer: Layer, module: Any, node: fx.Node, walks: Sequence[Walk]) -> _Moments:
+    axis = -1 if isinstance(layer.float_part, nn.Linear) else 1
+    sums: Any = 0.0
+    squares: Any = 0.0
+    count = 0
+    for walk in walks:
+        values = module(input_of(walk, node)).movedim(axis, 0).flatten(1).double()
+        sums, squares = sums + values.sum(1), squares + values.square().sum(1)
+        count += values.shape[1]
+    mean = sums / max(count, 1)
+    return _Moments(mean, (squares / max(count, 1) - mean.square()).clamp(min=0))
