@@ -225,7 +225,8 @@ class _Rounding(nn.Module):
 def _rounded(x: Tensor, scale: Any, low: Tensor, high: Tensor) -> Tensor:
     """To multiples of ``scale``, within a range; gradients pass within it."""
     inside = torch.minimum(torch.maximum(x, low), high)
-    return inside + (torch.round(inside / scale) * scale - inside).detach()
+    made: Tensor = inside + (torch.round(inside / scale) * scale - inside).detach()
+    return made
 
 
 def _with_sites(prepared: fx.GraphModule, qparams: Mapping[str, ObservedQParams]) -> fx.GraphModule:
