@@ -26,5 +26,5 @@ def test_every_case_conforms(backend: str) -> None:
     entries = [entry.replace("F.", "torch.nn.functional.") for entry in ENTRIES[backend]]
     found = backquant.conform(backend, entries=entries, rounds=2, jobs=0)
     assert found.conforms and found.complete, str(found)
-    assert found.counts[Verdict.CONFORMS] >= 30
+    assert found.counts[Verdict.CONFORMS] >= 20
     assert found.bit_equal >= 0.98 and found.worst <= 1

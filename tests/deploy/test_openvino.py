@@ -101,7 +101,14 @@ def upsampled(transposed: nn.Module) -> nn.Module:
     ("transposed", "why"),
     [
         (nn.ConvTranspose1d(8, 8, 6, stride=3), ""),
-        (nn.ConvTranspose2d(8, 8, 4, stride=(4, 2), dilation=2, output_padding=1), ""),
+        (nn.ConvTranspose2d(8, 8, 4, stride=(4, 2), padding=1, output_padding=1), ""),
+        (nn.ConvTranspose2d(8, 8, 4, dilation=2), ""),
+        # wrong by some 20 steps without AMX, and other values at each call
+        (nn.ConvTranspose2d(8, 8, 4, stride=2, dilation=2), "dilation 2, 2, stride 2, 2"),
+        (
+            nn.ConvTranspose2d(8, 8, 4, stride=(4, 2), output_padding=1),
+            "output_padding 1, 1, padding 0, 0",
+        ),
         (nn.ConvTranspose1d(8, 8, 8, stride=4), "stride[-1] 4"),
         (nn.ConvTranspose2d(8, 8, 4, stride=(2, 4)), "stride[-1] 4"),
         (nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2), "groups 2"),

@@ -19,6 +19,7 @@ from backquant.operators import spellings
 def rounded_once(reference: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """``reference`` once for each addend of an addition that nothing else reads, which stays float in it.
 
+    >>> import torch
     >>> graph = fx.Graph()
     >>> x, y = (graph.placeholder(name) for name in "xy")
     >>> [made.graph for made in rounded_once(fx.GraphModule(torch.nn.Module(), graph))]

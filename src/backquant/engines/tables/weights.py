@@ -146,9 +146,8 @@ def largest_factors(tensors: WeightTensors, x: QParams) -> tuple[int, int]:
 
 
 _FAR = 2.0**16  # times 255 steps by 128: the end of 32 bits
-_LARGEST = (
-    1e30  # reciprocals of more are lost in oneDNN, which then gives other values at each call
-)
+# Reciprocals of more are lost in oneDNN, which then gives other values at each call.
+_LARGEST = 1e30
 
 
 def _is_beyond(site: Site, tensors: WeightTensors, x: QParams) -> bool:

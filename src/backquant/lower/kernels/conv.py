@@ -24,7 +24,7 @@ from backquant.lower.kernels.prepared import (
     prepared_conv,
 )
 from backquant.lower.kernels.repacked import pack_linear
-from backquant.lower.kernels.self_check import is_right_here
+from backquant.lower.kernels.self_check import folds_zero_exactly, is_right_here
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -100,6 +100,9 @@ class OnednnConv(PackedKernel):
         self._least = least_sizes(self._shape)
         short = is_point or has_short_sums(tensors.weight, c.groups)
         summed = short and (any(c.padding) or bool(self._prepared_name))
+        summed = summed or not (
+            self._prepared_name or c.out_dtype.itemsize == 1 or folds_zero_exactly()
+        )
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         inside = self.is_linear or post_op.applied_by_conv(len(c.stride))

@@ -12,6 +12,7 @@ from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.postop import with_post_op
 from backquant.lower.kernels.prepared import engine_for, is_plain
 from backquant.lower.kernels.repacked import pack_linear
+from backquant.lower.kernels.self_check import folds_zero_exactly
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import fold_zero_point
 
@@ -65,6 +66,8 @@ class OnednnLinear(PackedKernel):
         self._is_integer = c.out_dtype == torch.uint8
         self._prepared_name = (_INTEGER if self._is_integer else _FLOAT).get(c.post_op, "")
         self._prepared: dict[tuple[int, ...], Any] = {}
+        is_folded = c.out_dtype.itemsize == 1 or folds_zero_exactly()
+        self._zero_points = (c.x_zero_point, 0) if is_folded else (0, c.x_zero_point)
         self._out = (
             c.out_scale,
             c.out_zero_point,
@@ -112,8 +115,8 @@ class OnednnLinear(PackedKernel):
     def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config
         weight = torch.ops.onednn.qlinear_prepack(self.weight.contiguous(), None)
-        zero_point = c.x_zero_point
-        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, zero_point)
+        folded, _ = self._zero_points
+        bias = fold_zero_point(self.weight, self.weight_scale, self.bias, c.x_scale, folded)
         return weight, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +135,7 @@ class OnednnLinear(PackedKernel):
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
             self.config.x_scale,
-            0,  # the zero point is in the bias
+            self._zero_points[1],  # 0: it is in the bias
             weight,
             self.weight_scale,
             self.weight_zero_point,

@@ -1,9 +1,9 @@
-"""oneDNN's integer convolutions, checked against float ones before their first use on AMX.
+"""oneDNN's integer kernels, checked before their first use.
 
-On CPUs with AMX, oneDNN (torch 2.13) computes some convolutions wrongly, by more than their largest value:
-kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over 8 channels, and others
-whose rule is not known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs
-runs as a product of gathered patches (``backquant.lower.kernels.patches``).
+On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by more
+than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over
+8 channels, and others whose rule is not known (``docs/kernels.md``). So each shape is tried once, on random
+integers; what differs runs as a product of gathered patches (``backquant.lower.kernels.patches``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backquant.lower.kernels.geometry import Geometry
+from backquant.lower.kernels.zero_point import fold_zero_point
 
 _known: dict[Any, bool] = {}  # a few numbers for each shape of a process
 
@@ -26,29 +27,44 @@ def is_right_here(
     shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
 ) -> bool:
     """Whether this CPU's oneDNN convolves uint8 inputs of ``shape`` ``[batch, in, ...]`` with int8 weights of
-    shape ``weight`` ``[out, in / groups, ...]`` rightly. True without a trial where the CPU has no AMX.
+    shape ``weight`` ``[out, in / groups, ...]`` rightly.
 
     >>> geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
     >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
     True
     """
-    return not _has_amx() or _agrees(shape, weight, geometry, groups)
-
-
-@lru_cache(maxsize=1)
-def _has_amx() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_int8"))
-
-
-def _agrees(
-    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
-) -> bool:
     key = (shape, weight, geometry, groups)
     found = _known.get(key)
     if found is None:
         with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
             found = _known[key] = _tried(*key)
     return found
+
+
+@lru_cache(maxsize=1)
+def folds_zero_exactly() -> bool:
+    """Whether a linear layer of this CPU's oneDNN gives exactly 0 where the input is 0 and the bias makes up
+    for its zero point: not where it adds the bias to a product that was not rounded.
+
+    >>> folds_zero_exactly() in (True, False)
+    True
+    """
+    generator = torch.Generator().manual_seed(0)
+    size, zero_point, x_scale = 64, 116, 0.0297
+    weight = torch.randint(-127, 128, (size, size), dtype=torch.int8, generator=generator)
+    scale = torch.rand(size, generator=generator) * 1e-3
+    result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    bias = fold_zero_point(weight, scale, None, x_scale, zero_point)
+    with torch.no_grad(), _disable_current_modes():
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        for rows in (1, size):
+            x = torch.full((rows, size), zero_point, dtype=torch.uint8)
+            found = torch.ops.onednn.qlinear_pointwise.default(
+                x, x_scale, 0, packed, scale, torch.zeros(size).long(), bias, *result
+            )
+            if bool(found.any()):
+                return False
+    return True
 
 
 def _tried(
