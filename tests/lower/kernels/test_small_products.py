@@ -43,7 +43,15 @@ def test_linear_layers_are_onednn_s(
     assert kernel._prepared or dtype == torch.float32
     weight, bias = kernel.packed_for(())
     own: Any = torch.ops.onednn.qlinear_pointwise.default(
-        *(x, 0.1, 0, weight, kernel.weight_scale, kernel.weight_zero_point, bias),
+        *(
+            x,
+            0.1,
+            kernel._zero_points[1],
+            weight,
+            kernel.weight_scale,
+            kernel.weight_zero_point,
+            bias,
+        ),
         *(scale, zero_point, dtype, post_op, [], ""),
     )
     assert found.shape == own.shape == (*shape[:-1], out)
