@@ -5,7 +5,7 @@ import torch
 
 from backquant.dtypes import QuantRange, affine_qparams
 from backquant.observe.histogram_grid import Counted, Spread, add_to_bins
-from backquant.observe.histogram_search import best_range, squared_error
+from backquant.observe.histogram_search import SquaredError, best_range
 
 UNSIGNED = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
 SIGNED = QuantRange(torch.qint8, torch.per_tensor_symmetric, -128, 127)
@@ -32,7 +32,7 @@ def test_the_estimate_is_close_to_the_measured_error(target: QuantRange, seed: i
     values = spread(x)
     ends = torch.tensor([0.5, 1.0, 2.0, 3.0, 4.0, 5.0])
     scale, zero_point = affine_qparams(-ends, ends, target, EPS)
-    estimate = squared_error(values, scale, zero_point, target)
+    estimate = SquaredError.of(values)(scale.numpy(), zero_point.numpy(), target)
     for s, z, found in zip(scale, zero_point, estimate, strict=True):
         assert float(found) == pytest.approx(measured(x, float(s), int(z), target), rel=0.01)
 
@@ -41,7 +41,7 @@ def test_the_estimate_is_exact_on_discrete_values() -> None:
     x = torch.arange(-20, 21) / 7
     values = spread(x)
     scale, zero_point = torch.tensor([0.1, 0.03]), torch.tensor([128, 100])
-    estimate = squared_error(values, scale, zero_point, UNSIGNED)
+    estimate = SquaredError.of(values)(scale.numpy(), zero_point.numpy(), UNSIGNED)
     for s, z, found in zip(scale, zero_point, estimate, strict=True):
         assert float(found) == pytest.approx(measured(x, float(s), int(z), UNSIGNED), rel=1e-4)
 
@@ -53,7 +53,7 @@ def test_no_range_of_a_dense_scan_is_noticeably_better(target: QuantRange) -> No
 
     def errors(low: torch.Tensor, high: torch.Tensor) -> list[float]:
         scale, zero_point = affine_qparams(low, high, target, EPS)
-        return squared_error(values, scale, zero_point, target).tolist()
+        return SquaredError.of(values)(scale.numpy(), zero_point.numpy(), target).tolist()
 
     low, high = torch.from_numpy(best_range(values, target, EPS.item()))
     grid = torch.linspace(0.02, 1.05, 70)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jinja2
-
 from backquant.accuracy.comparison import Comparison, OperatorError
 from backquant.accuracy.sensitivity import Sensitivity
 from backquant.accuracy.text import HEADS, decibel_text, numbers, percent_text
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, lay_out
+from backquant.report.template import page_template
 
 _LABEL = 24
 _BEST, _WORST = 50.0, 10.0  # dB: from no colour to the full one
@@ -100,16 +99,7 @@ def heat(sqnr: float) -> float:
 
 
 def _page(**values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("backquant.accuracy", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
-        box_width=BOX_WIDTH, box_height=BOX_HEIGHT, **values
-    )
+    return page_template("accuracy").render(box_width=BOX_WIDTH, box_height=BOX_HEIGHT, **values)
 
 
 def _box(title: str, subtitle: str, sqnr: float, tip: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
@@ -21,7 +22,7 @@ def run_node(module: fx.GraphModule, node: fx.Node, value: Callable[[fx.Node], A
     tensor([0., 1.])
     """
     if node.op == "get_attr":
-        return attribute(module, str(node.target))
+        return attrgetter(str(node.target))(module)
     args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
     if node.op == "output":
         return args[0]
@@ -31,14 +32,6 @@ def run_node(module: fx.GraphModule, node: fx.Node, value: Callable[[fx.Node], A
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     target: Any = node.target
     return target(*args, **kwargs)
-
-
-def attribute(module: fx.GraphModule, path: str) -> Any:
-    """The value at a dotted path."""
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def placeholders(module: fx.GraphModule, batch: Any, index: int) -> dict[str, Any]:

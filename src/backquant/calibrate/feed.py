@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from backquant.calibrate.batches import check_some
+from backquant.calibrate.batches import check_set, check_some
 from backquant.calibrate.inputs import bound_arguments, check_values, described
 from backquant.calibrate.observers import (
     prepared_parts,
@@ -20,7 +20,7 @@ from backquant.calibrate.observers import (
 )
 from backquant.calibrate.progress import Progress
 from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
-from backquant.errors import BackquantError, CalibrationError, InputError, first_line
+from backquant.errors import BackquantError, InputError, first_line
 from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
 
@@ -76,7 +76,7 @@ def calibrate(
     CalibrationReport(batches=2, unseen=())
     """
     observers = site_observers(prepared)
-    _check_set(batches)
+    check_set(batches)
     interface = interface_of(prepared)
     again, modules = measured_again(prepared), tuple(prepared.modules())
     total = len(batches) if isinstance(batches, Sized) else None
@@ -100,16 +100,6 @@ def calibrate(
             progress(done, total)
     check_some(done, batches)
     return CalibrationReport(done, unseen_observers(prepared, observers))
-
-
-def _check_set(batches: Any) -> None:
-    """A single batch in place of a set would be taken apart silently."""
-    if isinstance(batches, (torch.Tensor, Mapping, str)) or not isinstance(batches, Iterable):
-        raise CalibrationError(
-            f"the calibration set is a {type(batches).__name__}, not an iterable of batches",
-            where="calibration",
-            fix="pass a list of batches: calibration=[batch]",
-        )
 
 
 def check_interface(interface: Interface, bound: inspect.BoundArguments, index: int) -> None:

@@ -23,9 +23,10 @@ from backquant.conformance.case import Outcome, Side, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.models import NoExampleError, float_model
 from backquant.conformance.refused import kept
-from backquant.conformance.requests import asked_for, unconditional
+from backquant.conformance.requests import asked_for
 from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
+from backquant.match.fixes import unconditional
 from backquant.operators.operator import Operator
 from backquant.prepare import prepared_state
 from backquant.reason_codes import ReasonCode

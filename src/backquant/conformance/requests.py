@@ -9,7 +9,7 @@ import torch
 
 from backquant.backend_config import DTypeConfig
 from backquant.dtypes import is_quantized
-from backquant.match.fixes import ObserverFix, QConfigFix, qconfig_fix
+from backquant.match.fixes import ObserverFix, QConfigFix, qconfig_fix, unconditional
 from backquant.match.verdict import QConfigRequest, Roles
 from backquant.operators.operator import Operator
 
@@ -35,17 +35,6 @@ def asked_for(
     if choice is not None and choice.random() < 0.5:
         made = _per_channel(made, config, operator)
     return _fake(made) if trained else made
-
-
-def unconditional(config: DTypeConfig) -> DTypeConfig:
-    """``config`` without its conditions.
-
-    >>> unconditional(DTypeConfig(torch.quint8, where={"batch": 1})).where is None
-    True
-    """
-    values = config.to_dict()
-    values.pop("where", None)
-    return DTypeConfig.from_dict(values)
 
 
 def _per_channel(made: QConfigFix, config: DTypeConfig, operator: Operator | None) -> QConfigFix:

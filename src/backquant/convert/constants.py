@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,10 +60,7 @@ class Constants:
         args = fx.map_arg(node.args, self._values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, self._values.__getitem__)
         if node.op == "get_attr":
-            owner: Any = self._module
-            for part in str(node.target).split("."):
-                owner = getattr(owner, part)
-            return owner
+            return attrgetter(str(node.target))(self._module)
         if node.op == "call_method":
             first, *rest = args
             return getattr(first, str(node.target))(*rest, **kwargs)

@@ -30,7 +30,7 @@ from backquant.convert.interface import plain_qparams
 from backquant.convert.state import Conversion
 from backquant.dtypes import tensor_token
 from backquant.errors import BackquantError, ConfigError
-from backquant.graph import free_path, set_module
+from backquant.graph import free_path, nodes_in, set_module
 from backquant.match.custom import requested_kind
 from backquant.match.names import op_name
 from backquant.match.plan import Decision, Match, MatchKind, Outcome
@@ -257,18 +257,10 @@ def _quantized_arguments(node: fx.Node, module: nn.Module) -> Iterator[fx.Node]:
         arguments = arguments[:1]
     elif family == _ATTENTION:
         arguments = arguments[:3]
-    yield from (value for argument in arguments for value in _nodes(argument))
+    yield from (value for argument in arguments for value in nodes_in(argument))
 
 
 def _family(module: nn.Module) -> str:
     """The kind of module whose result is a tuple: ours, PyTorch's, or derived from them; else empty."""
     names = (base.__name__ for base in type(module).__mro__)
     return next((name for name in names if name in (*_RECURRENT, _ATTENTION)), "")
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes(item)

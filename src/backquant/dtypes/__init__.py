@@ -4,7 +4,6 @@ from backquant.dtypes.arithmetic import (
     Rounding,
     dequantize_tensor,
     quantize_tensor,
-    requantize_tensor,
     round_to,
 )
 from backquant.dtypes.granularity import Granularity, Undivided, block_of
@@ -85,7 +84,6 @@ __all__ = [
     "quantize_bounds",
     "register_dtype",
     "requantize_sums",
-    "requantize_tensor",
     "resolve_range",
     "round_to",
     "storage_dtype",

@@ -22,7 +22,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from backquant.dtypes.qparams import QParams, TensorQParams
+from backquant.dtypes.qparams import TensorQParams
 from backquant.dtypes.table import is_scaled_float, qdtype
 
 
@@ -140,24 +140,6 @@ def dequantize_tensor(
     else:
         steps = q.to(compute) - zero_point.to(compute)
     return (steps * wide_scale).to(scale.dtype)
-
-
-def requantize_tensor(
-    q: Tensor, given: QParams, wanted: QParams, rounding: Rounding = Rounding.HALF_EVEN
-) -> Tensor:
-    """Integers (any shape) under ``given`` as integers under ``wanted``, both of one scale.
-
-    ``round((q - zero_point) * (scale / wanted scale)) + wanted zero point``, in float64: exact for
-    sums of up to 32 bits.
-
-    >>> q = torch.tensor([3, 5], dtype=torch.int32)
-    >>> given, wanted = QParams(0.5, 0, -99, 99, torch.int32), QParams(1.0, 0, 0, 255, torch.uint8)
-    >>> requantize_tensor(q, given, wanted), requantize_tensor(q, given, wanted, Rounding.HALF_UP)
-    (tensor([2, 2], dtype=torch.uint8), tensor([2, 3], dtype=torch.uint8))
-    """
-    steps = (q.double() - given.zero_point) * (given.scale / wanted.scale)
-    integers = _ROUND[rounding](steps) + wanted.zero_point
-    return integers.clamp(wanted.quant_min, wanted.quant_max).to(wanted.storage)
 
 
 def _spread(

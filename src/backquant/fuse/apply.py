@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -201,7 +202,7 @@ def _keep_reads(graph: fx.Graph, module: nn.Module, values: dict[str, Any]) -> N
         if node.op != "get_attr":
             continue
         path = str(node.target)
-        tensor = _attribute(module, path)
+        tensor = attrgetter(path)(module)
         owners = path.split(".")[:-1]
         inside = (".".join(owners[: i + 1]) for i in range(len(owners)))
         if any(owner in values for owner in inside):
@@ -210,13 +211,6 @@ def _keep_reads(graph: fx.Graph, module: nn.Module, values: dict[str, Any]) -> N
                 path += "_"
             node.target = path
         values[path] = tensor
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _graph_module(

@@ -50,6 +50,7 @@ from backquant.graph.queries import (
     OperatorKey,
     known_types,
     node_arguments,
+    nodes_in,
     operator_key,
 )
 from backquant.graph.rank_reads import move_rank_reads
@@ -95,6 +96,7 @@ __all__ = [
     "linear_products",
     "move_rank_reads",
     "node_arguments",
+    "nodes_in",
     "operator_key",
     "own_buffers",
     "own_shared_tensors",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -89,9 +90,7 @@ class Constants:
             return None
         if str(node.target) in self._changed:
             return None
-        value: Any = self._module
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
+        value = attrgetter(str(node.target))(self._module)
         return value if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class _Constants:
 
     def _may(self, node: fx.Node) -> bool:
         if node.op == "get_attr":
-            value = _attribute(self._module, str(node.target))
+            value = attrgetter(str(node.target))(self._module)
             return isinstance(value, torch.Tensor) and str(node.target) not in self._changed
         if not node.all_input_nodes or _changes(node):
             return False
@@ -150,7 +151,7 @@ class _Constants:
 
     def _computed(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return _attribute(self._module, str(node.target))
+            return attrgetter(str(node.target))(self._module)
         given: Any = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         args, kwargs = given
         call: Callable[..., Any] = node.target  # type: ignore[assignment]
@@ -162,13 +163,6 @@ class _Constants:
             if getattr(call, "inplace", False):
                 args = (args[0].clone(), *args[1:])
         return call(*args, **kwargs)
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    owner: Any = module
-    for name in path.split("."):
-        owner = getattr(owner, name)
-    return owner
 
 
 # -- what may be called ahead ----------------------------------------------------------------------------

@@ -177,6 +177,20 @@ class GraphIndex:
         return not isinstance(argument, int)
 
 
+def nodes_in(value: Any) -> Iterator[fx.Node]:
+    """The nodes of an argument, in order, with repetitions; in lists and tuples of any depth.
+
+    >>> x = fx.Graph().placeholder("x")
+    >>> list(nodes_in([x, (1, x)]))
+    [x, x]
+    """
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from nodes_in(item)
+
+
 _PYTHON = ("_operator", "math", "builtins")
 
 

@@ -115,6 +115,17 @@ class QConfigFix(NamedTuple):
         return QConfig(self.activation.make(), self.weight.make(), output)
 
 
+def unconditional(config: DTypeConfig) -> DTypeConfig:
+    """``config`` without its conditions.
+
+    >>> unconditional(DTypeConfig(torch.quint8, where={"batch": 1})).where is None
+    True
+    """
+    values = config.to_dict()
+    values.pop("where", None)
+    return DTypeConfig.from_dict(values)
+
+
 def qconfig_fix(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> QConfigFix:
     """A QConfig that a dtype config admits; what is admitted of the request stays as it is.
 

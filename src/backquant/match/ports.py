@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import GraphPattern, Port
-from backquant.graph import GraphIndex
+from backquant.graph import GraphIndex, nodes_in
 from backquant.match.matcher import Found
 from backquant.match.plan import PortUse
 
@@ -19,7 +18,7 @@ def port_uses(found: Found) -> tuple[PortUse, ...]:
 
     >>> import torch
     >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
-    >>> from backquant.graph import GraphIndex
+    >>> from backquant.graph import GraphIndex, nodes_in
     >>> from backquant.match.index import PatternIndex
     >>> from backquant.match.matcher import Matcher
     >>> swish = GraphPattern(["x"], {"gate": (torch.sigmoid, "x"), "out": (torch.mul, "x", "gate")})
@@ -37,7 +36,7 @@ def port_uses(found: Found) -> tuple[PortUse, ...]:
     uses = []
     for name in pattern.ports:
         port = config.ports.get(name, Port())
-        values = tuple(dict.fromkeys(node.name for node in _nodes(bound[name])))
+        values = tuple(dict.fromkeys(node.name for node in nodes_in(bound[name])))
         readers = tuple(_readers(found, name)) if name in pattern.inputs else ()
         uses.append(PortUse(name, values, readers, port.role, port.shares_with or ""))
     return tuple(uses)
@@ -84,11 +83,3 @@ def _readers(found: Found, name: str) -> Iterator[str]:
     for part, value in zip(found.candidate.pattern.nodes, found.bound, strict=True):
         if position in (part.inputs or ()):
             yield value.name
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes(item)

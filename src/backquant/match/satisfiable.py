@@ -15,7 +15,7 @@ from backquant.backend_config.validate import Finding
 from backquant.backend_config.validate.finding import Place
 from backquant.dtypes import dtype_name, find_dtype
 from backquant.errors import BackquantError
-from backquant.match.fixes import qconfig_fix
+from backquant.match.fixes import qconfig_fix, unconditional
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.tried import plan_refusal
 from backquant.match.verdict import QConfigRequest, Roles, judge
@@ -59,7 +59,7 @@ def _refused(config: DTypeConfig) -> Iterator[str]:
             yield f"{role} {dtype_name(dtype)}, which only weights are quantized to"
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
-    entry = BackendPatternConfig(torch.add).set_dtype_configs([_unconditional(config)])
+    entry = BackendPatternConfig(torch.add).set_dtype_configs([unconditional(config)])
     try:
         requests = _request(config, roles)
     except (BackquantError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -74,14 +74,8 @@ def _in_a_plan(entry: BackendPatternConfig, config: DTypeConfig) -> str:
     """Why the plan refuses what ``config`` asks for; empty where it does not."""
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
-    plain = _unconditional(config)
+    plain = unconditional(config)
     return plan_refusal(entry, plain, qconfig_fix(plain, QConfigRequest(None, None), roles).make())
-
-
-def _unconditional(config: DTypeConfig) -> DTypeConfig:
-    values = config.to_dict()
-    values.pop("where", None)
-    return DTypeConfig.from_dict(values)
 
 
 def _request(config: DTypeConfig, roles: Roles) -> QConfigRequest:

@@ -68,15 +68,6 @@ def canonical(path: str) -> str:
     return path
 
 
-def old_names() -> tuple[str, ...]:
-    """Every package that is migrated, under each of its names; for a quick look at a text.
-
-    >>> "torch.quantization" in old_names()
-    True
-    """
-    return (*PACKAGES, *(old for old, _ in ALIASES))
-
-
 def is_ours(path: str) -> bool:
     """Whether a dotted name belongs to a package that is migrated.
 

@@ -100,7 +100,7 @@ class _Search:
         self._target, self._eps = target, eps
         self._one_end = one_end
         self._sketch = _Sketch.of(values, float(target.quant_max - target.quant_min))
-        self._errors = [_Error.of(each) for each in values]
+        self._errors = [SquaredError.of(each) for each in values]
         self._examined = [max(_EXAMINED, _EXAMINED_BINS // len(each.number)) for each in values]
 
     def run(self, extremes: Array) -> Array:
@@ -143,27 +143,6 @@ class _Search:
         return best
 
 
-def squared_error(
-    values: Spread, scale: Tensor | Array, zero_point: Tensor | Array, target: QuantRange
-) -> Array:
-    """Sum of squared quantization errors of a histogram, for each of several qparams.
-
-    Args: ``scale`` and ``zero_point`` (``[n]``). Returns float64 ``[n]``; infinite where it
-    overflows.
-
-    With t = x / scale and n the nearest admitted integer, the squared error in t has the
-    antiderivative n / 12 + (t - n)**3 / 3, inside and outside of the range alike.
-
-    >>> import torch
-    >>> values = Spread(np.zeros(1), np.ones(1), np.ones(1))
-    >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
-    >>> (squared_error(values, np.array([0.01]), np.array([0]), target) * 12).round(6).tolist()
-    [0.0001]
-    """
-    with np.errstate(all="ignore"):
-        return _Error.of(values)(np.asarray(scale), np.asarray(zero_point), target)
-
-
 def _smallest(errors: Array, many: int) -> Array:
     """Where the least errors of each row (``[n, m]``) stand, ascending; of those that are equal to 40
     bits the first."""
@@ -180,10 +159,16 @@ def _smallest(errors: Array, many: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Error:
-    """Error model 2. ``values``: the lower, then the upper edges of the bins that have a width, then the
-    values of the others; ``density``: of the ``edges`` the weight per length, negative for the lower
-    ones; ``number``: the weights of the others."""
+class SquaredError:
+    """Error model 2: the sum of squared quantization errors of a histogram, for each of several qparams.
+
+    With t = x / scale and n the nearest admitted integer, the squared error in t has the antiderivative
+    n / 12 + (t - n)**3 / 3, inside and outside of the range alike. Infinite where it overflows.
+
+    ``values``: the lower, then the upper edges of the bins that have a width, then the values of the
+    others; ``density``: of the ``edges`` the weight per length, negative for the lower ones; ``number``:
+    the weights of the others.
+    """
 
     values: Array
     edges: int
@@ -191,14 +176,14 @@ class _Error:
     number: Array
 
     @staticmethod
-    def of(values: Spread) -> _Error:
+    def of(values: Spread) -> SquaredError:
         lower, upper, weight = values
         wide = upper > lower
         points, number = upper[~wide], weight[~wide]
         lower, upper = lower[wide], upper[wide]
         density = weight[wide] / (upper - lower)
         joined = np.concatenate((lower, upper, points))
-        return _Error(joined, 2 * len(lower), np.concatenate((-density, density)), number)
+        return SquaredError(joined, 2 * len(lower), np.concatenate((-density, density)), number)
 
     def __call__(self, scale: Array, zero_point: Array, target: QuantRange) -> Array:
         step, zero = scale.astype(np.float64), zero_point.astype(np.float64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import fx, nn
@@ -95,7 +96,7 @@ def _install(prepared: PreparedModule, table: SiteTable, source: ObserverSource)
             observer = source.make(site.spec)
             if observer.training != prepared.training or observer._modules:
                 observer.train(prepared.training)
-            own = {tensor.device for tensor in _tensors(observer)}
+            own = {tensor.device for tensor in chain(observer.parameters(), observer.buffers())}
             elsewhere = device is not None and own != {device}
             made[site.name] = observer.to(device) if elsewhere else observer
     for site in table.sites:
@@ -130,14 +131,8 @@ def _rewired(
     return [nodes[name] for name in site.readers]
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            yield from (tensor for tensor in table.values() if tensor is not None)
-
-
 def _only_device(module: nn.Module) -> torch.device | None:
-    devices = {tensor.device for tensor in _tensors(module)}
+    devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
     if len(devices) > 1:
         raise ConfigError(
             "the model is on several devices, observers are placed on one",

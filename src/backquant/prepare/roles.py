@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from backquant.backend_config import BackendConfig
+from backquant.graph import nodes_in
 from backquant.operators import find
 
 # Their second argument is a shape or their weight is applied in float: no kernel quantizes it.
@@ -87,12 +88,4 @@ def argument_nodes(node: fx.Node) -> Iterator[fx.Node]:
     ['x', 'y']
     """
     for argument in (*node.args, *node.kwargs.values()):
-        yield from _nodes_in(argument)
-
-
-def _nodes_in(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, fx.Node):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for inner in argument:
-            yield from _nodes_in(inner)
+        yield from nodes_in(argument)

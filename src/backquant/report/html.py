@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from backquant.files import replace_file
 from backquant.report.grouping import Refusal, by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
 from backquant.report.share import advice, computed_once, percent, share_words, without_cost
+from backquant.report.template import page_template
 from backquant.report.text import human_bytes, summary
 
 _LABEL_LENGTH = 24
@@ -31,17 +30,10 @@ def render_html(report: Report) -> str:
     >>> "<svg" in render_html(Report("x86", rows=(Row("fc", "Linear", "fc", "quantized"),)))
     True
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("backquant.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     rows = report.operators
     drawing = lay_out([row.node for row in rows], _drawn_inputs(report))
     most = max((row.multiply_adds for row in rows), default=0)
-    return environment.get_template("page.html.j2").render(
+    return page_template("report").render(
         report=report,
         title=report.model or report.backend,
         summary=summary(report),

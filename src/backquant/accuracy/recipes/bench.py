@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-
-from backquant.accuracy.figures import (
-    ErrorSums,
-    add_errors,
-    decibels,
-    float_tensors,
-    loss_of,
-    merge_errors,
-)
+from backquant.accuracy.figures import decibels
 from backquant.accuracy.nodes import placeholders
+from backquant.accuracy.outputs import FloatOutputs
 from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.twin import Twin, Walk
-from backquant.calibrate.group import ALONE, Ranks, divided, held_by_all
-from backquant.graph import as_arguments
+from backquant.calibrate.group import ALONE, Ranks, held_by_all
 from backquant.prepare import unobserved
 
 #: Batches that are held; more add little to what sums over them say.
@@ -43,31 +34,12 @@ class Bench:
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
         self.evaluations = 0
-        self.wanted: dict[int, list[torch.Tensor]] = {}
-        self._in_float = unobserved(draft.prepared)
+        self._outputs = FloatOutputs(unobserved(draft.prepared), self.judging, ranks)
 
     def loss(self, draft: Draft) -> float:
         """What the reference model of ``draft`` loses at its outputs: relative error power."""
         self.evaluations += 1
-        reference = draft.reference()
-
-        def errors(place: int) -> list[ErrorSums]:
-            found: list[ErrorSums] = []
-            with torch.no_grad():
-                made = float_tensors(_called(reference, self.judging[place]))
-                add_errors(found, self._wanted(place), made)
-            return found
-
-        sums: list[ErrorSums] = []
-        for of_batch in divided(self.ranks, "judging a recipe", range(len(self.judging)), errors):
-            merge_errors(sums, of_batch)
-        return loss_of(sums)
-
-    def _wanted(self, place: int) -> list[torch.Tensor]:
-        """The outputs of the float model for a batch to judge on."""
-        if place not in self.wanted:
-            self.wanted[place] = float_tensors(_called(self._in_float, self.judging[place]))
-        return self.wanted[place]
+        return self._outputs.loss(draft.reference(), "judging a recipe")
 
     def sqnr(self, draft: Draft) -> float:
         """The same in dB."""
@@ -109,8 +81,3 @@ class Bench:
             draft, before, helped = self._kept(draft, half, before, left)
             count += helped
         return draft, before, count
-
-
-def _called(module: torch.fx.GraphModule, batch: Any) -> Any:
-    args, kwargs = as_arguments(batch)
-    return torch.nn.Module.__call__(module, *args, **kwargs)

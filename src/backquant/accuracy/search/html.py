@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jinja2
-
 from backquant.accuracy.figures import decibels
 from backquant.accuracy.search.result import SearchResult
 from backquant.accuracy.search.text import (
@@ -19,6 +17,7 @@ from backquant.accuracy.search.text import (
     row_cells,
 )
 from backquant.accuracy.text import decibel_text
+from backquant.report.template import page_template
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
 _WIDTH, _HEIGHT = 900, 390
@@ -46,19 +45,7 @@ def search_page(found: SearchResult) -> str:
         )
         for trial in found.trials
     ]
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [
-                jinja2.PackageLoader(f"backquant.{room}", ".")
-                for room in ("accuracy.search", "accuracy")
-            ]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
+    return page_template("accuracy.search", "accuracy").render(
         title=found.model.record.model or "model",
         backend=found.model.backend_config.name,
         budget=str(found.budget),

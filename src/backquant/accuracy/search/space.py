@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import fx
 
-from backquant.accuracy.nodes import attribute
 from backquant.accuracy.search.programme import (
     EITHER,
     FLOAT,
@@ -198,7 +198,7 @@ def weight_bytes(twin: Twin, name: str) -> int:
     found = 0
     for read in node.all_input_nodes:
         if read.op == "get_attr":
-            value = attribute(twin.float_graph, str(read.target))
+            value = attrgetter(str(read.target))(twin.float_graph)
             if isinstance(value, torch.nn.Parameter):
                 found += value.numel() * value.element_size()
     return found

@@ -10,20 +10,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from backquant.accuracy.figures import (
-    ErrorSums,
-    add_errors,
-    float_tensors,
-    loss_of,
-    merge_errors,
-)
+from backquant.accuracy.figures import ErrorSums
 from backquant.accuracy.metric import Metric, measured_metric
+from backquant.accuracy.outputs import FloatOutputs
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.programme import Picks, Problem
 from backquant.accuracy.search.runners import Runner
-from backquant.calibrate.group import ALONE, Ranks, by_rank_0, divided
+from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 from backquant.errors import UsageError
-from backquant.graph import as_arguments
 from backquant.runtime import QuantizedModel
 from backquant.speed.race import race
 
@@ -105,8 +99,8 @@ class Bench:
         ranks: Ranks = ALONE,
     ) -> None:
         self.floating, self.runner, self.example = floating, runner, example
-        self.batches, self.metric, self.sign, self.ranks = batches, metric, sign, ranks
-        self.wanted: dict[int, list[torch.Tensor]] = {}
+        self.metric, self.sign, self.ranks = metric, sign, ranks
+        self._outputs = FloatOutputs(floating, batches, ranks)
         self.in_float: float | None = None
         if metric is not None:
             self.in_float = by_rank_0(
@@ -142,21 +136,11 @@ class Bench:
         """Measure ``made``, which has the options ``picks``."""
         runs = self.runner.runnable(made)
 
-        def errors(place: int) -> list[ErrorSums]:
-            of_batch: list[ErrorSums] = []
-            with torch.no_grad():
-                out = float_tensors(_called(runs, self.batches[place]))
-                add_errors(of_batch, self._wanted(place), out)
-            return of_batch
-
-        sums: list[ErrorSums] = []
-        for of_batch in divided(self.ranks, "trying", range(len(self.batches)), errors):
-            merge_errors(sums, of_batch)
         judged = by_rank_0(self.ranks, "timing", lambda: self._judged(problem, made, runs))
         return Trial(
             picks,
             problem.total(picks, "loss"),
-            loss_of(sums),
+            self._outputs.loss(runs, "trying"),
             problem.total(picks, "bytes"),
             problem.total(picks, "bitops"),
             problem.total(picks, "time") / 1e3 if self.runner.clock is not None else None,
@@ -175,12 +159,6 @@ class Bench:
             found["drop"] = self._drop(found["metric"])
         return found
 
-    def _wanted(self, place: int) -> list[torch.Tensor]:
-        """The outputs of the float model."""
-        if place not in self.wanted:
-            self.wanted[place] = float_tensors(_called(self.floating, self.batches[place]))
-        return self.wanted[place]
-
     def _by_unit(self, problem: Problem, made: QuantizedModel) -> tuple[float | None, ...]:
         times = self.runner.by_node(made, self.example)
         found: list[float | None] = []
@@ -188,11 +166,6 @@ class Bench:
             known = [times[name] for name in unit.nodes if name in times]
             found.append(sum(known) if known else None)
         return tuple(found)
-
-
-def _called(module: nn.Module, batch: Any) -> Any:
-    args, kwargs = as_arguments(batch)
-    return module(*args, **kwargs)
 
 
 class _Shuffled(nn.Module):
