@@ -99,7 +99,7 @@ class Bench:
         ranks: Ranks = ALONE,
     ) -> None:
         self.floating, self.runner, self.example = floating, runner, example
-        self.metric, self.sign, self.ranks = metric, sign, ranks
+        self.batches, self.metric, self.sign, self.ranks = batches, metric, sign, ranks
         self._outputs = FloatOutputs(floating, batches, ranks)
         self.in_float: float | None = None
         if metric is not None:
