@@ -12,7 +12,6 @@ SOURCE = Path(backquant.__file__).parent
 #: Files that may list overloads, and why.
 ALLOWED = {
     "backends/qnnpack_pt2e.py": "a description admits single spellings: PyTorch's has this one",
-    "deploy/inductor/fusible.py": "views as an exported program has them, which Inductor's matcher reads",
     "graph/einsum.py": "graph stands below operators: the products that it writes sums of products as",
     "graph/export/leaves.py": "graph stands below operators: the calls that recurrent modules make",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",

@@ -28,7 +28,6 @@ from backquant.operators import find, moves_values
 _COUNTS = (HistogramObserver, MinMaxObserver)
 _DIRECT = (*_COUNTS, FixedQParamsObserver)
 _NONE: frozenset[nn.Module] = frozenset()
-_CLAMPS = frozenset({"clamp", "hardtanh", "relu", "relu6"})
 
 
 def measured_again(prepared: fx.GraphModule) -> tuple[str, ...]:
@@ -133,7 +132,7 @@ def _is_clamped(prepared: fx.GraphModule, node: fx.Node, observer: Any) -> bool:
     if type(observer) is not HistogramObserver or len(node.users) != 1:
         return False
     reader = next(iter(node.users))
-    if _name(reader, _called(prepared, reader)) not in _CLAMPS or _data(reader) != [node]:
+    if not _clamps(reader, _called(prepared, reader)) or _data(reader) != [node]:
         return False
     return any(_called(prepared, user) is observer for user in reader.users)
 
@@ -150,9 +149,8 @@ def _moves(node: fx.Node, called: nn.Module | None) -> bool:
     )
 
 
-def _name(node: fx.Node, called: nn.Module | None) -> str:
-    """The name of the operator; empty if it is not known."""
+def _clamps(node: fx.Node, called: nn.Module | None) -> bool:
     if node.op not in ("call_module", "call_function", "call_method"):
-        return ""
+        return False
     known = find(type(called) if called is not None else node.target)
-    return "" if known is None else known.name
+    return known is not None and known.clamps

@@ -62,6 +62,8 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="relu",
         family="activation",
+        homogeneous=True,
+        clamps=True,
         sample=Sample(),
         modules=(nn.ReLU,),
         functions=(F.relu, torch.relu, torch.relu_),
@@ -73,6 +75,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="relu6",
         family="activation",
+        clamps=True,
         sample=Sample(),
         modules=(nn.ReLU6,),
         functions=(F.relu6,),
@@ -83,6 +86,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="hardtanh",
         family="activation",
+        clamps=True,
         sample=Sample(),
         modules=(nn.Hardtanh,),
         functions=(F.hardtanh, F.hardtanh_),
@@ -95,6 +99,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="clamp",
         family="activation",
+        clamps=True,
         sample=Sample(call=(INPUT, -1.0, 2.0)),
         functions=(torch.clamp, torch.clip),
         methods=("clamp", "clamp_", "clip", "clip_"),
@@ -114,6 +119,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="leaky_relu",
         family="activation",
+        homogeneous=True,
         sample=Sample(),
         modules=(nn.LeakyReLU,),
         functions=(F.leaky_relu, F.leaky_relu_),
@@ -150,6 +156,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="prelu",
         family="activation",
+        homogeneous=True,
         sample=Sample(module_args=(4,), call=(INPUT, Weight((4,)))),
         modules=(nn.PReLU,),
         functions=(F.prelu,),

@@ -13,6 +13,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="dropout",
         family="dropout",
+        homogeneous=True,
         sample=Sample(call=(INPUT, 0.5, False)),
         modules=(nn.Dropout,),
         functions=(F.dropout,),

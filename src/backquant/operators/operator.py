@@ -55,6 +55,9 @@ class Operator:
     ``moves_values``: the result holds values of the inputs and nothing else, so that it may be computed
     on integers as they are, and its range lies within that of the inputs.
 
+    ``homogeneous``: a positive factor on the input is that factor on the output, channel by channel.
+    ``clamps``: the result is the input, cut off at bounds.
+
     ``places``: positions of arguments of the functional spelling that are places in another one, not values.
 
     ``decompositions``: what ``run_decompositions`` makes of it, which is read as this operator again.
@@ -93,6 +96,8 @@ class Operator:
     fused_qat: tuple[type[nn.Module], ...] = ()
     as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
     moves_values: bool = False
+    homogeneous: bool = False
+    clamps: bool = False
     decompositions: tuple[Decomposition, ...] = field(default=(), repr=False)
     portable: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
     exported_as: str | None = None

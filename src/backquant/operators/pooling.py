@@ -87,6 +87,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="adaptive_avg_pool1d",
         family="pooling",
+        homogeneous=True,
         sample=_adaptive(1),
         modules=(nn.AdaptiveAvgPool1d,),
         functions=(F.adaptive_avg_pool1d,),
@@ -97,6 +98,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="adaptive_avg_pool2d",
         family="pooling",
+        homogeneous=True,
         sample=_adaptive(2),
         modules=(nn.AdaptiveAvgPool2d,),
         functions=(F.adaptive_avg_pool2d,),
@@ -107,6 +109,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="adaptive_avg_pool3d",
         family="pooling",
+        homogeneous=True,
         sample=_adaptive(3),
         modules=(nn.AdaptiveAvgPool3d,),
         functions=(F.adaptive_avg_pool3d,),
@@ -117,6 +120,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="avg_pool1d",
         family="pooling",
+        homogeneous=True,
         sample=_window(1),
         modules=(nn.AvgPool1d,),
         functions=(F.avg_pool1d,),
@@ -127,6 +131,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="avg_pool2d",
         family="pooling",
+        homogeneous=True,
         sample=_window(2),
         modules=(nn.AvgPool2d,),
         functions=(F.avg_pool2d,),
@@ -137,6 +142,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="avg_pool3d",
         family="pooling",
+        homogeneous=True,
         sample=_window(3),
         modules=(nn.AvgPool3d,),
         functions=(F.avg_pool3d,),
@@ -147,6 +153,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="max_pool1d",
         family="pooling",
+        homogeneous=True,
         sample=_window(1),
         modules=(nn.MaxPool1d,),
         functions=(F.max_pool1d, torch.max_pool1d),
@@ -158,6 +165,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="max_pool2d",
         family="pooling",
+        homogeneous=True,
         sample=_window(2),
         modules=(nn.MaxPool2d,),
         functions=(F.max_pool2d, torch.max_pool2d),
@@ -175,6 +183,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="max_pool3d",
         family="pooling",
+        homogeneous=True,
         sample=_window(3),
         modules=(nn.MaxPool3d,),
         functions=(F.max_pool3d, torch.max_pool3d),

@@ -88,7 +88,7 @@ OPERATORS: tuple[Operator, ...] = (
         functions=(torch.stack,),
         aten=(_aten.stack.default,),
     ),
-    _moves("identity", Sample(), modules=(nn.Identity,)),
+    _moves("identity", Sample(), modules=(nn.Identity,), homogeneous=True),
     _moves(
         "pixel_shuffle",
         Sample(module_args=(2,), call=(INPUT, 2)),

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
-import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
@@ -19,38 +18,10 @@ from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import dequantize, quantize, requantize
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.operators import all_operators, find
 
 _KERNEL_PACKAGE = "backquant.lower.kernels."
-_WEIGHTED: tuple[Any, ...] = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-    nn.Bilinear,
-    nn.RNNBase,
-    nn.RNNCellBase,
-)
-_WEIGHTED_FUNCTIONS: frozenset[Any] = frozenset(
-    {
-        F.conv1d,
-        F.conv2d,
-        F.conv3d,
-        F.conv_transpose1d,
-        F.conv_transpose2d,
-        F.conv_transpose3d,
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-        torch.conv_transpose1d,
-        torch.conv_transpose2d,
-        torch.conv_transpose3d,
-        F.linear,
-        F.bilinear,
-    }
-)
+_FAMILIES = ("conv", "linear", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -76,6 +47,7 @@ class Audit:
 def audit(graph_module: GraphModule) -> Audit:
     """Count kernels and boundaries of a lowered (or reference) model.
 
+    >>> import torch
     >>> class Float(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -135,5 +107,13 @@ def _kernel(graph_module: GraphModule, node: Node) -> str | None:
 def _is_float_weighted(graph_module: GraphModule, node: Node) -> bool:
     if node.op == "call_module":
         module = get_module(graph_module, str(node.target))
-        return any(isinstance(part, _WEIGHTED) for part in module.modules())
-    return node.op == "call_function" and node.target in _WEIGHTED_FUNCTIONS
+        return any(isinstance(part, _modules()) for part in module.modules())
+    known = find(node.target) if node.op == "call_function" else None
+    return node.target is F.bilinear or (known is not None and known.family in _FAMILIES)
+
+
+@cache
+def _modules() -> tuple[type[nn.Module], ...]:
+    """Those of the families, and the last three, which no record has."""
+    found = [m for known in all_operators() if known.family in _FAMILIES for m in known.modules]
+    return (*found, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)

@@ -21,8 +21,6 @@ from backquant.operators import find
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HOMOGENEOUS = frozenset({"relu", "leaky_relu", "prelu", "identity", "dropout"})
-_POOLS = frozenset(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def _channel_axis(part: Any) -> int | None:
 
 def _is_homogeneous(op: Any) -> bool:
     known = find(op)
-    return known is not None and known.name in _HOMOGENEOUS
+    return known is not None and known.homogeneous
 
 
 def _inputs(layer: Layer) -> int:
@@ -132,7 +130,7 @@ def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
         return axis == -1
     if known.name == "prelu":  # its own channels are those of axis 1
         return axis != -1
-    return known.name in _HOMOGENEOUS or (axis != -1 and known.name in _POOLS)
+    return known.homogeneous and (axis != -1 or known.family != "pooling")
 
 
 def observers_of(bridge: Bridge, twin: Twin) -> tuple[str, ...] | None:

@@ -24,10 +24,11 @@ from torch._prims_common import is_contiguous_or_false
 from backquant.deploy.edits import before, replace, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+from backquant.operators import overloads
 
 _LINEAR = torch.ops.aten.linear.default
 _FLATTEN = torch.ops.aten.flatten.using_ints
-_RESHAPES = {_FLATTEN, torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+_RESHAPES = overloads("flatten", "view", "reshape")
 
 
 def made_fusible(program: Program) -> Program:

@@ -19,43 +19,43 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from backquant.dtypes import QParams
-from backquant.engines.tables.spellings import CLAMPS, HARDTANHS, RELU6S, RELUS, post_op_of
+from backquant.engines.tables.spellings import RELUS, post_op_of
 from backquant.graph.requantize import quantize_rounded
 from backquant.lower.kernels.lookup import Lookup, LookupConfig, tabulate
 from backquant.lower.qdq import dequantize_target, quantize_target
 from backquant.lower.rule import Emit, LowerRule, Site, Step, operand
 from backquant.match.plan import Reason
+from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
+_RECORDED = (
+    *("sigmoid", "hardsigmoid", "tanh", "hardswish", "leaky_relu", "elu", "gelu", "silu", "prelu"),
+    *("relu", "relu6", "hardtanh", "clamp"),
+)
+# What has no record is quantized where another package's description names it.
 _MODULES: tuple[Any, ...] = (
-    nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU,
-    nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
-    nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.PReLU,
+    nn.CELU, nn.SELU, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink,
+    nn.Hardshrink, nn.Softshrink, nn.Threshold,
 )  # fmt: skip
 _FUNCTIONS: tuple[Any, ...] = (
-    torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, F.hardswish, F.leaky_relu,
-    F.leaky_relu_, F.elu, F.elu_, F.celu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.softsign,
+    F.sigmoid, F.tanh, F.elu_, F.celu, F.selu, F.mish, F.softplus, F.softsign,
     F.logsigmoid, F.tanhshrink, F.hardshrink, F.softshrink, F.threshold,
     torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.abs, torch.neg, torch.square, torch.pow,
     torch.reciprocal, torch.erf, torch.sin, torch.cos, torch.floor, torch.ceil, torch.round,
-    operator.neg, operator.abs, operator.pow,
-    torch.clamp_min, torch.clamp_max, torch.clamp, torch.clip,
+    operator.neg, operator.abs, operator.pow, torch.clamp_min, torch.clamp_max,
 )  # fmt: skip
 _METHODS: tuple[Any, ...] = (
-    "sigmoid", "sigmoid_", "tanh", "tanh_", "exp", "log", "sqrt", "rsqrt", "abs", "neg", "square",
+    "exp", "log", "sqrt", "rsqrt", "abs", "neg", "square",
     "pow", "reciprocal", "erf", "floor", "ceil", "round", "clamp_min", "clamp_max",
 )  # fmt: skip
 # With two tensors these are other operators; with one tensor and a number they are functions of it.
 WITH_NUMBER: tuple[Any, ...] = (
-    torch.add, operator.add, operator.iadd, "add", "add_",
-    torch.sub, operator.sub, operator.isub, "sub", "sub_", torch.rsub,
-    torch.mul, operator.mul, operator.imul, "mul", "mul_",
-    torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_",
-    torch.maximum, torch.minimum,
+    *spellings("add", "sub", "mul", "maximum", "minimum"),
+    torch.rsub, torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_",
 )  # fmt: skip
-POINTWISE: tuple[Any, ...] = tuple(dict.fromkeys((
-    *_MODULES, *_FUNCTIONS, *_METHODS, *WITH_NUMBER, *RELUS, *RELU6S, *HARDTANHS, *CLAMPS,
-)))  # fmt: skip
+POINTWISE: tuple[Any, ...] = (
+    *spellings(*_RECORDED), *_MODULES, *_FUNCTIONS, *_METHODS, *WITH_NUMBER,
+)  # fmt: skip
 
 
 def pointwise_rules() -> list[LowerRule]:

@@ -15,6 +15,7 @@ from backquant.lower.kernels.resize import resize_bilinear, resize_nearest
 from backquant.lower.qdq import quantized_value
 from backquant.lower.rule import Emit, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
 _NAMES = (
@@ -29,7 +30,7 @@ _DEFAULTS = {
     "antialias": False,
 }
 RESIZES: tuple[Any, ...] = (
-    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample,
+    *spellings("interpolate"), nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.upsample,
 )  # fmt: skip
 PADS: tuple[Any, ...] = (
     nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
