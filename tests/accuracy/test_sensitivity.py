@@ -12,7 +12,7 @@ from tests.snapshots import compare as snapshot
 import backquant
 from backquant.accuracy.sensitivity import sensitivities
 from backquant.accuracy.twin import Twin
-from backquant.errors import UsageError
+from backquant.errors import CalibrationError, UsageError
 
 
 def twin_of(case: Case) -> Twin:
@@ -69,6 +69,12 @@ def test_another_model_does_not_go_on(cases: dict[str, Case], tmp_path: Path) ->
     with pytest.raises(UsageError) as error:
         backquant.sensitivity(cases["trace"].model)
     snapshot(Path(__file__), "no_data", str(error.value))
+
+
+def test_no_batches_say_nothing(cases: dict[str, Case]) -> None:
+    case = cases["trace"]
+    with pytest.raises(CalibrationError, match="empty"):
+        backquant.sensitivity(case.model, data=[], calibration=case.data)
 
 
 def test_a_group_is_what_can_only_be_quantized_together(cases: dict[str, Case]) -> None:

@@ -148,6 +148,8 @@ def test_data_that_run_out(net: Any) -> None:
     model, data = net
     with pytest.raises(CalibrationError):
         backquant.search(model, iter([]), budget={"min_sqnr": 20}, times=None)
+    with pytest.raises(CalibrationError):
+        backquant.search(model, [], budget={"min_sqnr": 20}, times=None, calibration=data)
     found = backquant.search(model, iter(data), "tensorrt", budget={"min_sqnr": 10}, times=None)
     assert found.met  # calibrated on and judged by what an iterator gives once
 

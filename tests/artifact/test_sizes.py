@@ -24,6 +24,8 @@ HONEST: tuple[tuple[str, list[Any], dict[str, Any]], ...] = (
     ("one_hot", [None, 250_000], {}),
     ("adaptive_avg_pool2d", [None, [7, None]], {}),
     ("eye", [8192], {}),
+    ("diag_embed", [None, 1], {"dim1": 1, "dim2": 2}),
+    ("max_unpool2d", [None, None, [512, 512]], {}),
     ("add", [None, 1 << 40], {}),
 )
 
@@ -32,6 +34,22 @@ HONEST: tuple[tuple[str, list[Any], dict[str, Any]], ...] = (
 def test_what_layers_have_is_taken(call: tuple[str, list[Any], dict[str, Any]]) -> None:
     check_sizes(*call, "node")
     check_numbers(call[0], call[1], "node")
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("diag_embed", [None, -100_000]),
+        ("diag", [None, 1 << 20]),
+        ("max_unpool2d", [None, None, [1 << 16, 1 << 16]]),
+        ("affine_grid_generator", [None, [1, 1, 1 << 16, 1 << 16], False]),
+        ("normal", [0.0, 1.0, [1 << 16, 1 << 16]]),
+        ("expand_copy", [None, [1 << 16, 1 << 16]]),
+    ],
+)
+def test_what_no_memory_holds_is_refused(name: str, args: list[Any]) -> None:
+    with pytest.raises(ArtifactError, match="positions of numbers"):
+        check_sizes(name, args, {}, "node")
 
 
 def test_the_refusal_says_how_much(snapshot: Callable[..., None]) -> None:

@@ -18,7 +18,7 @@ from backquant.accuracy.twin import Twin
 from backquant.api.arguments import Backend, Model, opened_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.calibrate import ProgressBar
-from backquant.calibrate.batches import check_set, first_batch
+from backquant.calibrate.batches import check_set, check_some, first_batch, kept_set
 from backquant.calibrate.group import sharing
 from backquant.errors import UsageError
 from backquant.pipeline.again import float_graph_of
@@ -138,8 +138,7 @@ def sensitivity(  # size: as quantize
             fix="backquant.sensitivity(..., group=group), without resume=",
         )
     check_set(data)
-    if iter(data) is data:
-        data = list(data)
+    data = kept_set(data)
     call = CalibrationCall(
         backend,
         qconfig_mapping,
@@ -151,4 +150,6 @@ def sensitivity(  # size: as quantize
         ready = call.calibrated(model, example_inputs, measured, progress=progress, ranks=ranks)
         twin = Twin(ready.prepared, ready.reference())
         with ProgressBar("sensitivity") if progress else nullcontext() as bar:
-            return sensitivities(twin, data, progress=bar, resume=resume, ranks=ranks)
+            found = sensitivities(twin, data, progress=bar, resume=resume, ranks=ranks)
+    check_some(found.batches, data)
+    return found

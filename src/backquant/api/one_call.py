@@ -18,6 +18,7 @@ from backquant.api.arguments import (
 )
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
 from backquant.backend_config import BackendConfig
+from backquant.calibrate.batches import kept_set
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.examples import checked_example
 from backquant.calibrate.group import sharing
@@ -138,8 +139,8 @@ def quantize(
     ['aten._weight_int4pack_mm_for_cpu(bfloat16, groups of 32)']
     """
     steps = recipe_of(recipe)
-    if steps.steps and calibration is not None and iter(calibration) is calibration:
-        calibration = list(calibration)  # recipes go over it again
+    if steps.steps:
+        calibration = kept_set(calibration)
     with sharing(group) as ranks:
         required = given_requirement(require)
         calls = CalibrationCall(

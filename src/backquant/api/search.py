@@ -36,7 +36,7 @@ from backquant.api.arguments import Backend, Model
 from backquant.api.calibrated import Calibrated, CalibrationCall
 from backquant.api.exporting import export
 from backquant.calibrate import ProgressBar
-from backquant.calibrate.batches import check_set
+from backquant.calibrate.batches import check_set, check_some, kept_set
 from backquant.calibrate.group import Ranks, by_rank_0, divided, held_by_all, sharing
 from backquant.deploy.session import running_target
 from backquant.errors import UsageError
@@ -131,13 +131,12 @@ def search(  # size: as quantize
         )
     steps = recipe_of(recipe)
     check_set(data)
-    if iter(data) is data:
-        data = list(data)
+    data = kept_set(data)
     start = time.process_time()
     call = CalibrationCall(
         backend, qconfig_mapping, prepare_custom_config=prepare_custom_config, capture=capture
     )
-    measured = data if calibration is None else calibration
+    measured = data if calibration is None else kept_set(calibration)
     with sharing(group) as ranks:
         ready = call.calibrated(model, example_inputs, measured, progress=progress, ranks=ranks)
         spent = time.process_time() - start
@@ -151,11 +150,13 @@ def search(  # size: as quantize
             )
         named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
         work = _Work(ready, runner, limits, resume, f"{named} {lower_is_better}", ranks)
+        held = held_by_all(ranks, data, _HELD)
+        check_some(len(held), data)
         bench = Bench(
             runner.floating(ready.frozen, work.in_float),
             runner,
             ready.example,
-            held_by_all(ranks, data, _HELD),
+            held,
             metric,
             -1.0 if lower_is_better else 1.0,
             ranks,

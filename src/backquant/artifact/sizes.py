@@ -28,9 +28,16 @@ _PLACES: dict[str, tuple[slice, frozenset[str]]] = {
         ("full", (0, 1), "size"),
         (f"{_WINDOWS} randperm", (0, 1), "window_length n"),
         ("linspace logspace", (2, 3), "steps"),
-        ("new_zeros new_ones expand broadcast_to repeat tile", (1, None), "size repeats dims"),
+        (
+            "new_zeros new_ones expand expand_copy broadcast_to repeat tile",
+            (1, None),
+            "size repeats dims",
+        ),
         ("new_full one_hot multinomial", (1, 2), "size num_classes num_samples"),
-        (f"{_FFT} histc vander tensor_split diag_embed", (1, 2), "n s bins N sections offset"),
+        ("affine_grid affine_grid_generator", (1, 2), "size"),
+        ("normal max_unpool2d max_unpool3d", (2, 3), "size output_size"),
+        (f"{_FFT} histc vander tensor_split", (1, 2), "n s bins N sections"),
+        ("diag diagflat diag_embed", (1, 2), "offset diagonal"),
     )
     for name in _words(names)
 }
@@ -81,8 +88,11 @@ def _positions(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> flo
     if name == "randint":  # two bounds, and a list of sizes
         places, words = slice(0, None), frozenset({"size"})
         args = [given for given in args if isinstance(given, (list, tuple))]
-    numbers = list(_integers([*args[places], *(kwargs[w] for w in kwargs if w in words)]))
-    if name == "eye":
+    given = [*args[places], *(kwargs[w] for w in kwargs if w in words)]
+    if name.startswith("diag"):  # on either side
+        given = [abs(n) for n in given if type(n) is int]
+    numbers = list(_integers(given))
+    if name == "eye" or name.startswith("diag"):  # of a square
         numbers = (2 * numbers)[:2]
     return math.prod(numbers)
 

@@ -55,6 +55,15 @@ def check_some(done: int, calibration: Any) -> None:
         )
 
 
+def kept_set(calibration: Any) -> Any:
+    """A set that can be gone over again: a list of what comes only once.
+
+    >>> kept_set(iter([1, 2])), kept_set(range(2))
+    ([1, 2], range(0, 2))
+    """
+    return list(calibration) if isinstance(calibration, Iterator) else calibration
+
+
 def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     """The first batch, and a set that still holds every batch.
 

@@ -207,7 +207,8 @@ def _shares(prepared: fx.GraphModule) -> bool:
     for node in prepared.graph.nodes:
         if node.target is torch.cat:
             read = [*node.all_input_nodes, *node.users]
-            observers = {id(prepared.get_submodule(str(each.target))) for each in read}
-            if len(observers) > 1:
+            called = [each for each in read if each.op == "call_module"]
+            observers = {id(prepared.get_submodule(str(each.target))) for each in called}
+            if len(called) < len(read) or len(observers) > 1:
                 return False
     return True
