@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +22,7 @@ FURTHER = replace(WHY, rule="dtype", place='qnnpack, entry "Linear", dtype confi
 REPORT = Report(
     "qnnpack",
     model="Encoder",
-    engine="qnnpack (avx2, torch 2.13.0)",
+    engine=f"qnnpack (avx2, torch {torch.__version__.split('+')[0]})",
     rows=(
         Row(
             "conv",
