@@ -24,6 +24,8 @@ Inputs = tuple[torch.Tensor, ...]  # the positional arguments of one call
 class Task:
     """``calibration``: batches of one. ``workspace``: a folder that the peers of one model share.
     ``transformer``: whether the model has attention, which some quantizers want to be told.
+    ``held``, ``judge``: other batches, and a metric of the outputs on them (more is better), for what
+    searches by a metric.
     """
 
     name: str
@@ -32,6 +34,14 @@ class Task:
     threads: int
     workspace: Path
     transformer: bool = False
+    held: list[Inputs] = field(default_factory=list)
+    judge: Callable[[list[torch.Tensor]], float] | None = None
+
+    def judged(self, run: Callable[[Inputs], torch.Tensor]) -> float:
+        """The metric of a model on ``held``."""
+        if self.judge is None:
+            raise ValueError(f"{self.name} has no metric on held data")
+        return self.judge([run(batch) for batch in self.held])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers import Inputs, Prepared, Task
 
-__all__ = ["prepare_float", "prepare_int8"]
+__all__ = ["prepare_controlled", "prepare_float", "prepare_int8"]
 
 
 def converted(task: Task) -> Any:
@@ -60,6 +60,31 @@ def prepare_float(task: Task) -> Prepared:
 def prepare_int8(task: Task) -> Prepared:
     nncf.set_log_level(logging.ERROR)
     data = nncf.Dataset([_fed(batch) for batch in task.calibration])
-    # As NNCF documents it: the preset for convolutions by default, and "transformer" for those.
-    kind = nncf.ModelType.TRANSFORMER if task.transformer else None
-    return compiled(nncf.quantize(converted(task), data, model_type=kind), task.threads)
+    return compiled(nncf.quantize(converted(task), data, model_type=_kind(task)), task.threads)
+
+
+def _kind(task: Task) -> Any:
+    """As NNCF documents it: the preset for convolutions by default, and "transformer" for those."""
+    return nncf.ModelType.TRANSFORMER if task.transformer else None
+
+
+def prepare_controlled(task: Task, max_drop: float) -> Prepared:
+    """NNCF's accuracy control: operators become float until the metric on held data drops by less."""
+    nncf.set_log_level(logging.ERROR)
+
+    def judged(model: Any, _: Any) -> tuple[float, None]:
+        def run(batch: Inputs) -> torch.Tensor:
+            return torch.from_numpy(model(_fed(batch))[0].copy())
+
+        return task.judged(run), None
+
+    made = nncf.quantize_with_accuracy_control(
+        converted(task),
+        nncf.Dataset([_fed(batch) for batch in task.calibration]),
+        nncf.Dataset([_fed(batch) for batch in task.held]),
+        judged,
+        max_drop=max_drop,
+        drop_type=nncf.DropType.ABSOLUTE,
+        model_type=_kind(task),
+    )
+    return compiled(made, task.threads)

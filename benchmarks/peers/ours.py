@@ -8,7 +8,7 @@ import backquant
 from backquant.runtime import QuantizedModel
 from benchmarks.peers import Prepared, Task
 
-__all__ = ["prepare", "prepare_compiled"]
+__all__ = ["prepare", "prepare_compiled", "prepare_searched"]
 
 
 def _quantized(task: Task, recipe: str = "default") -> QuantizedModel:
@@ -42,3 +42,16 @@ def prepare_compiled(task: Task) -> Prepared:
     """The same, after ``compile()``."""
     model = _quantized(task).compile()
     return _prepared(model, kernels=dict(model.compilation.kernels))
+
+
+def prepare_searched(task: Task, max_drop: float) -> Prepared:
+    """The fastest within a drop of the metric on held data."""
+    found = backquant.search(
+        task.model,
+        task.held,
+        "x86",
+        budget={"max_drop": max_drop},
+        metric=lambda model: task.judged(lambda batch: model(*batch)),
+        calibration=task.calibration,
+    )
+    return _prepared(found.model, met=found.met, seconds=found.seconds)

@@ -34,16 +34,35 @@ from benchmarks.machine import machine
 from benchmarks.peers import Prepared, Task
 from benchmarks.tasks.cases import CASES, Case
 
+#: Of what searches by a metric: 0.3 points.
+BUDGET = {"max_drop": 0.003}
 #: By name: the module of ``benchmarks.peers``, its function, further arguments, and the row's title.
 PEERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "float": ("eager", "prepare", {}, "float"),
+    "openvino": ("openvino", "prepare_float", {}, "OpenVINO, float"),
     "torch_ao": ("torch_ao", "prepare", {}, "torch.ao FX, x86"),
     "ort_minmax": ("onnx_runtime", "prepare_int8", {}, "ONNX Runtime, min-max"),
     "ort_percentile": ("onnx_runtime", "prepare_percentile", {}, "ONNX Runtime, percentile"),
     "nncf": ("openvino", "prepare_int8", {}, "NNCF, OpenVINO"),
+    "nncf_control": ("openvino", "prepare_controlled", BUDGET, "NNCF, accuracy control"),
     "backquant": ("ours", "prepare", {}, "backquant x86"),
     "better": ("ours", "prepare", {"recipe": "better"}, "backquant x86, better"),
     "best": ("ours", "prepare", {"recipe": "best"}, "backquant x86, best"),
+    "search": ("ours", "prepare_searched", BUDGET, "backquant x86, search"),
+    "onnxruntime": ("deployed", "prepare_onnxruntime", {}, "backquant ONNX Runtime"),
+    "openvino_ours": ("deployed", "prepare_openvino", {}, "backquant OpenVINO"),
+    "openvino_better": (
+        "deployed",
+        "prepare_openvino",
+        {"recipe": "better"},
+        "backquant OpenVINO, better",
+    ),
+    "openvino_search": (
+        "deployed",
+        "prepare_searched_openvino",
+        BUDGET,
+        "backquant OpenVINO, search",
+    ),
 }
 RECORDINGS = Path("/usr/share/klettres")
 TURNS = 15
@@ -79,7 +98,16 @@ def cell(model: str, peer: str, recordings: Path, workspace: Path) -> dict[str, 
     case = CASES[model](recordings)
     module, function, more, _ = PEERS[peer]
     prepare = partial(getattr(import_module(f"benchmarks.peers.{module}"), function), **more)
-    task = Task(model, case.model, case.calibration, 1, workspace, case.transformer)
+    task = Task(
+        model,
+        case.model,
+        case.calibration,
+        threads=1,
+        workspace=workspace,
+        transformer=case.transformer,
+        held=case.held,
+        judge=case.judge,
+    )
     with torch.no_grad():
         wanted = [case.model(*batch) for batch in case.tests]
         start = time.process_time()

@@ -1,7 +1,7 @@
 """Recordings of speech, and tones: what networks that hear are tried on.
 
 The recordings are those of Debian's ``klettres-data``: letters and syllables, one speaker for each
-language. Those of ``CALIBRATION`` speak nowhere in the tests.
+language: those of ``CALIBRATION``, ``HELD`` and ``TEST`` are different people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from benchmarks.peers import Inputs
 
 CALIBRATION = ("hu", "lt", "nl", "uk")
-TEST = ("cs", "da", "de", "en", "es", "fr", "he", "it", "nds", "pt_BR", "ru", "tn")
+HELD = ("en_GB", "fr", "it", "ml")
+TEST = ("cs", "da", "de", "en", "es", "he", "nds", "pt_BR", "ru", "tn")
 RATE = 16000
 _FRAME, _CONTEXT, _BATCH = 512, 64, 16
 
@@ -40,7 +41,7 @@ def detector_batches(model: nn.Module, folder: Path, languages: Sequence[str]) -
 
     A stream is recordings with pauses between them, under noise that differs from stream to stream.
     """
-    made = torch.Generator().manual_seed(len(languages))
+    made = torch.Generator().manual_seed(sum(map(ord, languages[0])))
     found = []
     for language in languages:
         parts = sounds(folder, language, _BATCH)
@@ -58,7 +59,7 @@ def detector_batches(model: nn.Module, folder: Path, languages: Sequence[str]) -
                 batch = (streams[:, start : start + _CONTEXT + _FRAME].contiguous(), h, c)
                 found.append(batch)
                 _, h, c = model(*batch)
-    return found[:: 5 if len(languages) == len(CALIBRATION) else 3]
+    return found[::4]
 
 
 def spectrograms(folder: Path, languages: Sequence[str]) -> tuple[list[Inputs], list[str]]:
