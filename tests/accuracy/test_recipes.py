@@ -144,6 +144,30 @@ def test_recipes_are_data(tmp_path: Path) -> None:
     assert len(stored["gained"]) == 2
 
 
+def test_a_recipe_leaves_layers_that_cost_too_much(tmp_path: Path) -> None:
+    """Rounding takes the cube of the inputs of an output, and changes nothing of wider layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    data = [torch.randn(32, 48) for _ in range(4)]
+    mine = tmp_path / "mine.yaml"
+    proposed = []
+    for limit in (16, 48):
+        mine.write_text(f"{{name: mine, steps: [gptq], most_inputs: {limit}}}")
+        made = backquant.quantize(model, calibration=data, recipe=mine, slower="keep")
+        proposed.append(made.report.extras["recipe"]["gained"][0]["proposed"])
+        assert made.report.extras["recipe"]["most_inputs"] == limit
+    assert proposed == [1, 2]
+    assert recipe_of("better").most_inputs is not None and recipe_of("best").most_inputs is None
+
+
+@pytest.mark.parametrize("field", ["most_inputs: 0", "most_inputs: true", "most_imputs: 9"])
+def test_a_recipe_has_no_other_fields(tmp_path: Path, field: str) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"{{name: mine, steps: [gptq], {field}}}")
+    with pytest.raises(UsageError, match=r"most_inputs is|a recipe has no 'most_imputs'"):
+        recipe_of(mine)
+
+
 def test_messages(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("- 3\n")
     refused: dict[str, Any] = {

@@ -62,6 +62,14 @@ def test_gptq_follows_its_closed_form(seed: int) -> None:
     assert loss < 0.7 * nearest
 
 
+def test_sums_of_wide_layers_are_whole() -> None:
+    """Of more than 512 columns, one half of the matrix is copied from the other."""
+    x = torch.randn(40, 1100)
+    found, count = gram(nn.Linear(1100, 1), x)
+    assert count == 40
+    assert torch.allclose(found[0], x.T @ x, atol=1e-3)
+
+
 def test_descent_never_makes_it_worse_and_stays_in_the_range() -> None:
     weight, hessian = problem(9, 24)
     weight = 4 * weight  # many at the ends

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 __all__ = ["Grid", "columns", "gram", "positions", "quadratic"]
 
 _WINDOWS = 1 << 24  # values in windows of inputs, at most, at once
+_WIDE = 512  # columns
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,25 @@ def gram(layer: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     total, count = None, 0
     for part in _parts(layer, x):
         rows = positions(layer, part)
-        found = rows.transpose(1, 2) @ rows
+        found = _products(rows)
         total, count = found if total is None else total.add_(found), count + rows.shape[1]
     assert total is not None
     return total, count
+
+
+def _products(rows: Tensor) -> Tensor:
+    """``rows^T rows`` for each group; of wide ones what is below the diagonal is copied."""
+    width = rows.shape[-1]
+    if width <= _WIDE:
+        return rows.transpose(1, 2) @ rows
+    found = rows.new_empty(len(rows), width, width)
+    for start in range(0, width, _WIDE):
+        end = min(start + _WIDE, width)
+        torch.bmm(
+            rows[..., start:end].transpose(1, 2), rows[..., start:], out=found[:, start:end, start:]
+        )
+        found[:, end:, start:end] = found[:, start:end, end:].transpose(1, 2)
+    return found
 
 
 def _parts(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:

@@ -53,19 +53,35 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = 0.01) -> 
 
 
 def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse; inputs that are never there count as independent."""
+    """The upper Cholesky factor of the inverse; inputs that are never there count as independent.
+
+    With ``P`` that reverses an order, ``P H P = L L^T`` gives ``H^-1 = U^T U`` for ``U = P L^-1 P``, which is
+    upper: one factorization and the inverse of a triangle.
+    """
     mean = hessian.diagonal(dim1=-2, dim2=-1).double().mean(-1, keepdim=True).clamp(min=1e-12)
     while True:
         damped = hessian.double().clone()
         diagonal = damped.diagonal(dim1=-2, dim2=-1)
         diagonal += torch.where(diagonal > 0, damping * mean, mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(-2, -1))
         if not bool(failed.any()):
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not bool(failed.any()):
-                factor: Tensor = upper
-                return factor.to(hessian.dtype)
+            return _inverse_of_lower(lower).flip(-2, -1).to(hessian.dtype)
         damping *= 10  # rounding made it singular
+
+
+def _inverse_of_lower(lower: Tensor) -> Tensor:
+    """The inverse of lower triangles ``(groups, columns, columns)``, by halves."""
+    width = lower.shape[-1]
+    if width <= _BLOCK:
+        one = torch.eye(width, dtype=lower.dtype)
+        return torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False)
+    half = width // 2
+    first = _inverse_of_lower(lower[:, :half, :half])
+    last = _inverse_of_lower(lower[:, half:, half:])
+    found = torch.zeros_like(lower)
+    found[:, :half, :half], found[:, half:, half:] = first, last
+    found[:, half:, :half] = -(last @ (lower[:, half:, :half] @ first))
+    return found
 
 
 def adaround(  # size: the numbers of the paper

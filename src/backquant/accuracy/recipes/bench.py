@@ -24,11 +24,18 @@ MOST_BATCHES = 64
 class Bench:
     """The data and the float outputs for one model; ``evaluations`` counts what was judged.
 
-    All ``ranks`` hold the same data, and share the batches that a draft is judged on.
+    All ``ranks`` hold the same data, and share the batches that a draft is judged on. ``most_inputs``: as
+    the recipe has it.
     """
 
-    def __init__(self, draft: Draft, batches: Iterable[Any], ranks: Ranks = ALONE) -> None:
-        self.ranks = ranks
+    def __init__(
+        self,
+        draft: Draft,
+        batches: Iterable[Any],
+        ranks: Ranks = ALONE,
+        most_inputs: int | None = None,
+    ) -> None:
+        self.ranks, self.most_inputs = ranks, most_inputs
         self.held = held = held_by_all(ranks, batches, MOST_BATCHES)
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]

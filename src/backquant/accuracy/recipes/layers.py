@@ -42,6 +42,11 @@ class Layer:
         found: torch.Tensor = self.float_part.weight.detach()
         return found
 
+    @property
+    def inputs(self) -> int:
+        """How many values one output is a sum of."""
+        return self.weight[0].numel()
+
     def qparams(self) -> dict[str, Any]:
         """Those of the reference module, in PyTorch's dict."""
         own = self.reference

@@ -21,16 +21,21 @@ BUILT_IN = ("default", "better", "best")
 class Recipe:
     """A name, and the steps in order.
 
+    ``most_inputs``: of an output of a layer whose weights are rounded or clipped; wider layers, of which that
+    costs the cube, are left as they are. ``None``: no limit.
+
     >>> Recipe("mine", ("ranges", "bias-correction")).to_dict()
     {'name': 'mine', 'steps': ['ranges', 'bias-correction']}
     """
 
     name: str
     steps: tuple[str, ...] = ()
+    most_inputs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As a file has it."""
-        return {"name": self.name, "steps": list(self.steps)}
+        limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
+        return {"name": self.name, "steps": list(self.steps), **limit}
 
 
 def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
@@ -67,12 +72,16 @@ def _read(text: str, where: str) -> Recipe:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise _refused("the file is no recipe", where) from error
-    name, steps = (data.get("name"), data.get("steps")) if isinstance(data, dict) else (None, None)
-    if not isinstance(name, str) or not isinstance(steps, list):
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise _refused("the file is no recipe", where)
-    if not all(isinstance(step, str) for step in steps):
+    steps, most = data.get("steps"), data.get("most_inputs")
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise _refused("the file is no recipe", where)
-    return _checked(Recipe(name, tuple(steps)), where)
+    if unknown := sorted(set(map(str, data)) - {"name", "steps", "most_inputs"}):
+        raise _refused(f"a recipe has no {unknown[0]!r}", where)
+    if most is not None and (type(most) is not int or most < 1):
+        raise _refused(f"most_inputs is {most!r}", where, "most_inputs: 4096")
+    return _checked(Recipe(data["name"], tuple(steps), most), where)
 
 
 def _checked(recipe: Recipe, where: str) -> Recipe:

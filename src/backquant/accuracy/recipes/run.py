@@ -57,7 +57,7 @@ def followed(
 
     Raises ``CalibrationError`` and ``InputError`` as calibration does.
     """
-    bench = Bench(draft, batches, ranks)
+    bench = Bench(draft, batches, ranks, recipe.most_inputs)
     loss, results = bench.loss(draft), []
     for position, name in enumerate(recipe.steps):
         before, start = loss, time.monotonic()

@@ -101,13 +101,15 @@ def _judged(draft: Draft, bench: Bench) -> Iterator[tuple[Layer, Tensor]]:
     """
     twin = draft.twin()
     original = dict(draft.prepared.named_modules())
-    waiting = list(layers_of(twin))[bench.ranks.rank :: bench.ranks.size]
+    most = bench.most_inputs
+    every = [each for each in layers_of(twin) if most is None or each.inputs <= most]
+    waiting = every[bench.ranks.rank :: bench.ranks.size]
     while waiting:
         now: list[Layer] = []
         size = 0
         while waiting and (not now or size < _SUMS_AT_ONCE):
             now.append(waiting.pop(0))
-            size += 4 * now[-1].groups * columns(now[-1].weight, now[-1].groups).shape[-1] ** 2
+            size += 4 * now[-1].groups * now[-1].inputs ** 2
         for layer, hessian in zip(now, _grams(bench, twin, now), strict=True):
             yield replace(layer, float_part=weighted_part(original[layer.path])), hessian
 
