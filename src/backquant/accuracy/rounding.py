@@ -65,7 +65,8 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
         diagonal += torch.where(diagonal > 0, damping * mean, mean)
         lower, failed = torch.linalg.cholesky_ex(damped.flip(-2, -1))
         if not bool(failed.any()):
-            return _inverse_of_lower(lower).flip(-2, -1).to(hessian.dtype)
+            factor: Tensor = _inverse_of_lower(lower).flip(-2, -1)
+            return factor.to(hessian.dtype)
         damping *= 10  # rounding made it singular
 
 
@@ -74,7 +75,8 @@ def _inverse_of_lower(lower: Tensor) -> Tensor:
     width = lower.shape[-1]
     if width <= _BLOCK:
         one = torch.eye(width, dtype=lower.dtype)
-        return torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False)
+        small: Tensor = torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False)
+        return small
     half = width // 2
     first = _inverse_of_lower(lower[:, :half, :half])
     last = _inverse_of_lower(lower[:, half:, half:])
