@@ -149,7 +149,7 @@ def kernels(made: Quantized) -> Outcome:
     found = check_kernels(made.reference, made.result, made.inputs)
     once = [use for use in made.result.kernels if "rounds once" in use.kernel]
     twice = {name for use in once if "add" not in use.kernel for name in use.nodes}
-    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.join_lookups).
+    # Where an activation is part of a kernel that rounds once, two steps (backquant.lower.fuse_lookups).
     if found.worst > 1 + (found.node.removesuffix("_lowered") in twice):
         raise WrongNumbersError(f"{found.worst} steps from the reference model at {found.node}")
     if found.cut >= 0.05:

@@ -16,7 +16,7 @@ from backquant.api.arguments import (
     opened_model,
 )
 from backquant.api.qat import fuse_for_training
-from backquant.api.skipped import skipped_inside, warn_of_skipped
+from backquant.api.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import checked_example, example_that_runs
 from backquant.convert import convert_to_reference, original_weights
@@ -125,7 +125,7 @@ def prepare_fx(  # size: PyTorch's signature
     prepared = prepared_for_inference(planned(model, request, capturing), request)
     with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = filter(None, (note,))
-    warn_of_skipped(prepared_state(prepared).plan, *skipped_inside(prepared), *notes)
+    warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
     return prepared
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from backquant.api.arguments import given_model, given_request
-from backquant.api.skipped import skipped_inside, warn_of_skipped
+from backquant.api.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import example_that_runs
 from backquant.fuse import apply_fusion, put_back, without_sync
@@ -92,7 +92,7 @@ def prepare_qat_fx(
     prepared = _prepared(graph, request, example)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs)
     notes = (graph.difference, _unrounded(prepared, request.backend_config.name), shapes)
-    inside = skipped_inside(prepared)
+    inside = skipped_in_standalone(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared
 

@@ -26,7 +26,7 @@ def warn_of_skipped(plan: Plan, *others: str) -> None:
         warnings.warn("\n".join(lines), stacklevel=_level_of_caller())
 
 
-def skipped_inside(prepared: fx.GraphModule) -> list[str]:
+def skipped_in_standalone(prepared: fx.GraphModule) -> list[str]:
     """The same of the standalone modules of ``prepared``, for ``others``.
 
     Raises ``UsageError`` when the model is not prepared.

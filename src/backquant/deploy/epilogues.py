@@ -30,7 +30,7 @@ _WEIGHTED = (
 )
 
 
-def join_epilogues(module: fx.GraphModule, operators: tuple[Any, ...]) -> int:
+def fuse_epilogues(module: fx.GraphModule, operators: tuple[Any, ...]) -> int:
     """Take out the pairs in place; returns how many.
 
     >>> import torch
@@ -46,7 +46,7 @@ def join_epilogues(module: fx.GraphModule, operators: tuple[Any, ...]) -> int:
     ...     value = graph.call_function(op, (value, *qparams))
     >>> _ = graph.output(graph.call_function(torch.relu, (value,)))
     >>> made = fx.GraphModule(root, graph)
-    >>> join_epilogues(made, (torch.relu,)), [node.name for node in made.graph.nodes]
+    >>> fuse_epilogues(made, (torch.relu,)), [node.name for node in made.graph.nodes]
     (1, ['x', 'fc', 'relu', 'output'])
     """
     modules, listed = dict(module.named_modules()), set(operators)

@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule
 
 from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
+from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.program import Program, export_program
-from backquant.deploy.taken_apart import taken_apart
 from backquant.dtypes import Granularity, is_quantized
 from backquant.match.plan import MatchKind, Plan
 
@@ -69,7 +69,7 @@ class ExportJob:
 
         Made once. Raises ``CaptureError`` when it cannot be captured, or not with these dynamic shapes.
         """
-        return taken_apart(
+        return decomposed_for_runtimes(
             export_program(self.module, self.args, dict(self.kwargs), self.dynamic_shapes)
         )
 

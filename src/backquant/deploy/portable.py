@@ -6,7 +6,7 @@ from torch import fx
 
 from backquant.backend_config import QDQRules
 from backquant.deploy.described_rounding import state_half_even
-from backquant.deploy.epilogues import join_epilogues
+from backquant.deploy.epilogues import fuse_epilogues
 from backquant.deploy.weights import with_weight_nodes
 from backquant.lower.qdq import is_dequantize, is_weight_dequantize
 
@@ -24,7 +24,7 @@ def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
     assert isinstance(made, fx.GraphModule)
     state_half_even(made)
     if rules.epilogues:
-        join_epilogues(made, rules.epilogues)
+        fuse_epilogues(made, rules.epilogues)
     if rules.dequantize_per_user:
         dequantize_per_user(made)
     return made

@@ -26,17 +26,17 @@ from backquant.graph import (
     graph_pass,
     run_pass,
 )
-from backquant.lower.absorb import absorb_clamps
 from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
 from backquant.lower.engine import EngineInfo
+from backquant.lower.fuse_adds import fuse_adds
+from backquant.lower.fuse_clamps import fuse_clamps
+from backquant.lower.fuse_lookups import fuse_lookups
+from backquant.lower.fuse_shuffles import fuse_shuffles
 from backquant.lower.halves import move_halves
 from backquant.lower.in_place import read_results
-from backquant.lower.join_adds import join_adds
-from backquant.lower.join_lookups import join_lookups
-from backquant.lower.join_shuffles import join_shuffles
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
 from backquant.lower.left import Left
@@ -122,8 +122,8 @@ class _Pass:
         run_pass(fold_boundaries, self.gm.graph, self.engine)
         run_pass(move_halves, self.gm.graph)
         run_pass(reshape_views, self.gm.graph)
-        left_over = run_pass(absorb_clamps, self.gm, self.kernels, self.records)
-        for join in (join_lookups, join_adds, join_shuffles):
+        left_over = run_pass(fuse_clamps, self.gm, self.kernels, self.records)
+        for join in (fuse_lookups, fuse_adds, fuse_shuffles):
             left_over = run_pass(join, self.gm, left_over, self.records)
         kernels = tuple(use for use in left_over if use is not None)
         left = self.left.reasons(self.gm)

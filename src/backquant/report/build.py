@@ -19,7 +19,7 @@ from backquant.reason_codes import ReasonCode
 from backquant.report.graph import ReportedGraph
 from backquant.report.model import ReasonRow, Report, Row
 from backquant.report.observers import Observers
-from backquant.report.standalone import kernels_inside, reasons_inside, rows_inside
+from backquant.report.standalone import standalone_kernels, standalone_reasons, standalone_rows
 from backquant.runtime import QuantizedModel
 
 
@@ -69,8 +69,8 @@ class ReportSource:
     ) -> ReportSource:
         """The source of a standalone module with its part of what the lowering recorded."""
         path, source = self.graph.paths[node], self.inner[node]
-        kernels = kernels_inside(path, kernels)
-        left = reasons_inside(path, left_in_float)
+        kernels = standalone_kernels(path, kernels)
+        left = standalone_reasons(path, left_in_float)
         inner = {name: source._inside(name, kernels, left) for name in source.inner}
         lowered = source.record.backend_config.engine is not None
         return replace(source, kernels=kernels, left_in_float=left, inner=inner, is_lowered=lowered)
@@ -123,11 +123,11 @@ class _Builder:
             model=source.record.model,
             engine=source.engine,
             rows=rows,
-            unused_rules=(*map(str, plan.unused_rules), *_unused_inside(inner)),
-            notes=(*plan.notes, *_notes_inside(inner), *self._unseen(), *self._tiny()),
+            unused_rules=(*map(str, plan.unused_rules), *_standalone_unused(inner)),
+            notes=(*plan.notes, *_standalone_notes(inner), *self._unseen(), *self._tiny()),
             unreached_entries=tuple(self._pattern(i) for i in plan.unreached_entries),
             kernels=tuple(use.kernel for use in source.kernels),
-            unlowered=(*self._unlowered(), *_unlowered_inside(inner)),
+            unlowered=(*self._unlowered(), *_standalone_unlowered(inner)),
             float_bytes=source.record.float_bytes if source.graph.is_reference else 0,
             quantized_bytes=source.quantized_bytes,
             lowered=source.is_lowered,
@@ -143,7 +143,7 @@ class _Builder:
                 yield row
                 continue
             placeholders = self._source.inner[decision.node].graph.placeholders
-            yield from rows_inside(row, inner[decision.node], placeholders)
+            yield from standalone_rows(row, inner[decision.node], placeholders)
 
     def _unseen(self) -> tuple[str, ...]:
         values = self._record.unseen
@@ -212,7 +212,7 @@ class _Builder:
         planned = decision.quantized and match is not None and match.kind is MatchKind.PATTERN
         cost = self._costs.multiply_adds.get(decision.node, 0)
         if decision.quantized and 0 < cost <= self._source.in_float.get(decision.node, 0):
-            return "unlowered", (_float_inside(decision),)
+            return "unlowered", (_standalone_float(decision),)
         if not planned or not self._source.is_lowered or decision.node in self._kernel_of:
             return decision.outcome.value, decision.reasons
         left = self._left.get(decision.node, [])
@@ -253,7 +253,7 @@ class _Builder:
         return text + (", dynamic" if config.is_dynamic else "")
 
 
-def _float_inside(decision: Decision) -> Reason:
+def _standalone_float(decision: Decision) -> Reason:
     return Reason(
         decision.node,
         ReasonCode.NO_KERNEL,
@@ -263,17 +263,17 @@ def _float_inside(decision: Decision) -> Reason:
     )
 
 
-def _notes_inside(inner: Mapping[str, Report]) -> Iterator[str]:
+def _standalone_notes(inner: Mapping[str, Report]) -> Iterator[str]:
     for node, report in inner.items():
         yield from (f"in {node!r}: {note}" for note in report.notes)
 
 
-def _unused_inside(inner: Mapping[str, Report]) -> Iterator[str]:
+def _standalone_unused(inner: Mapping[str, Report]) -> Iterator[str]:
     for node, report in inner.items():
         yield from (f"in {node!r}: {rule}" for rule in report.unused_rules)
 
 
-def _unlowered_inside(inner: Mapping[str, Report]) -> Iterator[ReasonRow]:
+def _standalone_unlowered(inner: Mapping[str, Report]) -> Iterator[ReasonRow]:
     for node, report in inner.items():
         yield from (replace(row, node=f"{node}.{row.node}") for row in report.unlowered)
 

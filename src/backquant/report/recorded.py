@@ -21,7 +21,7 @@ from backquant.prepare import PreparedModule, prepared_state, unobserved, with_s
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report
-from backquant.report.standalone_costs import costs_inside
+from backquant.report.standalone_costs import costs_of_standalone
 from backquant.runtime import LoweredRecord, QuantizedModel
 
 
@@ -36,7 +36,7 @@ def with_reporting(
     costs = prepared_state(prepared).costs or _tried(prepared, example_inputs)
     if not costs.not_counted:
         costs = replace(costs, total=_total(model, example_inputs))
-        _note_inside(prepared, costs_inside(prepared, example_inputs))
+        _standalone_note(prepared, costs_of_standalone(prepared, example_inputs))
     record = replace(
         prepared_state(prepared),
         model=type(model).__name__,
@@ -64,13 +64,13 @@ def _total(model: nn.Module, example_inputs: Any) -> int:
         return 0
 
 
-def _note_inside(prepared: PreparedModule, costs: dict[str, Any]) -> None:
+def _standalone_note(prepared: PreparedModule, costs: dict[str, Any]) -> None:
     for node, module in _parts(prepared):
         if node in costs:
             own, inner = costs[node]
             kind, state = type(module).__name__, prepared_state(module)
             with_state(module, replace(state, model=kind, costs=own, report_of=report_of))
-            _note_inside(module, inner)
+            _standalone_note(module, inner)
 
 
 def _parts(module: fx.GraphModule) -> Iterator[tuple[str, Any]]:

@@ -10,12 +10,12 @@ from backquant.match.plan import Reason
 from backquant.report.model import Report, Row
 
 
-def kernels_inside(path: str, kernels: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
+def standalone_kernels(path: str, kernels: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
     """The kernels of the standalone module at ``path``, by the names of its own nodes.
 
     >>> import torch
     >>> use = KernelUse(("block.conv",), "conv2d", torch.uint8, "x86")
-    >>> kernels_inside("block", [use])[0].nodes
+    >>> standalone_kernels("block", [use])[0].nodes
     ('conv',)
     """
     start = f"{path}."
@@ -26,10 +26,10 @@ def kernels_inside(path: str, kernels: Iterable[KernelUse]) -> tuple[KernelUse, 
     )
 
 
-def reasons_inside(path: str, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+def standalone_reasons(path: str, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """The reasons about nodes of the standalone module at ``path``, by their own names.
 
-    >>> reasons_inside("block", [Reason("block.conv", "no-kernel", "", "")])[0].node
+    >>> standalone_reasons("block", [Reason("block.conv", "no-kernel", "", "")])[0].node
     'conv'
     """
     start = f"{path}."
@@ -40,7 +40,7 @@ def reasons_inside(path: str, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     )
 
 
-def rows_inside(row: Row, report: Report, inputs: Collection[str]) -> list[Row]:
+def standalone_rows(row: Row, report: Report, inputs: Collection[str]) -> list[Row]:
     """``row``, of a call of a standalone module, and those of the operators in it.
 
     Multiply-adds are counted where they are known: inside, the rest at the call. ``inputs`` are the
@@ -48,7 +48,7 @@ def rows_inside(row: Row, report: Report, inputs: Collection[str]) -> list[Row]:
 
     >>> call = Row("block", "Block", "block", "quantized", inputs=("stem",), multiply_adds=10)
     >>> inner = Report("x86", rows=(Row("fc", "Linear", "fc", "float", ("x",), multiply_adds=8),))
-    >>> [(r.node, r.module_path, r.inputs, r.multiply_adds) for r in rows_inside(call, inner, ["x"])]
+    >>> [(r.node, r.module_path, r.inputs, r.multiply_adds) for r in standalone_rows(call, inner, ["x"])]
     [('block', 'block', ('stem',), 2), ('block.fc', 'block.fc', ('stem',), 8)]
     """
     inside = [

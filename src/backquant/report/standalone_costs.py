@@ -16,12 +16,12 @@ from backquant.prepare import PreparedModule, unobserved
 Costs = tuple[GraphCosts, dict[str, Any]]
 
 
-def costs_inside(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Costs]:
+def costs_of_standalone(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Costs]:
     """Multiply-adds of the operators in each standalone module of ``prepared``, by calling node.
 
     No observer of ``prepared`` sees the example inputs.
 
-    >>> costs_inside(fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(1))
+    >>> costs_of_standalone(fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(1))
     {}
     """
     inner = dict(_standalone(prepared))
@@ -34,7 +34,7 @@ def costs_inside(prepared: fx.GraphModule, example_inputs: Any) -> dict[str, Cos
     return {
         node: (
             graph_costs(unobserved(inner[node]), passed),
-            costs_inside(inner[node], passed),
+            costs_of_standalone(inner[node], passed),
         )
         for node, passed in recorder.passed.items()
     }

@@ -27,7 +27,7 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 50, (2, 12))
 
 
-def test_they_are_taken_apart(tokens: torch.Tensor) -> None:
+def test_they_are_decomposed_for_runtimes(tokens: torch.Tensor) -> None:
     report = backquant.explain(Tagger(), tokens)
     assert report.coverage > 0.8
     assert not any("captured by" in note for note in report.notes)

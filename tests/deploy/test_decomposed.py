@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import backquant
+from backquant.deploy.decomposed import decomposed_for_runtimes
 from backquant.deploy.program import export_program
-from backquant.deploy.taken_apart import taken_apart
 
 WORDS, OFFSETS = torch.tensor([1, 4, 4, 0, 7, 2]), torch.tensor([0, 2, 2, 5])  # the second is empty
 
@@ -28,10 +28,10 @@ class Bags(nn.Module):
 
 @pytest.mark.parametrize("padding", [None, 4])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_taken_apart_they_compute_the_same(mode: str, padding: int | None) -> None:
+def test_decomposed_they_compute_the_same(mode: str, padding: int | None) -> None:
     model = Bags(mode, padding).eval()
     whole = export_program(torch.fx.symbolic_trace(model), (WORDS, OFFSETS), {}, None)
-    made = taken_apart(whole)
+    made = decomposed_for_runtimes(whole)
     assert made is not whole
     assert not any("embedding_bag" in str(node.target) for node in made.exported.graph.nodes)
     assert set(made.origins.values()) == set(whole.origins.values())

@@ -22,7 +22,7 @@ from backquant.lower.rule import KernelUse
 _Kernel = OnednnConv | OnednnLinear
 
 
-def absorb_clamps(
+def fuse_clamps(
     graph_module: GraphModule, kernels: Sequence[KernelUse], records: dict[Node, int]
 ) -> list[KernelUse | None]:
     """Absorb what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
@@ -31,7 +31,7 @@ def absorb_clamps(
     must be called once. The graph is edited in place.
 
     >>> import torch
-    >>> absorb_clamps(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
+    >>> fuse_clamps(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
     []
     """
     found: list[KernelUse | None] = list(kernels)

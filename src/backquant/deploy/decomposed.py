@@ -17,12 +17,12 @@ from backquant.graph.quiet import quiet
 from backquant.operators import all_operators
 
 
-def taken_apart(program: Program) -> Program:
+def decomposed_for_runtimes(program: Program) -> Program:
     """``program`` without operators that runtimes lack; the same object where there is none.
 
     >>> from backquant.deploy.program import export_program
     >>> made = export_program(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
-    >>> taken_apart(made) is made
+    >>> decomposed_for_runtimes(made) is made
     True
     """
     table = _table()

@@ -25,7 +25,7 @@ from backquant.lower.rule import KernelUse
 _Kernel = OnednnConv | OnednnLinear
 
 
-def join_lookups(
+def fuse_lookups(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
     """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
@@ -33,7 +33,7 @@ def join_lookups(
     ``records``: the position in ``kernels`` of the record of each kernel node. Each kernel module must
     be called once. The graph is edited in place.
 
-    >>> join_lookups(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
+    >>> fuse_lookups(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
     []
     """
     found = list(kernels)

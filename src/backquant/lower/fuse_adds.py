@@ -27,7 +27,7 @@ from backquant.lower.rule import KernelUse
 _ADDS = (elementwise.add, elementwise.add_relu)
 
 
-def join_adds(
+def fuse_adds(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
     """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
@@ -35,7 +35,7 @@ def join_adds(
     ``records``: the position in ``kernels`` of the record of each kernel node. The graph is edited
     in place. Cost: linear in the graph.
 
-    >>> join_adds(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
+    >>> fuse_adds(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
     []
     """
     found = list(kernels)

@@ -19,7 +19,7 @@ _RESHAPES: tuple[Any, ...] = spellings("view", "reshape")
 _TRANSPOSES: tuple[Any, ...] = spellings("transpose")
 
 
-def join_shuffles(
+def fuse_shuffles(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
     """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
@@ -28,7 +28,7 @@ def join_shuffles(
     none, and stays. The graph is edited in place. Cost: linear in the graph.
 
     >>> import torch
-    >>> join_shuffles(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
+    >>> fuse_shuffles(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
     []
     """
     found = list(kernels)
