@@ -19,7 +19,6 @@ from backquant.runtime.compiled.inductor import CppTemplate, V, ir
 
 HEADER = Path(__file__).with_name("kernels.h")
 TILES = Path(__file__).with_name("tiles.h")
-_TYPES = {torch.uint8: "uint8_t", torch.int8: "int8_t", torch.float32: "float"}
 
 
 @dataclass(frozen=True)
