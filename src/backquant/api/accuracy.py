@@ -21,8 +21,8 @@ from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, kept_set
 from backquant.calibrate.group import sharing
 from backquant.errors import UsageError
-from backquant.pipeline.again import float_graph_of
 from backquant.pipeline.plan import evaluation_copy
+from backquant.pipeline.recapture import float_graph_of
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.runtime import QuantizedModel
 

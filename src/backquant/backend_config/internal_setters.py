@@ -1,4 +1,4 @@
-"""The setters of an entry that the seeds mark as internal."""
+"""The setters of an entry that PyTorch's ``BackendPatternConfig`` marks as internal."""
 
 from __future__ import annotations
 

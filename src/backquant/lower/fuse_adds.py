@@ -30,7 +30,7 @@ _ADDS = (elementwise.add, elementwise.add_relu)
 def fuse_adds(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
-    """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
+    """Fuse each such addition; returns the kernels' records after it, ``None`` for one that was merged.
 
     ``records``: the position in ``kernels`` of the record of each kernel node. The graph is edited
     in place. Cost: linear in the graph.

@@ -28,7 +28,7 @@ _Kernel = OnednnConv | OnednnLinear
 def fuse_lookups(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
-    """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
+    """Fuse each such function; returns the kernels' records after it, ``None`` for one that was merged.
 
     ``records``: the position in ``kernels`` of the record of each kernel node. Each kernel module must
     be called once. The graph is edited in place.

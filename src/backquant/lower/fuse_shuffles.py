@@ -22,7 +22,7 @@ _TRANSPOSES: tuple[Any, ...] = spellings("transpose")
 def fuse_shuffles(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:
-    """Join what can be; returns the records of ``kernels`` after that, ``None`` where one is gone.
+    """Fuse each such shuffle; returns the kernels' records after it, ``None`` for one that was merged.
 
     ``records``: the position in ``kernels`` of the record of each kernel node; a shuffle of floats has
     none, and stays. The graph is edited in place. Cost: linear in the graph.

@@ -31,6 +31,7 @@ from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
 from backquant.lower.engine import EngineInfo
+from backquant.lower.float_fallback import FloatFallback
 from backquant.lower.fuse_adds import fuse_adds
 from backquant.lower.fuse_clamps import fuse_clamps
 from backquant.lower.fuse_lookups import fuse_lookups
@@ -39,7 +40,6 @@ from backquant.lower.halves import move_halves
 from backquant.lower.in_place import read_results
 from backquant.lower.kernels.boundary import saturate
 from backquant.lower.kernels.configured import KernelModule
-from backquant.lower.left import Left
 from backquant.lower.qdq import (
     dequantize_target,
     is_dequantize,
@@ -107,26 +107,26 @@ class _Pass:
         self.described = described
         self.kernels: list[KernelUse] = []
         self.records: dict[Node, int] = {}
-        self.left = Left(engine)
+        self.fallback = FloatFallback(engine)
         self.erased: set[Node] = set()
         self.calls = Counter(n.target for n in graph_module.graph.nodes if n.op == "call_module")
 
     def run(self, separate: frozenset[str], in_float: frozenset[str]) -> Lowered:
         for node in list(self.gm.graph.nodes):
             if node.name in separate:
-                self.left.made(node)
+                self.fallback.made(node)
             elif node.name in in_float:
-                self.left.note(node, [self.left.float_in_reference(node)])
+                self.fallback.note(node, [self.fallback.float_in_reference(node)])
             elif node not in self.erased and node.op.startswith("call_"):
                 self._visit(node)
         run_pass(fold_boundaries, self.gm.graph, self.engine)
         run_pass(move_halves, self.gm.graph)
         run_pass(reshape_views, self.gm.graph)
-        left_over = run_pass(fuse_clamps, self.gm, self.kernels, self.records)
+        remaining = run_pass(fuse_clamps, self.gm, self.kernels, self.records)
         for join in (fuse_lookups, fuse_adds, fuse_shuffles):
-            left_over = run_pass(join, self.gm, left_over, self.records)
-        kernels = tuple(use for use in left_over if use is not None)
-        left = self.left.reasons(self.gm)
+            remaining = run_pass(join, self.gm, remaining, self.records)
+        kernels = tuple(use for use in remaining if use is not None)
+        left = self.fallback.reasons(self.gm)
         self.gm.graph.lint()
         # A graph module built anew keeps only the constants that its graph still reads.
         result = assemble(KeptGraphModule, self.gm.graph, self.gm)
@@ -151,18 +151,18 @@ class _Pass:
                 return
             if made is not None:
                 refusals.append(made)
-        self.left.note(node, refusals)
+        self.fallback.note(node, refusals)
 
     def _insert(self, site: Site, emit: Emit, rule: LowerRule) -> None:
         names = tuple(node.name for node in site.nodes)
         with self.gm.graph.inserting_before(site.last):
             new = self._create(site, emit)
             new.stack_trace = new.stack_trace or site.last.stack_trace
-            self.left.made(new)
+            self.fallback.made(new)
             if emit.out is not None and not emit.in_range and not emit.out.is_full_range:
                 low, high = emit.out.quant_min, emit.out.quant_max
                 new = self.gm.graph.call_function(saturate, (new, low, high))
-                self.left.made(new)
+                self.fallback.made(new)
         self._connect(site, emit, new)
         for node in reversed(site.nodes):
             if node.users:
@@ -225,7 +225,7 @@ class _Pass:
         """Reading a part of a tuple is no operator."""
         for item in new.users:
             if item.target is operator.getitem:
-                self.left.made(item)
+                self.fallback.made(item)
                 self._note_items(item)
 
     def _connect_items(self, site: Site, out: QParams, new: Node) -> None:
@@ -233,7 +233,7 @@ class _Pass:
             if item.target is not operator.getitem:
                 raise PassError(f"{item.name} reads a tuple whole", where="lower")
             item.replace_input_with(site.last, new)
-            self.left.made(item)
+            self.fallback.made(item)
             readers = list(item.users)
             dequantized = self._dequantize_after(item, out)
             for reader in readers:

@@ -1,4 +1,5 @@
-"""May it, and why not? Patterns against graphs, requests against constraints. Edits nothing."""
+"""Decides what is quantized, and says why the rest is not: patterns against the graph, requests against
+constraints. Edits no graph."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The way of every flow: capture, plan, fuse, prepare, convert, lower; a record goes from step to step."""
+"""The steps of every flow: capture, plan, fuse, prepare, convert, lower; a record goes from one to the next."""

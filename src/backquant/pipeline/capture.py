@@ -1,9 +1,8 @@
-"""Which way a model becomes a graph: by symbolic trace, by ``torch.export``, or the first that works.
+"""Capture: a model becomes a graph by symbolic trace, by ``torch.export``, or by the first of them that works.
 
-``backquant.pipeline.plan`` chooses the second where the first works and puts less on integers.
-
-The steps behind it are the same; only the backend's entries and the mapping's rules are spelled for
-exported graphs there (``backquant.operators.equivalents``).
+Where both work, ``backquant.pipeline.plan`` takes the export if it puts more on integers. The steps after
+capture are the same for both: for exported graphs the backend's entries and the mapping's rules are
+translated to aten operators (``backquant.operators.equivalents``).
 """
 
 from __future__ import annotations
@@ -60,13 +59,16 @@ CAPTURES = ("auto", "trace", "export")
 
 @dataclass(frozen=True)
 class Capturing:
-    """How to capture: one of ``CAPTURES``; the rest is for ``torch.export``.
+    """How to capture a model.
 
-    ``example_inputs`` ``None``: there are none, so that a model can only be traced. ``own``: what the
-    backend itself would ask for; where the request names no place, what the backend leaves in float by
-    default stays there. ``None``: all is quantized that is asked for, as in PyTorch. ``decompose``: a trace
-    goes through attention and transformer layers and wrapped functions, as an export does (PyTorch's keeps
-    them whole), but for ``whole_classes`` and ``whole_functions``.
+    ``how``: one of ``CAPTURES``.
+    ``example_inputs``: ``None`` if there are none; the model can then only be traced.
+    ``own``: the mappings that the backend itself has as defaults. With them, what the backend leaves in float
+    by default stays float wherever the request names no place; ``None`` quantizes all that is requested, as
+    PyTorch does.
+    ``decompose``: tracing goes into attention and transformer layers and wrapped functions, as an export does
+    (PyTorch's tracer keeps them as single calls), but for ``whole_classes`` and ``whole_functions``.
+    ``named``: operators that a rule of the user names; rewrites leave them as they are.
     """
 
     how: str = "auto"

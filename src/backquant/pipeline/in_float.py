@@ -1,4 +1,4 @@
-"""A model of which nothing is quantized and nothing taken apart, so that it is as fast as it came."""
+"""The model in float, captured with PyTorch's layers as single calls, so that it is as fast as the original."""
 
 from __future__ import annotations
 

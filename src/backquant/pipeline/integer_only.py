@@ -1,4 +1,4 @@
-"""Whether all that a plan quantizes became integers: asked of the integer reference."""
+"""Check of the integer reference: all that the plan quantizes is computed on integers."""
 
 from __future__ import annotations
 

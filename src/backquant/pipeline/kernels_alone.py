@@ -1,4 +1,4 @@
-"""Modules as the kernels that a backend has for them, each by itself: no model has to be captured."""
+"""Kernels for single modules, each lowered by itself: the model around them need not be captured."""
 
 from __future__ import annotations
 

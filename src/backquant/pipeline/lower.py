@@ -1,4 +1,4 @@
-"""From a reference model to what runs: the engine's table where there is one, else as it is.
+"""Lower a reference model by the rules of its backend's engine; without an engine it runs as it is.
 
 Standalone modules are lowered by themselves, for the engine of their own backend; their kernels and
 reasons are named by their path: ``block.conv``.

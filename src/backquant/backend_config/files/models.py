@@ -1,7 +1,7 @@
 """The layout of a spec file, version 1, as pydantic models. The published JSON Schema is made from them.
 
 They check structure only (keys, kinds of values). ``read`` resolves names and builds the config.
-Field names are those of the seeds' API, so that one vocabulary serves Python, files and messages.
+Field names are those of PyTorch's API, so that one vocabulary serves Python, files and messages.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
 
-class Left:
+class FloatFallback:
     """Collects, while the pass runs, what was made and what was refused."""
 
     def __init__(self, engine: EngineInfo) -> None:
