@@ -1,1 +1,1 @@
-"""The steps of every flow: capture, plan, fuse, prepare, convert, lower; a record goes from one to the next."""
+"""The steps of every flow: capture, plan, fuse, prepare, convert, lower. A record goes with the model."""

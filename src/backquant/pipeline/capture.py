@@ -1,4 +1,4 @@
-"""Capture: a model becomes a graph by symbolic trace, by ``torch.export``, or by the first of them that works.
+"""Capture: a model becomes a graph by symbolic trace, by ``torch.export``, or the first that works.
 
 Where both work, ``backquant.pipeline.plan`` takes the export if it puts more on integers. The steps after
 capture are the same for both: for exported graphs the backend's entries and the mapping's rules are

@@ -1,4 +1,4 @@
-"""The model in float, captured with PyTorch's layers as single calls, so that it is as fast as the original."""
+"""The model in float, captured with PyTorch's layers as single calls, as fast as the original."""
 
 from __future__ import annotations
 
