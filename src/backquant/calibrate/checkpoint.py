@@ -64,9 +64,9 @@ class Checkpoint:
 class Kept:
     """The checkpoints of one rank while it calibrates."""
 
-    def __init__(self, asked: Checkpoint, prepared: fx.GraphModule, ranks: Ranks) -> None:
-        self._asked, self._prepared = asked, prepared
-        self._folder = Path(asked.folder)
+    def __init__(self, settings: Checkpoint, prepared: fx.GraphModule, ranks: Ranks) -> None:
+        self._settings, self._prepared = settings, prepared
+        self._folder = Path(settings.folder)
         self._path = self._folder / f"rank-{ranks.rank}-of-{ranks.size}.checkpoint"
         self._data = hashlib.sha256()
         self._fingerprint = fingerprint(prepared)
@@ -75,7 +75,7 @@ class Kept:
         except OSError as error:
             raise self._unwritten(error) from error
         others = {p.stem.rpartition("-")[2] for p in self._folder.glob("rank-*-of-*.checkpoint")}
-        if asked.resume and others - {str(ranks.size)}:
+        if settings.resume and others - {str(ranks.size)}:
             raise UsageError(
                 f"the checkpoints there are of {', '.join(sorted(others))} ranks, not of {ranks.size}",
                 where=str(self._folder),
@@ -87,7 +87,7 @@ class Kept:
 
         Raises UsageError for the checkpoint of another model or request, CalibrationError for other data.
         """
-        done, state, digest = self._read() if self._asked.resume else (0, {}, "")
+        done, state, digest = self._read() if self._settings.resume else (0, {}, "")
         counted = self._counted(batches)
         for _ in islice(counted, done):
             pass
@@ -103,7 +103,7 @@ class Kept:
 
     def write(self, done: int) -> None:
         """After ``done`` batches, where it is time."""
-        if done % self._asked.every:
+        if done % self._settings.every:
             return
         about = {
             "fingerprint": self._fingerprint,

@@ -44,10 +44,10 @@ class CompiledEngine:
             raise answer
         return answer
 
-    def build_all(self, asked: Sequence[Build]) -> list[Answer]:
+    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
         answers: dict[int, Answer] = {}
         parts: dict[int, _Part] = {}
-        for at, each in enumerate(asked):
+        for at, each in enumerate(builds):
             try:
                 lowered = TorchEngine(self.engine).build(each.prepared, each.example)
                 if lowered.ran.in_float:
@@ -60,7 +60,7 @@ class CompiledEngine:
             except BackquantError as error:
                 answers[at] = RefusedByEngineError(said(error))
         answers.update(built_by_halves(parts, _compiled))
-        return [answers[at] for at in range(len(asked))]
+        return [answers[at] for at in range(len(builds))]
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,6 @@ class GroupingEngine(ConformanceEngine, Protocol):
         """See above."""
         ...
 
-    def build_all(self, asked: Sequence[Build]) -> list[Answer]:
+    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
         """Convert models that have nothing to do with each other."""
         ...

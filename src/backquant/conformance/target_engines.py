@@ -79,10 +79,10 @@ class TargetEngine:
             raise answer
         return answer
 
-    def build_all(self, asked: Sequence[Build]) -> list[Answer]:
+    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
         answers: dict[int, Answer] = {}
         jobs: dict[int, FedIntegers] = {}
-        for at, each in enumerate(asked):
+        for at, each in enumerate(builds):
             try:
                 with without_warnings(UserWarning):
                     reference = convert_to_reference(each.prepared)
@@ -90,7 +90,7 @@ class TargetEngine:
             except (BackquantError, RuntimeError) as error:
                 answers[at] = RefusedByEngineError(said(error))
         answers.update(built_by_halves(jobs, self._built))
-        return [answers[at] for at in range(len(asked))]
+        return [answers[at] for at in range(len(builds))]
 
     def _built(self, fed: Sequence[FedIntegers]) -> list[Answer]:
         job = joined_jobs([each.job for each in fed])

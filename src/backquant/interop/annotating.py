@@ -145,8 +145,8 @@ class PlanQuantizer(Quantizer):
             decision = self.plan.decisions[match.root]
             spec = ObserverSpec(decision.rule, "weight")
             for name in match.carriers:
-                asked = decision.quantized and name in weights
-                if asked and self._source.probe(spec).observable:
+                is_weight = decision.quantized and name in weights
+                if is_weight and self._source.probe(spec).observable:
                     reader = nodes[name]
                     _annotation(reader).input_qspec_map[nodes[weights[name]]] = self._spec(spec)
 

@@ -72,9 +72,9 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
 
     @classmethod
     def _check(cls, given: Granularity | str, qscheme: torch.qscheme, is_dynamic: bool) -> None:
-        asked = Granularity.parse(str(given))
-        sized = asked.size is not None or asked.shape is not None
-        if not asked.has_blocks or not sized or is_dynamic:
+        granularity = Granularity.parse(str(given))
+        sized = granularity.size is not None or granularity.shape is not None
+        if not granularity.has_blocks or not sized or is_dynamic:
             raise ConfigError(
                 f"{cls.__name__} measures groups or blocks of a known size, ahead of inference",
                 where=f"{cls.__name__}(granularity={str(given)!r}, is_dynamic={is_dynamic})",
@@ -106,15 +106,15 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
 
     def _blocks(self, x: Tensor) -> Tensor:
         """``x`` in the shape of the grid, with the values of each block behind."""
-        asked = Granularity.parse(self.granularity)
-        wrong = asked.undivided(x.shape)
+        granularity = Granularity.parse(self.granularity)
+        wrong = granularity.undivided(x.shape)
         if wrong is not None:
             raise ConfigError(
                 f"groups of {wrong.size} do not divide axis {wrong.axis}, which has {wrong.length}",
                 where=f"{type(self).__name__}({self.granularity!r}), weight {list(x.shape)}",
                 fix=f"groups of {wrong.nearest}, or leave the layer in float",
             )
-        block = asked.block(x.shape)
+        block = granularity.block(x.shape)
         sides = [side for n, b in zip(x.shape, block, strict=True) for side in (n // b, b)]
         split = x.reshape(sides)
         grid, inside = range(0, split.dim(), 2), range(1, split.dim(), 2)

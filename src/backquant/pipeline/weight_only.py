@@ -139,8 +139,8 @@ def _shared(config: DTypeConfig, group_size: int | None) -> Granularity | None:
         return demand
     if demand is None or demand.kind != "per_group":
         return None
-    asked = Granularity("per_group", axis=demand.axis, size=group_size)
-    return asked if demand.admits(asked) else None
+    groups = Granularity("per_group", axis=demand.axis, size=group_size)
+    return groups if demand.admits(groups) else None
 
 
 def _activation(config: DTypeConfig) -> Any:

@@ -70,9 +70,9 @@ class Resolver:
     """
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
-        asked = tuple(allow)
-        self.folders = tuple(Path(name).resolve() for name in asked if _is_folder(name))
-        self._trusted = tuple(name for name in asked if not _is_folder(name))
+        allowed = tuple(allow)
+        self.folders = tuple(Path(name).resolve() for name in allowed if _is_folder(name))
+        self._trusted = tuple(name for name in allowed if not _is_folder(name))
         self.allow = tuple(dict.fromkeys((*DEFAULT_ALLOW, *self._trusted)))
         self._found: dict[str, Any] = {}
 

@@ -46,8 +46,8 @@ def _takes_turns(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> 
     return _is_size(first, halves) and _is_size(last, tuple(x.shape))
 
 
-def _is_size(asked: Sequence[int], size: tuple[int, ...]) -> bool:
-    """Whether a tensor of ``size`` reshaped to ``asked``, of which one may be -1, has that size."""
-    if len(asked) != len(size):
+def _is_size(target: Sequence[int], size: tuple[int, ...]) -> bool:
+    """Whether a tensor of ``size`` reshaped to ``target``, of which one may be -1, has that size."""
+    if len(target) != len(size):
         return False
-    return all(a in (n, -1) for a, n in zip(asked, size, strict=True)) and size[1] != 0
+    return all(a in (n, -1) for a, n in zip(target, size, strict=True)) and size[1] != 0
