@@ -139,7 +139,9 @@ scale_min_lower_bound=2**-12)
     def produces_scales(self) -> bool:
         """Whether measured qparams become others by what is demanded of them."""
         alone = self.zero_point_exact_match is not None and self.scale_exact_match is None
-        demanded = self.power_of_two_scale or self.scales is not None or self.scale_range is not None
+        demanded = (
+            self.power_of_two_scale or self.scales is not None or self.scale_range is not None
+        )
         demanded = demanded or self.scale_dtype is not None
         return self.dtype is not None and bool(demanded or alone)
 

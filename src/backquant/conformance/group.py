@@ -58,15 +58,15 @@ def _steps(trial: Trial, setting: Setting) -> Steps:
         )  # fmt: skip
 
 
-def _built(setting: Setting, asked: Sequence[Build]) -> list[Answer]:
+def _built(setting: Setting, builds: Sequence[Build]) -> list[Answer]:
     engine = setting.engine
-    if isinstance(engine, GroupingEngine) and len(asked) > 1:
-        return engine.build_all(asked)
-    return [_one(setting, each) for each in asked]
+    if isinstance(engine, GroupingEngine) and len(builds) > 1:
+        return engine.build_all(builds)
+    return [_one(setting, each) for each in builds]
 
 
-def _one(setting: Setting, asked: Build) -> Answer:
+def _one(setting: Setting, builds: Build) -> Answer:
     try:
-        return setting.engine.build(asked.prepared, asked.example)
+        return setting.engine.build(builds.prepared, builds.example)
     except RefusedByEngineError as error:
         return error

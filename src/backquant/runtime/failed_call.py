@@ -34,14 +34,14 @@ def failed_call(
     if isinstance(inputs[0], fx.Proxy):
         return traced("torch.fx")
     given = _told(inputs[0], inputs[1])
-    expected = "" if example is None else _told(example.args, example.kwargs)
+    needed = "" if example is None else _told(example.args, example.kwargs)
     words = (
         error.what
         if isinstance(error, BackquantError)
         else _words(f"{error}") or type(error).__name__
     )
     words = words[:_LONGEST]
-    if source and given == expected and not isinstance(error, (ArtifactError, EngineError)):
+    if source and given == needed and not isinstance(error, (ArtifactError, EngineError)):
         return ArtifactError(
             f"the graph in the file cannot run: {words}",
             where=f"{source}, called with {given}",
@@ -49,7 +49,7 @@ def failed_call(
         )
     if isinstance(error, BackquantError):
         return error
-    fix = f"inputs like those of the calibration: {expected}" if expected and expected != given else ""
+    fix = f"inputs like those of the calibration: {needed}" if needed and needed != given else ""
     return InputError(
         f"the model fails on these inputs: {words}",
         where=given or "called without arguments",
