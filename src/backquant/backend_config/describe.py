@@ -105,10 +105,10 @@ def describe_dtype(given: DTypeWithConstraints) -> str:
 def range_text(low: float | None, high: float | None) -> str:
     """A range of which an end may be open.
 
-    >>> range_text(-127, None)
-    '[-127, …]'
+    >>> range_text(-127, None), range_text(-(2**31), 448.0)
+    ('[-127, …]', '[-2147483648, 448]')
     """
-    ends = ("…" if end is None else f"{end:g}" for end in (low, high))
+    ends = ("…" if end is None else f"{end:.10g}" for end in (low, high))
     return f"[{', '.join(ends)}]"
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from backquant.conformance.halves import built_by_halves
+from backquant.conformance.halves import BuildsTogether
 from backquant.conformance.seam import Answer, Build, Ran, RefusedByEngineError
 from backquant.conformance.side_by_side import joined_graphs
 from backquant.conformance.torch_engines import BuiltHere, TorchEngine, said
@@ -23,7 +22,16 @@ _GROUP = 24
 
 
 @dataclass(frozen=True)
-class CompiledEngine:
+class _Part:
+    """A lowered model, its graph in the spelling that is compiled, and inputs of its sizes."""
+
+    lowered: BuiltHere
+    graph: fx.GraphModule
+    example: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class CompiledEngine(BuildsTogether[_Part]):
     """The kernels of ``engine``, compiled.
 
     >>> CompiledEngine("x86").name
@@ -38,54 +46,28 @@ class CompiledEngine:
     def versions(self) -> dict[str, str]:
         return TorchEngine(self.engine).versions()
 
-    def build(self, prepared: fx.GraphModule, example: tuple[Tensor, ...]) -> Any:
-        [answer] = self.build_all([Build(prepared, example)])
-        if isinstance(answer, RefusedByEngineError):
-            raise answer
-        return answer
+    def _ready(self, each: Build) -> _Part | BuiltHere:
+        lowered = TorchEngine(self.engine).build(each.prepared, each.example)
+        if lowered.ran.in_float:
+            return lowered  # nothing of its own is compiled
+        return _Part(lowered, compilable(lowered.model.graph_module), each.example)
 
-    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        parts: dict[int, _Part] = {}
-        for at, each in enumerate(builds):
-            try:
-                lowered = TorchEngine(self.engine).build(each.prepared, each.example)
-                if lowered.ran.in_float:
-                    answers[at] = lowered  # nothing of its own is compiled
-                    continue
-                graph = compilable(lowered.model.graph_module)
-                parts[at] = _Part(lowered, graph, each.example)
-            except RefusedByEngineError as error:
-                answers[at] = error
-            except BackquantError as error:
-                answers[at] = RefusedByEngineError(said(error))
-        answers.update(built_by_halves(parts, _compiled))
-        return [answers[at] for at in range(len(builds))]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A lowered model, its graph in the spelling that is compiled, and inputs of its sizes."""
-
-    lowered: BuiltHere
-    graph: fx.GraphModule
-    example: tuple[Tensor, ...]
-
-
-def _compiled(parts: Sequence[_Part]) -> list[Answer]:
-    examples = [value for part in parts for value in part.example]
-    program = compile_graph(
-        joined_graphs([part.graph for part in parts]), tuple(examples), None, {}
-    )
-    made: list[Answer] = []
-    first = 0
-    for at, part in enumerate(parts):
-        count = len(part.example)
-        made.append(
-            BuiltCode(program, tuple(examples), slice(first, first + count), at, part.lowered.ran)
+    def _built(self, parts: Sequence[_Part]) -> list[Answer]:
+        examples = [value for part in parts for value in part.example]
+        program = compile_graph(
+            joined_graphs([part.graph for part in parts]), tuple(examples), None, {}
         )
-        first += count
-    return made
+        made: list[Answer] = []
+        first = 0
+        for at, part in enumerate(parts):
+            count = len(part.example)
+            made.append(
+                BuiltCode(
+                    program, tuple(examples), slice(first, first + count), at, part.lowered.ran
+                )
+            )
+            first += count
+        return made
 
 
 @dataclass(frozen=True)

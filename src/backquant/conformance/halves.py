@@ -1,11 +1,14 @@
-"""What is built together and fails, is built by halves, until it is known which part of it fails."""
+"""Engines that build several models in the time of one: what fails together is built by halves, until it is
+known which part of it fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from backquant.conformance.seam import Answer, RefusedByEngineError
+from torch import Tensor, fx
+
+from backquant.conformance.seam import Answer, Build, BuiltModel, RefusedByEngineError
 from backquant.conformance.torch_engines import said
 from backquant.errors import BackquantError
 
@@ -37,3 +40,40 @@ def built_by_halves(
         **built_by_halves(dict(items[:half]), build),
         **built_by_halves(dict(items[half:]), build),
     }
+
+
+class BuildsTogether(Generic[T]):
+    """A part of an engine: ``build`` and ``build_all``, from what one model is made ready as and how several
+    of these are built."""
+
+    def _ready(self, each: Build) -> T | BuiltModel:
+        """A model as it is built beside others; or already built, where nothing is left to do."""
+        raise NotImplementedError
+
+    def _built(self, parts: Sequence[T]) -> list[Answer]:
+        """What was made ready, built as one."""
+        raise NotImplementedError
+
+    def build(self, prepared: fx.GraphModule, example: tuple[Tensor, ...]) -> Any:
+        [answer] = self.build_all([Build(prepared, example)])
+        if isinstance(answer, RefusedByEngineError):
+            raise answer
+        return answer
+
+    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        parts: dict[int, T] = {}
+        for at, each in enumerate(builds):
+            try:
+                made = self._ready(each)
+            except RefusedByEngineError as error:
+                answers[at] = error
+            except (BackquantError, RuntimeError) as error:
+                answers[at] = RefusedByEngineError(said(error))
+            else:
+                if isinstance(made, BuiltModel):
+                    answers[at] = made
+                else:
+                    parts[at] = made
+        answers.update(built_by_halves(parts, self._built))
+        return [answers[at] for at in range(len(builds))]

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from backquant.api.exporting import export_job
 from backquant.conformance.fed_integers import FedIntegers, fed_integers
-from backquant.conformance.halves import built_by_halves
+from backquant.conformance.halves import BuildsTogether
 from backquant.conformance.seam import Answer, Build, Ran, RefusedByEngineError
 from backquant.conformance.side_by_side import joined_jobs, named
 from backquant.conformance.torch_engines import said
@@ -40,7 +39,7 @@ _GROUP = 12
 
 
 @dataclass(frozen=True)
-class TargetEngine:
+class TargetEngine(BuildsTogether[FedIntegers]):
     """The runtime of a target of ``export``.
 
     >>> from backquant.deploy import find_target
@@ -73,24 +72,10 @@ class TargetEngine:
             **own,
         }
 
-    def build(self, prepared: fx.GraphModule, example: tuple[Tensor, ...]) -> Any:
-        [answer] = self.build_all([Build(prepared, example)])
-        if isinstance(answer, RefusedByEngineError):
-            raise answer
-        return answer
-
-    def build_all(self, builds: Sequence[Build]) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        jobs: dict[int, FedIntegers] = {}
-        for at, each in enumerate(builds):
-            try:
-                with without_warnings(UserWarning):
-                    reference = convert_to_reference(each.prepared)
-                    jobs[at] = fed_integers(export_job(reference, self.target, each.example))
-            except (BackquantError, RuntimeError) as error:
-                answers[at] = RefusedByEngineError(said(error))
-        answers.update(built_by_halves(jobs, self._built))
-        return [answers[at] for at in range(len(builds))]
+    def _ready(self, each: Build) -> FedIntegers:
+        with without_warnings(UserWarning):
+            reference = convert_to_reference(each.prepared)
+            return fed_integers(export_job(reference, self.target, each.example))
 
     def _built(self, fed: Sequence[FedIntegers]) -> list[Answer]:
         job = joined_jobs([each.job for each in fed])
