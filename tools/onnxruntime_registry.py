@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-from backquant import get_backend_config
-from backquant.operators import find
+from tools.registry_claims import claims, print_both_ways
 
 _TYPES = {torch.quint8: "tensor(uint8)", torch.qint8: "tensor(int8)"}
 _PRODUCT, _SAME, _ANY = ("T1", "T2"), ("T",), ()
@@ -55,14 +53,11 @@ def registered() -> dict[str, list[dict[str, Any]]]:
 def claimed() -> dict[str, set[Types]]:
     """The dtypes of activation and weight that the description claims statically, by operator."""
     found: dict[str, set[Types]] = {}
-    for entry in get_backend_config("onnxruntime").configs:
-        pattern = entry.normal_pattern
-        operator = find(pattern.anchor.op) if pattern.size == 1 else None
-        for config in entry.dtype_configs if operator is not None else ():
-            dtypes = (config.input_dtype, config.weight_dtype)
-            types = tuple(_TYPES[dtype] for dtype in dtypes if dtype in _TYPES)
-            if types and config.input_dtype in _TYPES and not config.is_dynamic:
-                found.setdefault(operator.name, set()).add(types)
+    for operator, config in claims("onnxruntime"):
+        dtypes = (config.input_dtype, config.weight_dtype)
+        types = tuple(_TYPES[dtype] for dtype in dtypes if dtype in _TYPES)
+        if types and config.input_dtype in _TYPES and not config.is_dynamic:
+            found.setdefault(operator.name, set()).add(types)
     return found
 
 
@@ -97,9 +92,9 @@ def beyond_the_registry() -> Iterator[str]:
 
 def unclaimed() -> Iterator[str]:
     """What definitions take and the description does not claim."""
-    claims = claimed()
+    claimed_types = claimed()
     for name, (kernel, constraints) in KERNELS.items():
-        have = {_fitted(row, constraints) for row in claims.get(name, set())}
+        have = {_fitted(row, constraints) for row in claimed_types.get(name, set())}
         for row in sorted(taken(kernel, constraints) - have):
             yield f"{name}: {kernel} takes {', '.join(row) or 'any'}"
     known = {kernel for kernel, _ in KERNELS.values()}
@@ -109,10 +104,7 @@ def unclaimed() -> Iterator[str]:
 
 
 def main() -> None:
-    print("claimed, and in no definition of a kernel:")
-    print("\n".join(f"  {line}" for line in beyond_the_registry()) or "  nothing")
-    print("in a definition of a kernel, and not claimed:")
-    print("\n".join(f"  {line}" for line in unclaimed()))
+    print_both_ways(beyond_the_registry(), unclaimed(), "a definition of a kernel")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-from backquant import get_backend_config
+from tools.registry_claims import claims, print_both_ways
+
 from backquant.dtypes import is_quantized
-from backquant.operators import find
 from backquant.operators.operator import Operator
 
 STATIC, DYNAMIC = "STATIC_QUANT", "DYNAMIC_QUANT"
@@ -48,6 +48,7 @@ def edge_names(operator: Operator) -> tuple[str, ...]:
     """What an operator may be in the edge dialect.
 
     >>> from torch import nn
+    >>> from backquant.operators import find
     >>> edge_names(find(nn.Conv2d)), edge_names(find("permute"))
     (('convolution.default',), ('permute.default', 'permute_copy.default'))
     """
@@ -66,13 +67,10 @@ def edge_names(operator: Operator) -> tuple[str, ...]:
 def claimed() -> dict[str, tuple[Operator, set[str]]]:
     """By operator: the ways in which the description claims it."""
     found: dict[str, tuple[Operator, set[str]]] = {}
-    for entry in get_backend_config("xnnpack").configs:
-        pattern = entry.normal_pattern
-        operator = find(pattern.anchor.op) if pattern.size == 1 else None
-        for config in entry.dtype_configs if operator is not None else ():
-            if operator is not None and is_quantized(config.input_dtype):
-                ways = found.setdefault(operator.name, (operator, set()))[1]
-                ways.add(DYNAMIC if config.is_dynamic else STATIC)
+    for operator, config in claims("xnnpack"):
+        if is_quantized(config.input_dtype):
+            ways = found.setdefault(operator.name, (operator, set()))[1]
+            ways.add(DYNAMIC if config.is_dynamic else STATIC)
     return found
 
 
@@ -90,9 +88,8 @@ def beyond_the_registry() -> Iterator[str]:
 
 def unclaimed() -> Iterator[str]:
     """What the partitioner takes quantized, and the description does not claim."""
-    claims = claimed().values()
     reached: dict[str, set[str]] = {}
-    for operator, ways in claims:
+    for operator, ways in claimed().values():
         for name in edge_names(operator):
             reached.setdefault(name, set()).update(ways)
     for name, ways in sorted(registered().items()):
@@ -101,10 +98,7 @@ def unclaimed() -> Iterator[str]:
 
 
 def main() -> None:
-    print("claimed, and not taken by the partitioner:")
-    print("\n".join(f"  {line}" for line in beyond_the_registry()) or "  nothing")
-    print("taken quantized by the partitioner, and not claimed:")
-    print("\n".join(f"  {line}" for line in unclaimed()))
+    print_both_ways(beyond_the_registry(), unclaimed(), "the partitioner")
 
 
 if __name__ == "__main__":
