@@ -195,20 +195,19 @@ def quantize(  # size: one parameter per option of the command
             module, example = load_model(model)
         batches = None if data is None else of_rank(load_data(data, module, batch_size), group)
         given = parse_inputs(inputs) if inputs else example
+        options: dict[str, Any] = {
+            "backend": config,
+            "calibration": batches,
+            "require": required,
+            "weights": weights,
+            "group_size": group_size,
+            "progress": not as_json and not rank_in(group),
+        }
+        allowed = tuple(allow or ())
         if files is not None:
             check_plain(group, to=to, checkpoint=checkpoint, slower=slower, recipe=recipe)
             report = backquant.quantize_files(
-                module,
-                files,
-                output,
-                given,
-                backend=config,
-                calibration=batches,
-                require=required,
-                weights=weights,
-                group_size=group_size,
-                allow=tuple(allow or ()),
-                progress=not as_json,
+                module, files, output, given, allow=allowed, **options
             )
             save_page(report, html)
             shown = Group(Text(f"wrote {output}"), Text(""), _renderable(report))
@@ -219,20 +218,15 @@ def quantize(  # size: one parameter per option of the command
         quantized = backquant.quantize(
             module,
             given,
-            backend=config,
-            calibration=batches,
-            require=required,
-            weights=weights,
-            group_size=group_size,
             slower=slower,
-            progress=not as_json and not rank_in(group),
             group=group,
             checkpoint=_checkpoint(checkpoint, every, resume),
             recipe=recipe,
+            **options,
         )
         if rank_in(group):
             return  # the first one writes
-        backquant.save(quantized, output, allow=tuple(allow or ()))
+        backquant.save(quantized, output, allow=allowed)
         exported = (
             backquant.export(quantized, exported_to, to=to, overwrite=force)
             if exported_to is not None
