@@ -101,3 +101,32 @@ def test_a_condition_on_values_is_read_at_each_call() -> None:
     assert list(captured.whole) == ["judged"]
     for given in (x, x + 6):
         assert torch.equal(captured.module(given), model(given))
+
+
+class Reading(nn.Module):
+    """Some of them look at values."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1 if self.looks and float(x.sum()) > 1e9 else x + 1
+
+
+def test_modules_that_fail_alike_are_found_in_one_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three exports, however many there are: the first that fails, all others, none."""
+    looks = [True, False, True, True, False, True, True]
+    model = nn.Sequential(*map(Reading, looks), nn.Linear(8, 3)).eval()
+    x, exports = torch.randn(2, 8), []
+    export = torch.export.export
+
+    def counted(*args: object, **kwargs: object) -> object:
+        exports.append(1)
+        return export(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    captured = capture_export(model, (x,), Speller())
+    assert sorted(captured.whole) == [str(i) for i, does in enumerate(looks) if does]
+    assert len(exports) == 3
+    assert torch.equal(captured.module(x), model(x))

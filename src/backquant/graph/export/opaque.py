@@ -7,7 +7,7 @@ equals a dynamic size of an input is that size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -74,10 +74,37 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-class _Recorder:
-    """Notes each call of some modules during one real run."""
+@dataclass
+class Trial:
+    """Modules at ``paths`` that may fail: ``failed`` are the errors of those that did, by path.
 
-    def __init__(self) -> None:
+    They then give what an opaque module gives, so that one export finds all that fail. What it makes is to
+    be thrown away where any did: the graph has parts of what failed.
+    """
+
+    paths: Collection[str]
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+    def of(
+        self, path: str, forward: Callable[..., Any], stand_in: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """``forward``, and ``stand_in`` where it fails."""
+
+        def tried(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return forward(*args, **kwargs)
+            except Exception as error:  # whatever the exporter does not take
+                self.failed[path] = error
+                return stand_in(*args, **kwargs)
+
+        return tried
+
+
+class _Recorder:
+    """Notes each call of some modules during one real run; those ``on_trial`` may change arguments."""
+
+    def __init__(self, on_trial: Collection[str]) -> None:
+        self._on_trial = set(on_trial)
         self.calls: dict[str, list[OpaqueCall]] = {}
         self._begun: dict[str, tuple[Any, Any]] = {}
 
@@ -91,6 +118,8 @@ class _Recorder:
         def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             begun, spec = self._begun.pop(path)
             if (begun, spec) != _known(args, kwargs):
+                if path in self._on_trial:
+                    return
                 parent = path.rpartition(".")[0]
                 reason = f"{path!r} cannot be exported, and changes an argument in place, such as a cache"
                 raise NotExportedError(reason, parent)
@@ -126,19 +155,27 @@ def _around(path: str) -> Iterator[str]:
 
 @contextmanager
 def opaque_calls(
-    model: nn.Module, paths: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module,
+    paths: Collection[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trial: Trial | None = None,
 ) -> Iterator[dict[str, OpaqueCall]]:
     """Make the submodules at ``paths`` opaque while the context lasts; gives their calls by key.
 
-    ``model`` is run once on the arguments. It must be a copy that nobody else uses. Raises
-    ``NotExportedError``, with the path of the module around it, for a module that changes its arguments.
+    ``model`` is run once on the arguments. It must be a copy that nobody else uses. Those of ``trial`` are
+    opaque only where they fail. Raises ``NotExportedError``, with the path of the module around it, for a
+    module that changes its arguments.
     """
     calls: dict[str, OpaqueCall] = {}
-    if not paths:
+    tried = [] if trial is None else trial.paths
+    if not paths and not tried:
         yield calls
         return
-    recorder = _Recorder()
-    modules = {path: model.get_submodule(path) for path in _outermost(paths)}
+    recorder = _Recorder(tried)
+    known = set(paths)
+    outside = [path for path in tried if known.isdisjoint(_around(path))]
+    modules = {path: model.get_submodule(path) for path in (*_outermost(paths), *outside)}
     hooks = [
         hook
         for path, module in modules.items()
@@ -155,11 +192,14 @@ def opaque_calls(
             hook.remove()
     try:
         for path, module in modules.items():
-            module.__dict__["forward"] = _stand_in(path, recorder.calls.get(path, []), calls)
+            stand_in = _stand_in(path, recorder.calls.get(path, []), calls)
+            if trial is not None and path not in known:
+                stand_in = trial.of(path, module.forward, stand_in)
+            module.__dict__["forward"] = stand_in
         yield calls
     finally:
         for module in modules.values():
-            del module.__dict__["forward"]
+            module.__dict__.pop("forward", None)
         for key in calls:
             _CALLS.pop(key, None)
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from backquant.errors import CaptureError
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
-from backquant.graph.export.opaque import OpaqueCall, opaque_calls
+from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
 from backquant.graph.own_thread import (
     capture_in_own_thread,
     printing_nowhere,
@@ -77,7 +77,8 @@ def export_model(  # size: the model, its call, and what is known of both
             model leaves free.
         whole: paths of modules that stay whole, each with the reason.
 
-    A module in which the export fails stays whole, too, and its reason is recorded.
+    A module in which the export fails stays whole, too, and its reason is recorded. Others of its class
+    are then tried all in one export: a model may have dozens that fail alike.
 
     Raises:
         CaptureError: the model's own ``forward`` cannot be exported, or not with these shapes.
@@ -87,14 +88,24 @@ def export_model(  # size: the model, its call, and what is known of both
     ['input', 'relu', 'output']
     """
     opaque, dynamic_shapes = dict(whole or {}), as_dims(dynamic_shapes)
+    kinds: set[type[nn.Module]] = set()
     while True:
+        trial = Trial([p for p, m in model.named_modules() if type(m) in kinds and p not in opaque])
         try:
-            return _exported(model, args, kwargs, dynamic_shapes, opaque)
+            found = _exported(model, args, kwargs, dynamic_shapes, opaque, trial)
         except NotExportedError as failure:
             path = _not_whole(failure.path, opaque)
-            if not path or dynamic_shapes is not None:
-                raise explained(failure, model, dynamic_shapes) from failure.__cause__
-            opaque[path] = failure.reason
+            if not trial.failed:
+                if not path or dynamic_shapes is not None:
+                    raise explained(failure, model, dynamic_shapes) from failure.__cause__
+                opaque[path] = failure.reason
+                kinds.add(type(model.get_submodule(path)))
+        else:
+            if not trial.failed:
+                return found
+        for path, error in trial.failed.items():
+            inner = failure_of(error, model)
+            opaque[_not_whole(inner.path, opaque) or path] = inner.reason
 
 
 def _not_whole(path: str, opaque: Collection[str]) -> str:
@@ -136,15 +147,16 @@ def _exported(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
     opaque: dict[str, str],
+    trial: Trial,
 ) -> Exported:
     attempts = list(_attempts(model, args, kwargs, dynamic_shapes))
     for attempt in attempts:
         try:
-            with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs) as calls:
+            with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs, trial) as calls:
                 program = _run(model, attempt)
         except Exception as error:
             failure = failure_of(error, model)
-            if attempt is attempts[-1] or failure.reason == _DEPENDS:
+            if attempt is attempts[-1] or failure.reason == _DEPENDS or trial.failed:
                 raise failure from error
             continue
         notes = (attempt.note,) if attempt.note else ()
