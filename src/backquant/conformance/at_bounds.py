@@ -74,10 +74,8 @@ def _operator(
     return operator, "uses near an example of one's own are not known"
 
 
-def _prepared(
-    trial: Trial, backend: BackendConfig, bound: Bound, config: DTypeConfig, at: int
-) -> Prepared:
-    entry = backend.configs[at]
+def _prepared(trial: Trial, backend: BackendConfig, bound: Bound, config: DTypeConfig) -> Prepared:
+    entry = backend.configs[0]
     model = float_model(entry, backend, None, config=config, sample=bound.sample)
     request = asked_for(config, next(iter(model.operators), None), None)
     ranges = drawn_ranges(len(model.inputs), trial.choice(), 0)
@@ -88,7 +86,7 @@ def _prepared(
 def _inside(trial: Trial, setting: Setting, bound: Bound, blank: Outcome) -> Steps:
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
     alone = _only(setting.backend, trial, config)
-    prepared = _prepared(trial, alone, bound, config, 0)
+    prepared = _prepared(trial, alone, bound, config)
     blank = replace(blank, use=prepared.model.text)
     refusal = in_float(prepared_state(prepared.module).plan)
     if refusal is not None:
@@ -102,7 +100,7 @@ def _outside(
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     """Refused by this part of the condition; and does the engine take it, asked directly?"""
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
-    prepared = _prepared(trial, _only(setting.backend, trial, config), bound, config, 0)
+    prepared = _prepared(trial, _only(setting.backend, trial, config), bound, config)
     blank = replace(blank, use=prepared.model.text)
     plan = prepared_state(prepared.module).plan
     refusal = in_float(plan)
@@ -125,7 +123,7 @@ def _asked_past(
     for entry in wide.configs:
         entry.set_where(None)
     try:
-        prepared = _prepared(trial, wide, bound, free, 0)
+        prepared = _prepared(trial, wide, bound, free)
     except (BackquantError, RuntimeError, ValueError):
         return blank
     if in_float(prepared_state(prepared.module).plan) is not None:
