@@ -17,6 +17,7 @@ from torch.fx import traceback
 
 from backquant.deploy.sizes import check_assumptions, with_inferred_ranges
 from backquant.errors import CaptureError, ExportError
+from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.quiet import quiet
 
@@ -66,6 +67,7 @@ def export_program(
     >>> dict(program.origins)
     {'relu': 'relu'}
     """
+    args, kwargs = with_distinct_tensors((args, kwargs), module)
     try:
         exported = _exported(module, args, kwargs, as_dims(dynamic_shapes))
     except Exception as error:

@@ -31,7 +31,7 @@ from backquant.graph.edit import (
     set_module,
 )
 from backquant.graph.einsum import einsum_products
-from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.example import as_arguments, check_inputs, with_distinct_tensors
 from backquant.graph.float8 import register_float8
 from backquant.graph.folding import fold_constants
 from backquant.graph.functional_batch_norm import batch_norm_modules
@@ -115,6 +115,7 @@ __all__ = [
     "settle_mode_values",
     "shallow_copy",
     "verify",
+    "with_distinct_tensors",
     "without_parametrizations",
     "zeros_for_unwritten",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
@@ -29,6 +30,37 @@ def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def with_distinct_tensors(inputs: Any, model: nn.Module | None = None) -> Any:
+    """``inputs`` with copies of tensors that share memory with another one, or with one of ``model``.
+
+    ``torch.export`` takes arguments that are one tensor for one argument, whatever they are in other calls:
+    the program of ``model(x, state, state)`` reads its second argument twice.
+
+    >>> x = torch.zeros(2)
+    >>> one, other = with_distinct_tensors((x, x))
+    >>> one is x, other is x, torch.equal(one, other)
+    (True, False, True)
+    """
+    owned = [] if model is None else [*model.parameters(), *model.buffers()]
+    seen = {memory for tensor in owned if (memory := _memory(tensor)) is not None}
+
+    def distinct(leaf: Any) -> Any:
+        memory = _memory(leaf)
+        if memory in seen:
+            return leaf.detach().clone()
+        if memory is not None:
+            seen.add(memory)
+        return leaf
+
+    return pytree.tree_map(distinct, inputs)
+
+
+def _memory(value: Any) -> int | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def check_inputs(model: nn.Module, inputs: Any) -> Any:

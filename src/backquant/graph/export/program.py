@@ -21,6 +21,7 @@ from torch.export.dynamic_shapes import _combine_args
 from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
+from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
@@ -87,6 +88,7 @@ def export_model(  # size: the model, its call, and what is known of both
     >>> [node.name for node in exported.program.graph.nodes]
     ['input', 'relu', 'output']
     """
+    args, kwargs = with_distinct_tensors((args, kwargs), model)
     opaque, dynamic_shapes = dict(whole or {}), as_dims(dynamic_shapes)
     kinds: set[type[nn.Module]] = set()
     while True:

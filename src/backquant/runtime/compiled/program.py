@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from backquant.errors import EngineError, UsageError
 from backquant.files import workspace
+from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims
 from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
@@ -103,7 +104,10 @@ def _exported(
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(
-                graph_module, args, dynamic_shapes=as_dims(dynamic_shapes), strict=False
+                graph_module,
+                with_distinct_tensors(args, graph_module),
+                dynamic_shapes=as_dims(dynamic_shapes),
+                strict=False,
             )
     except Exception as error:
         if dynamic_shapes:
