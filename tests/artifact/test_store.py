@@ -125,6 +125,7 @@ def test_tied_and_channels_last_weights(round_trip: Again, image: torch.Tensor) 
     assert torch.equal(loaded(image), model(image))
 
 
+TORCH = str(torch.__version__).split("+", maxsplit=1)[0]
 USER_CODE = """
 from typing import NamedTuple
 import torch
@@ -335,7 +336,7 @@ def test_an_engine_that_this_machine_lacks(
 ) -> None:
     backquant.save(quantized, tmp_path / "model.bq")
     monkeypatch.setattr(
-        engines, "machine_facts", lambda: MachineFacts("aarch64", torch_version="2.13.0")
+        engines, "machine_facts", lambda: MachineFacts("aarch64", torch_version=TORCH)
     )
     with pytest.raises(EngineError) as caught:
         backquant.load(tmp_path / "model.bq")
@@ -354,7 +355,7 @@ def test_sums_that_would_saturate_here_are_refused(
         tmp_path / "model.bq",
         lambda d: d["engine"].update(wide_accumulation=True, isa="amx_int8"),
     )
-    narrow = MachineFacts("x86_64", {"avx2": True}, onednn=True, torch_version="2.13.0")
+    narrow = MachineFacts("x86_64", {"avx2": True}, onednn=True, torch_version=TORCH)
     monkeypatch.setattr(engines, "machine_facts", lambda: narrow)
     with pytest.raises(ArtifactError) as caught:
         backquant.load(path)
