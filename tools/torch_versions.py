@@ -70,8 +70,8 @@ environment), on CPU builds or on CUDA builds without a device. What no row name
 training and stock models, was run with CI's versions only. `+`: with a correction that the commit lacks.
 
 PyTorch 2.14's Inductor lacks the patterns for integer convolutions and linear layers that 2.13's has. There
-an export to AOTInductor is refused, since its layers come out in float, and `torch.compile` of reference models
-computes in float; `QuantizedModel.compile()` has kernels of its own and runs on integers.
+an export to AOTInductor is refused, since its layers come out in float, and `torch.compile` of reference
+models computes in float; `QuantizedModel.compile()` has kernels of its own and runs on integers.
 
 | PyTorch | Python | passed | failed | left out | rooms (`tests/…`) | date | commit |
 | --- | --- | --- | --- | --- | --- | --- | --- |
