@@ -58,11 +58,14 @@ class TargetRunner:
         in_float: Callable[[], QuantizedModel],
         example: Any,
     ) -> PartTimes:
-        """From two profiles: all on integers, and all in float."""
+        """From two profiles: all on integers, and all in float, which is timed as a whole, too."""
         args, kwargs = as_arguments(example)
         graph = unobserved(prepared)
         sizes = NodeTimes(graph, args, kwargs).sizes
-        floating, quantized = self.by_node(in_float(), example), self.by_node(made, example)
+        in_float_here = in_float()
+        floating, quantized = self.by_node(in_float_here, example), self.by_node(made, example)
+        runs = self.runnable(in_float_here)
+        whole = process_stopwatch(partial(runs.session(example).run, runs.inputs(example)))
         conversions = _Conversions(self.target, process_stopwatch)
         times = Times(
             _Profile(graph, _seconds(floating), sizes),
@@ -71,7 +74,7 @@ class TargetRunner:
             conversions,
         )
         costs = cost_table(made, times)
-        outside = sum(floating.values()) - sum(unit.floating for unit in costs.units)
+        outside = _MICRO * whole - sum(unit.floating for unit in costs.units)
         return PartTimes(costs, max(0.0, outside))
 
     def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:

@@ -9,8 +9,6 @@ from typing import Any
 from backquant.deploy.onnx.names import origin_of, origins_of
 from backquant.deploy.program import quiet
 
-_CALLS = 3  # of a round
-
 
 class OpenVinoSession:
     """See ``backquant.deploy.session.Session``. ``path``: of an ONNX file, whose nodes say what they are
@@ -27,16 +25,25 @@ class OpenVinoSession:
         return [found[output].copy() for output in self._compiled.outputs]
 
     def times(self, inputs: Sequence[Any], rounds: int) -> dict[str, float]:
-        """From the plugin's counters. A layer that was made for several nodes counts for each in part."""
+        """From the plugin's counters. A layer that was made for several nodes counts for each in part.
+
+        Counters hold the mean of all calls since the model was compiled, the first one included, which packs
+        weights. So each round makes as many calls as there were before it: ``2 after - before`` is theirs.
+        """
         compiled = self._loaded({"PERF_COUNT": "YES"})
         behind = self._behind(compiled)
         request = compiled.create_infer_request()
         least: dict[str, float] = {}
-        for _ in range(rounds * _CALLS):
-            request.infer(list(inputs))
-            for info in request.profiling_info:
-                seconds = info.real_time.total_seconds()
-                least[info.node_name] = min(seconds, least.get(info.node_name, seconds))
+        before: dict[str, float] = {}
+        for calls in (1, *(2**i for i in range(rounds))):
+            for _ in range(calls):
+                request.infer(list(inputs))
+            layers = {i.node_name: i.real_time.total_seconds() for i in request.profiling_info}
+            for name, after in layers.items():
+                if name in before:
+                    seconds = max(0.0, 2 * after - before[name])
+                    least[name] = min(seconds, least.get(name, seconds))
+            before = layers
         found: dict[str, float] = {}
         for layer, seconds in least.items():
             nodes = behind.get(layer) or ("",)
