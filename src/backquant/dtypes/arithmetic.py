@@ -59,6 +59,7 @@ _PART = 1 << 18
 def quantize_tensor(x: Tensor, qparams: TensorQParams) -> Tensor:
     """``x`` (float32, any shape) as a plain tensor of the storage dtype, same shape and layout.
 
+    >>> from backquant.dtypes import QParams
     >>> qparams = QParams(torch.tensor([0.5, 0.25]), torch.tensor([0, 1]), -128, 127, torch.qint8, axis=0)
     >>> quantize_tensor(torch.tensor([[0.75, -100.0], [0.75, 0.25]]), qparams)
     tensor([[   2, -128],
