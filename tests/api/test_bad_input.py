@@ -216,14 +216,14 @@ class Holder(nn.Module):
 
 
 class Masking(nn.Module):
-    """Makes a mask in an export only, which does not fit, as transformers' Nystromformer."""
+    """Makes another mask in an export, which does not fit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.fc = Masked(), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.gate(x, torch.zeros(3) if torch.compiler.is_exporting() else None))
+        return self.fc(self.gate(x, torch.zeros(3 if torch.compiler.is_exporting() else 4)))
 
 
 class Masked(nn.Module):

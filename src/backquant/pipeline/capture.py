@@ -7,10 +7,12 @@ translated to aten operators (``backquant.operators.equivalents``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig
@@ -30,9 +32,13 @@ from backquant.graph import (
     move_rank_reads,
     zeros_for_unwritten,
 )
+from backquant.graph.clone import own_buffers
 from backquant.graph.decompose import Decomposition, decomposition_of
+from backquant.graph.example import as_arguments
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
+from backquant.graph.export.as_called import as_called
 from backquant.graph.in_place import changed_view
+from backquant.graph.objects import fresh
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
@@ -281,12 +287,43 @@ def exported(
         },
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
-    captured = capture_export(model, capturing.example_inputs, AtenSpeller(), options)
+    captured = _exported_as_called(model, capturing.example_inputs, options)
     if capturing.decompose and not model.training:
         _rewrite(captured, capturing)
     whole = {path: why for path, why in captured.whole.items() if path not in entered}
     notes = ("captured by torch.export", *captured.notes)
     return replace(captured, notes=notes, whole=whole)
+
+
+_AS_CALLED = (
+    "arguments that a call leaves out, such as masks, were left out in the export, too: with what the model "
+    "makes for them while it is exported it does not run"
+)
+
+
+def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
+    """``model``, exported; where the graph fails on inputs that the model takes, without the arguments that a
+    call leaves out (``backquant.graph.export.as_called``)."""
+    captured = capture_export(model, example_inputs, AtenSpeller(), options)
+    if isinstance(model, ExportedModel) or _runs(captured, example_inputs):
+        return captured
+    with contextlib.suppress(CaptureError):
+        again = capture_export(
+            model, example_inputs, AtenSpeller(), replace(options, around=as_called)
+        )
+        if _runs(again, example_inputs):
+            return replace(again, notes=(*again.notes, _AS_CALLED))
+    return captured
+
+
+def _runs(captured: Captured, example_inputs: Any) -> bool:
+    args, kwargs = as_arguments(example_inputs)
+    try:
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            own_buffers(captured.module)(*fresh(args), **fresh(kwargs))
+    except Exception:  # what fails is said when the costs are counted
+        return False
+    return True
 
 
 def _paths(model: nn.Module, names: Collection[str], classes: Collection[type]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +40,13 @@ from backquant.graph.objects import known_to_export, object_classes
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """``whole``: modules that stay whole, with the reason each; the rest as in ``torch.export``."""
+    """``whole``: modules that stay whole, with the reason each. ``around``: what the export runs in, given
+    the model and its arguments. The rest as in ``torch.export``."""
 
     dynamic_shapes: Any = None
     whole: Mapping[str, str] = field(default_factory=dict)
     preserved_attributes: Sequence[str] = ()
+    around: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
 
 
 def capture_export(
@@ -115,9 +118,10 @@ def _exported(
         forward = inspect.signature(model.forward)
         kwargs = in_order(forward, kwargs)
         check_dims(options.dynamic_shapes, forward.bind(*args, **kwargs).arguments)
-        exported = export_model(
-            model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
-        )
+        with options.around(model, args, kwargs):
+            exported = export_model(
+                model, args, kwargs, dynamic_shapes=options.dynamic_shapes, whole=whole
+            )
     return exported, signature_of(forward, args, kwargs, exported.program)
 
 
