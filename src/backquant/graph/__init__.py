@@ -60,6 +60,7 @@ from backquant.graph.tracer import is_leaf
 from backquant.graph.unwritten import zeros_for_unwritten
 from backquant.graph.verify import complaints, verify
 from backquant.graph.wrapped import inline_call, inline_wrapped
+from backquant.graph.written_out import hard_swishes
 
 __all__ = [
     "inline_call",
@@ -93,6 +94,7 @@ __all__ = [
     "grouped_linears",
     "is_leaf",
     "known_types",
+    "hard_swishes",
     "linear_products",
     "move_rank_reads",
     "node_arguments",

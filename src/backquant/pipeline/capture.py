@@ -27,6 +27,7 @@ from backquant.graph import (
     einsum_products,
     fold_constants,
     grouped_linears,
+    hard_swishes,
     inline_wrapped,
     linear_products,
     move_rank_reads,
@@ -209,6 +210,7 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     values = GraphValues(module, capturing.example_inputs, captured.free)
     einsum_products(module, scopes, values, kept | capturing.whole_functions)
     linear_products(module, scopes, kept)
+    hard_swishes(module, scopes, values, kept)
     grouped_linears(module, scopes, kept)
     zeros_for_unwritten(module, kept)
     add_computed_biases(module, scopes, kept)
