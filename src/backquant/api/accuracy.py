@@ -120,6 +120,7 @@ def sensitivity(  # size: as quantize
 
     >>> import torch
     >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     >>> found = sensitivity(model, data=[torch.randn(64, 8)])
     >>> [group.name for group in found.groups], all(group.alone > found.sqnr for group in found.groups)

@@ -99,7 +99,19 @@ TABLES = LeaveFloat((*ADDITIONS, *PRODUCTS), with_table=True)
 FIXED = tuple(pattern for pattern, _ in fixed_qparams.PATTERNS if pattern is not nn.Softmax)
 CLIPS = (*elementwise.RELUS, *clamped.CLAMPS)
 ARITHMETIC = LeaveFloat(
-    tuple(dict.fromkeys((*ADDITIONS, *PRODUCTS, *shape.CAT, *FIXED, *CLIPS, *catalog.SHARING))),
+    tuple(
+        dict.fromkeys(
+            (
+                *ADDITIONS,
+                *PRODUCTS,
+                *shape.CAT,
+                *FIXED,
+                *CLIPS,
+                *spellings("hardswish"),
+                *catalog.SHARING,
+            )
+        )
+    ),
     beside_float=True,
 )
 # On the way to a softmax: what masks and biases were added to has no good scale. A mask of -100 leaves the

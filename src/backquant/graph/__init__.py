@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.graph.affine import fold_affines
 from backquant.graph.assemble import (
     DeferredGraphModule,
     assemble,
@@ -87,6 +88,7 @@ __all__ = [
     "complaints",
     "copied_graph",
     "einsum_products",
+    "fold_affines",
     "fold_constants",
     "free_path",
     "get_module",

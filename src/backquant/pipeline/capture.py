@@ -25,6 +25,7 @@ from backquant.graph import (
     called_whole,
     capture,
     einsum_products,
+    fold_affines,
     fold_constants,
     grouped_linears,
     hard_swishes,
@@ -215,6 +216,7 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     zeros_for_unwritten(module, kept)
     add_computed_biases(module, scopes, kept)
     batch_norm_modules(module, scopes, values, kept)
+    fold_affines(module, scopes, values, kept)
 
 
 def _decomposition(
