@@ -97,7 +97,7 @@ class _Affine:
         self._layer: Any = layer
         self._rank = rank
         self._constants = constants
-        weight = self._layer.weight
+        weight: Tensor = self._layer.weight
         channels = getattr(layer, "out_channels", len(weight))
         self._scale = weight.new_ones(channels)
         self._shift = weight.new_zeros(channels)
