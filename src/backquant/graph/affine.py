@@ -93,11 +93,11 @@ def fold_affines(
 class _Affine:
     """What a layer's output is multiplied by, and is then added: a number for each channel."""
 
-    def __init__(self, layer: nn.Module, rank: int, constants: Constants) -> None:
-        self._layer: Any = layer
+    def __init__(self, layer: Any, rank: int, constants: Constants) -> None:
+        self._layer = layer
         self._rank = rank
         self._constants = constants
-        weight: Tensor = self._layer.weight
+        weight: Tensor = layer.weight
         channels = getattr(layer, "out_channels", len(weight))
         self._scale = weight.new_ones(channels)
         self._shift = weight.new_zeros(channels)
