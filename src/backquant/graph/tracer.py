@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -60,6 +62,21 @@ def is_leaf(module: nn.Module) -> bool:
     return callable(getattr(module, "calculate_qparams", None))
 
 
+@contextmanager
+def _forward_of(root: Any, form: Callable[..., Any] | None) -> Iterator[None]:
+    """``form`` in the place of the ``forward`` of ``root``, which a trace looks up in its class."""
+    if form is None:
+        yield
+        return
+    kind = type(root)
+    own = {"forward": functools.wraps(kind.forward)(form), "stands_for": kind}
+    root.__class__ = type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
+    try:
+        yield
+    finally:
+        root.__class__ = kind
+
+
 class ModuleTracer(fx.Tracer):
     """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer, and as
     its ``stack_trace`` the calls of ``forward`` that lead to it.
@@ -98,7 +115,8 @@ class ModuleTracer(fx.Tracer):
             named = root.named_parameters(remove_duplicate=False)
             self._parameter_names = {id(p): n for n, p in reversed(list(named))}
             self._transparent = _transparent_modules(root)
-        graph = super().trace(root, concrete_args)
+        with _forward_of(root, self._forms.get("")):
+            graph = super().trace(root, concrete_args)
         self._drop_unread(graph)
         for node in graph.nodes:
             if (
@@ -113,7 +131,8 @@ class ModuleTracer(fx.Tracer):
     def _drop_unread(self, graph: fx.Graph) -> None:
         """Erase what forms compute for nobody, the last first."""
         for node in reversed(list(graph.nodes)):
-            if node in self._by_forms and not node.users and node.op != "call_module":
+            kept = node.op == "call_module" or node.target is torch._assert
+            if node in self._by_forms and not node.users and not kept:
                 graph.erase_node(node)
                 self.node_name_to_scope.pop(node.name, None)
 

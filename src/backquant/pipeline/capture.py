@@ -229,6 +229,7 @@ def _decomposition(
         capturing.example_inputs,
         whole_names=custom_matching.untraced_names,
         whole_classes=custom_matching.untraced_classes | capturing.whole_classes,
+        tops=("",) if capturing.how == "trace" else (),
     )
 
 

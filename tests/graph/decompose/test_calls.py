@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from backquant.errors import CaptureError
+import backquant
+from backquant.errors import CaptureError, InputError
 from backquant.graph import capture
 from backquant.graph.decompose import decomposition_of
 
@@ -122,3 +125,29 @@ def test_a_mask_that_the_example_does_not_have_cannot_be_traced() -> None:
     model = Optional().eval()
     with pytest.raises(CaptureError, match="called otherwise than on the example inputs"):
         capture(model, decomposition=decomposition_of(model, _X))
+
+
+_TOPS = [
+    nn.TransformerDecoderLayer(8, 2, 16),
+    nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
+    nn.Transformer(8, 2, 1, 1, 16),
+    nn.MultiheadAttention(8, 2),
+]
+
+
+@pytest.mark.parametrize("model", _TOPS, ids=lambda model: type(model).__name__)
+def test_the_model_itself_is_such_a_layer(model: nn.Module, tmp_path: Path) -> None:
+    model.eval()
+    counts = {nn.TransformerEncoderLayer: 1, nn.MultiheadAttention: 3}
+    x = tuple(torch.randn(3, 2, 8) for _ in range(counts.get(type(model), 2)))
+    result = backquant.quantize(model, x, calibration=[x], capture="trace", slower="keep")
+    assert result.report.coverage is not None
+    assert result.report.coverage > 0.7
+    wanted, got = (torch.cat([v.flatten() for v in tree_leaves(m(*x))]) for m in (model, result))
+    assert (wanted - got).norm() < 0.1 * wanted.norm()
+    backquant.save(result, tmp_path / "model.bq")
+    again = torch.cat([v.flatten() for v in tree_leaves(backquant.load(tmp_path / "model.bq")(*x))])
+    assert torch.equal(again, got)
+    if len(x) == 2:  # a mask that was left out is not ignored
+        with pytest.raises(InputError, match="tgt_mask was not in the example inputs"):
+            result(*x, tgt_mask=torch.zeros(3, 3))

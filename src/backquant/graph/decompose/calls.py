@@ -9,6 +9,7 @@ of an attention layer is noted, and the trace reads the notes in the same order.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,13 +70,31 @@ class Decomposition:
         def facts(given: dict[str, Any]) -> _Call:
             known = next(recorded, None)
             present = {name for name, value in given.items() if isinstance(value, fx.Proxy)}
-            if known is None or not present <= set(known):
+            unknown = present if known is None else present - set(known)
+            if known is None or not all(_is_optional(given[name]) for name in unknown):
                 raise fx.proxy.TraceError(
                     f"{path!r} is called otherwise than on the example inputs"
                 )
+            for name in unknown:
+                given[name] = _left_out(given[name])
             return known
 
         return facts
+
+
+def _is_optional(value: fx.Proxy) -> bool:
+    """Whether it is an argument of the model that is no tensor where a call leaves it out."""
+    node = value.node
+    return node.op == "placeholder" and node.args in ((None,), (False,), (True,))
+
+
+def _left_out(value: fx.Proxy) -> Any:
+    """What the argument is where it is left out; the graph refuses calls that give it something else."""
+    [default] = value.node.args
+    said = f"{value.node.target} was not in the example inputs, and can be {default} only"
+    same = value.tracer.create_proxy("call_function", operator.is_, (value, default), {})
+    torch._assert(same, said)
+    return default
 
 
 def decomposition_of(
@@ -84,8 +103,10 @@ def decomposition_of(
     *,
     whole_names: Collection[str] = (),
     whole_classes: Collection[type] = (),
+    tops: Collection[str] = (),
 ) -> Decomposition:
-    """The attention and transformer layers of ``model`` that a trace may go through.
+    """The attention and transformer layers of ``model`` that a trace may go through; with "" in ``tops`` the
+    model itself, too.
 
     ``model`` is in evaluation mode, and accepts ``example_inputs``; it is not changed. A module stays
     whole that is named, that has hooks (they would not run), whose class has a ``forward`` of its own, or
@@ -100,7 +121,7 @@ def decomposition_of(
     found = Decomposition()
     chosen: set[str] = set()
     for path, module in model.named_modules():
-        if not path or _kind(module) is None:
+        if _kind(module) is None or (not path and path not in tops):
             continue
         if path in whole_names or type(module) in whole_classes:
             continue
@@ -120,10 +141,11 @@ def decomposition_of(
 
 
 def _kind(module: nn.Module) -> type[nn.Module] | None:
-    """The class of PyTorch whose ``forward`` a module has."""
+    """The class of PyTorch whose ``forward`` a module has; ``stands_for``: see ``ModuleTracer``."""
+    own = getattr(type(module), "stands_for", type(module))
     kinds: tuple[type[nn.Module], ...] = (*_FORMS, nn.MultiheadAttention)
     for kind in kinds:
-        if isinstance(module, kind) and type(module).forward is kind.forward:
+        if isinstance(module, kind) and own.forward is kind.forward:
             return kind
     return None
 
@@ -172,7 +194,8 @@ def _form_of(path: str, facts: Callable[[dict[str, Any]], _Call]) -> Callable[..
             return _FORMS[kind](module, *args, **kwargs)
         given = _SIGNATURE.bind(module, *args, **kwargs).arguments
         given.pop("self")
-        return multihead_attention(module, facts(given), **given)  # type: ignore[arg-type]
+        known = facts(given)  # which may take arguments away
+        return multihead_attention(module, known, **given)  # type: ignore[arg-type]
 
     return forward
 
