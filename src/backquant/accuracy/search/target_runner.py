@@ -7,6 +7,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from backquant.accuracy.search.runners import PartTimes
 from backquant.deploy.session import RunningTarget, Session
 from backquant.files import workspace
 from backquant.graph import as_arguments
+from backquant.match.slower import Costs, total
 from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, NodeTimes, stopwatch
@@ -58,14 +60,13 @@ class TargetRunner:
         in_float: Callable[[], QuantizedModel],
         example: Any,
     ) -> PartTimes:
-        """From two profiles: all on integers, and all in float, which is timed as a whole, too."""
+        """From two profiles: all on integers, and all in float. Both are timed as wholes, too:
+        runtimes make most conversions inside of layers."""
         args, kwargs = as_arguments(example)
         graph = unobserved(prepared)
         sizes = NodeTimes(graph, args, kwargs).sizes
         in_float_here = in_float()
         floating, quantized = self.by_node(in_float_here, example), self.by_node(made, example)
-        runs = self.runnable(in_float_here)
-        whole = process_stopwatch(partial(runs.session(example).run, runs.inputs(example)))
         conversions = _Conversions(self.target, process_stopwatch)
         times = Times(
             _Profile(graph, _seconds(floating), sizes),
@@ -73,9 +74,14 @@ class TargetRunner:
             {},
             conversions,
         )
-        costs = cost_table(made, times)
-        outside = _MICRO * whole - sum(unit.floating for unit in costs.units)
-        return PartTimes(costs, max(0.0, outside))
+        wholes = (self._whole(each, example) for each in (in_float_here, made))
+        return as_wholes(cost_table(made, times), *wholes)
+
+    def _whole(self, made: QuantizedModel, example: Any) -> float:
+        """Microseconds of a call."""
+        runs = self.runnable(made)
+        run = partial(runs.session(example).run, runs.inputs(example))
+        return _MICRO * process_stopwatch(run)
 
     def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
         """From a profile."""
@@ -94,6 +100,42 @@ class TargetRunner:
             known = TargetModel(made, self.target, self.write)
             self._last = [*self._last[1 - _KEPT :], known]
         return known
+
+
+def as_wholes(costs: Costs, floating: float, integer: float) -> PartTimes:
+    """``costs`` as a model takes ``floating`` microseconds in float, and ``integer`` on integers.
+
+    Profiling makes short layers longer: units take at most what their whole takes. What it has beside them
+    is ``outside`` of all units in float, and on integers the conversions, too.
+
+    >>> from backquant.match.slower import Unit, Value
+    >>> parts = as_wholes(Costs((Unit((0,), 8.0, 10.0),), (Value(None, (0,), 4.0, 4.0),)), 12.0, 11.0)
+    >>> parts.outside, parts.costs.values[0].quantize
+    (2.0, 1.0)
+    """
+    in_float = sum(unit.floating for unit in costs.units)
+    inside = sum(unit.integer for unit in costs.units)
+    outside = max(0.0, floating - in_float)
+    left = max(0.0, integer - outside)
+    expected = total(costs, frozenset()) - inside
+    share = max(0.0, left - inside) / expected if expected > 0 else 1.0
+    units = (
+        replace(
+            unit,
+            floating=unit.floating * _at_most(floating, in_float),
+            integer=unit.integer * _at_most(left, inside),
+        )
+        for unit in costs.units
+    )
+    values = (
+        replace(value, quantize=share * value.quantize, dequantize=share * value.dequantize)
+        for value in costs.values
+    )
+    return PartTimes(replace(costs, units=tuple(units), values=tuple(values)), outside)
+
+
+def _at_most(whole: float, parts: float) -> float:
+    return min(1.0, whole / parts) if parts > 0 else 1.0
 
 
 class _Profile(NamedTuple):

@@ -1,0 +1,30 @@
+"""What parts of a model take in a runtime, from profiles and from wholes."""
+
+from __future__ import annotations
+
+import pytest
+
+from backquant.accuracy.search.target_runner import as_wholes
+from backquant.match.slower import Costs, Unit, Value, total
+
+COSTS = Costs(
+    (Unit((0,), 8.0, 10.0), Unit((1,), 4.0, 10.0)),
+    (Value(None, (0,), 3.0, 3.0), Value(0, (1,), 1.0, 1.0), Value(1, (None,), 3.0, 3.0)),
+)
+
+
+@pytest.mark.parametrize("floating", [15.0, 20.0, 30.0])
+@pytest.mark.parametrize("integer", [6.0, 12.0, 40.0])
+def test_parts_sum_up_to_both_wholes(floating: float, integer: float) -> None:
+    """Where a whole is shorter than its parts in the profile, too; what is outside of all parts is in both."""
+    parts = as_wholes(COSTS, floating, integer)
+    everything = frozenset(range(len(COSTS.units)))
+    assert parts.outside + total(parts.costs, everything) == pytest.approx(floating)
+    assert parts.outside + total(parts.costs, frozenset()) == pytest.approx(
+        max(integer, parts.outside)
+    )
+
+
+def test_a_value_that_stays_inside_costs_nothing() -> None:
+    costs = Costs((Unit((0,), 8.0, 10.0, gives_float=True),))
+    assert as_wholes(costs, 12.0, 11.0).outside == 2.0
