@@ -72,7 +72,10 @@ def main() -> None:
             share = None if nearest is None else (nearest - noise[key]) / (nearest - eight)
             rows.append([name, key, right, level, share, seconds])
             back = "" if share is None else f"{share:.0%}"
-            print(f"| {name} | {key} | {right:.3f} | {level:.1f} | {back} | {seconds:.0f} |", flush=True)
+            print(
+                f"| {name} | {key} | {right:.3f} | {level:.1f} | {back} | {seconds:.0f} |",
+                flush=True,
+            )
     data = {"machine": machine(), "rows": rows}
     (options.out / "four_bits.json").write_text(json.dumps(data, indent=1, default=str))
 
