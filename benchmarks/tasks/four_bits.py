@@ -1,10 +1,10 @@
-"""Weights of 4 bits, one scale for each output channel: what recipes give back of what rounding to the nearest loses.
+"""Weights of 4 bits, one scale for each output channel: what recipes give back of what rounding loses.
 
     python -m benchmarks.tasks.four_bits --models faces pitch sentences
 
-Activations have 8 bits, as on x86 by default; so has what the loss is counted from. Of each: the task on test
-data, SQNR of the outputs in dB, and of the noise that 4 bits add with rounding to the nearest the share that is
-gone.
+Activations have 8 bits, as on x86 by default; so has what the loss is counted from. Of each: the task on
+test data, SQNR of the outputs in dB, and the share that is gone of the noise that 4 bits add when they are
+rounded to the nearest.
 """
 
 from __future__ import annotations

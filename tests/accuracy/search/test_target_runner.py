@@ -16,7 +16,7 @@ COSTS = Costs(
 @pytest.mark.parametrize("floating", [15.0, 20.0, 30.0])
 @pytest.mark.parametrize("integer", [6.0, 12.0, 40.0])
 def test_parts_sum_up_to_both_wholes(floating: float, integer: float) -> None:
-    """Where a whole is shorter than its parts in the profile, too; what is outside of all parts is in both."""
+    """Where a whole is shorter than its parts in the profile, too."""
     parts = as_wholes(COSTS, floating, integer)
     everything = frozenset(range(len(COSTS.units)))
     assert parts.outside + total(parts.costs, everything) == pytest.approx(floating)
