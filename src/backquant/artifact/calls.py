@@ -5,8 +5,8 @@ A node of a graph that comes from a file is checked when it is read:
 1. No call writes its result into an argument (``out=``), calls back (``key=``), or brings a generator.
 2. The windows of convolutions and pooling are literals between 0 and 65,536: larger ones wrap around in
    the operators' arithmetic.
-3. ``repeat_interleave`` repeats by a literal: with a tensor of repeats the operator writes where they add up
-   to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
+3. ``repeat_interleave`` repeats by a literal, or a number made of sizes: with a tensor of repeats the operator
+   writes where they add up to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
 4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536, ``interpolate``
    factors that make no more positions of one than a layer does (``backquant.artifact.growth``).
 5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).
@@ -28,6 +28,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
 from backquant.artifact import kernels
+from backquant.artifact.computed_sizes import is_size
 from backquant.artifact.growth import RESIZES, check_call_growth
 from backquant.artifact.sizes import check_numbers, check_sizes
 from backquant.errors import ArtifactError
@@ -125,7 +126,8 @@ def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) ->
         known = _SIZED.get(name, 2 if "unpool" in name or "adaptive" in name else 1)
         wrong = _windows(args[known:], kwargs, {"input", "indices", "output_size", "self"})
     elif name == "repeat_interleave":
-        wrong = _literals([*args[1:2], kwargs.get("repeats", 0)], 0, "repeats")
+        repeats = [*args[1:2], kwargs.get("repeats", 0)]
+        wrong = _literals([r for r in repeats if not is_size(r)], 0, "repeats")
         wrong = wrong or ("" if len(args) > 1 or "repeats" in kwargs else "a tensor of repeats")
     elif name in ("tril_indices", "triu_indices"):
         wrong = _literals([*args, *(kwargs.get(key, 0) for key in ("row", "col"))], 0, "sizes")

@@ -113,7 +113,7 @@ def test_a_module_that_is_called_twice() -> None:
         torch.testing.assert_close(traced(*inputs), model(*inputs), atol=1e-5, rtol=1e-5)
 
 
-def test_a_mask_that_the_example_does_not_have_cannot_be_traced() -> None:
+def test_a_mask_that_the_example_does_not_have_is_refused_at_a_call() -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -123,14 +123,35 @@ def test_a_mask_that_the_example_does_not_have_cannot_be_traced() -> None:
             return self.attention(x, x, x, attn_mask=mask)[0]
 
     model = Optional().eval()
+    traced = capture(model, decomposition=decomposition_of(model, _X)).module
+    with torch.no_grad():
+        torch.testing.assert_close(traced(_X), model(_X), atol=1e-5, rtol=1e-5)
+        with pytest.raises(AssertionError, match="mask was not in the example inputs"):
+            traced(_X, torch.zeros(2, 2))
+
+
+def test_a_layer_that_is_called_more_often_cannot_be_traced() -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.calls = nn.MultiheadAttention(8, 2), 1
+
+        def forward(self, x: Any) -> Any:
+            for _ in range(self.calls):
+                x = self.attention(x, x, x)[0]
+            return x
+
+    model = Grows().eval()
+    found = decomposition_of(model, _X)
+    model.calls = 2
     with pytest.raises(CaptureError, match="called otherwise than on the example inputs"):
-        capture(model, decomposition=decomposition_of(model, _X))
+        capture(model, decomposition=found)
 
 
 _TOPS = [
     nn.TransformerDecoderLayer(8, 2, 16),
     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
-    nn.Transformer(8, 2, 1, 1, 16),
+    nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
     nn.MultiheadAttention(8, 2),
 ]
 
