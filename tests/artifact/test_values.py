@@ -4,8 +4,11 @@ import enum
 import functools
 import json
 import math
+from argparse import Namespace
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from fractions import Fraction
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,36 @@ def test_messages(snapshot: Callable[..., None]) -> None:
         with pytest.raises(ArtifactError) as caught:
             decoder.decode(value)
         snapshot(f"value-{name}", caught.value)
+
+
+def _plain() -> Namespace:
+    return Namespace(sizes=[1, 2], act="gelu", inner=Namespace(eps=1e-6, dtype=torch.float32))
+
+
+def test_an_instance_of_an_allowed_package_comes_back_as_its_attributes() -> None:
+    value = [_plain(), _plain()]
+    encoded = json.loads(json.dumps(Encoder(lambda _: "", allow=("argparse",)).encode(value, "x")))
+    found = Decoder(TensorReader({}, {}), allow=("argparse",)).decode(encoded)
+    assert found == value and type(found[0].inner) is Namespace
+    with pytest.raises(ArtifactError, match="argparse"):
+        Decoder(TensorReader({}, {})).decode(encoded)
+
+
+def test_what_is_more_than_attributes_is_refused() -> None:
+    with pytest.raises(ArtifactError, match='allow=\\("argparse",\\)'):
+        Encoder(lambda _: "").encode(_plain(), "x")
+    holds_itself = _plain()
+    holds_itself.inner.outer = holds_itself
+    with pytest.raises(ArtifactError, match="it holds itself"):
+        Encoder(lambda _: "", allow=("argparse",)).encode(holds_itself, "x")
+    for value, package in (
+        (Fraction(1, 2), "fractions"),
+        (HTTPStatus.OK, "http"),
+    ):  # slots; an enum
+        with pytest.raises(ArtifactError, match="cannot be stored"):
+            Encoder(lambda _: "", allow=(package,)).encode(value, "x")
+        path = f"{type(value).__module__}.{type(value).__qualname__}"
+        with pytest.raises(ArtifactError, match="no class of plain attributes"):
+            Decoder(TensorReader({}, {}), allow=(package,)).decode(
+                {"instance": [path, {"dict": []}]}
+            )

@@ -14,6 +14,7 @@ from torch import fx, nn
 import backquant
 from backquant.deploy import write_read_sizes
 from backquant.deploy.value_trace import traced_with_values
+from backquant.errors import CaptureError
 
 pytestmark = pytest.mark.xdist_group("imported encoder")  # one worker pays for what they share
 
@@ -132,3 +133,48 @@ def test_a_trace_reads_sizes_and_constants() -> None:
 def test_a_trace_does_not_branch_on_values() -> None:
     with pytest.raises(fx.proxy.TraceError):
         traced_with_values(lambda x: x if x.sum() > 0 else -x, [torch.ones(2)])
+
+
+class Attending(nn.Module):
+    """As transformers' Longformer: what some layers compute is decided by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), Deciding()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        mask = torch.ones(x.shape[0], dtype=torch.long) if mask is None else mask
+        return self.layer(self.first(x), (mask > 1).any().item())
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, is_global: bool) -> torch.Tensor:
+        x = self.fc(x)
+        if is_global:
+            x = x.flip(0)
+        x[:, 2:] += x[:, :2]
+        return x
+
+
+def test_a_condition_that_is_made_of_sizes_is_known_in_a_file(tmp_path) -> None:
+    torch.manual_seed(0)
+    model, x = Attending().eval(), torch.randn(3, 4)
+    result = backquant.quantize(model, x, backend="onnxruntime", calibration=[x])
+    backquant.export(result, tmp_path / "m.onnx", example_inputs=x)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    [got] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.allclose(torch.from_numpy(got), result(x), atol=0.05)
+
+
+def test_a_condition_that_is_made_of_inputs_is_refused(tmp_path, capsys) -> None:
+    inputs = torch.randn(3, 4), torch.ones(3, dtype=torch.long)
+    model = Attending().eval()
+    result = backquant.quantize(model, inputs, backend="onnxruntime", calibration=[inputs])
+    with pytest.raises(CaptureError, match="depends on the values of a tensor") as caught:
+        backquant.export(result, tmp_path / "m.onnx", example_inputs=inputs)
+    assert "without the input that decides" in str(caught.value)
+    assert capsys.readouterr() == ("", "")  # torch prints the graph

@@ -5,8 +5,8 @@ A node of a graph that comes from a file is checked when it is read:
 1. No call writes its result into an argument (``out=``), calls back (``key=``), or brings a generator.
 2. The windows of convolutions and pooling are literals between 0 and 65,536: larger ones wrap around in
    the operators' arithmetic.
-3. ``repeat_interleave`` repeats by a literal, or a number made of sizes: with a tensor of repeats the operator
-   writes where they add up to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
+3. ``repeat_interleave`` repeats by a literal, or a number made of sizes: with a tensor of repeats the
+   operator writes where they add up to. ``tril_indices`` and ``triu_indices`` take literals below 65,536.
 4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536, ``interpolate``
    factors that make no more positions of one than a layer does (``backquant.artifact.growth``).
 5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).

@@ -63,6 +63,7 @@ _OBJECTS: dict[str, Any] = {
     "qscheme": _object("qscheme", Annotated[str, StringConstraints(max_length=64)]),
     "function": _object("function", Path),
     "class": _object("class", Path),
+    "instance": _object("instance", tuple[Path, _Value]),
     "ellipsis": _object("ellipsis", Literal[True]),
 }
 _choice = Discriminator(

@@ -2,7 +2,7 @@
 
 Tags: ``node``, ``tensor``, ``tuple``, ``size``, ``namedtuple``, ``dict``, ``ordered_dict``, ``set``,
 ``slice``, ``range``, ``float`` (infinite or NaN), ``complex``, ``dtype``, ``device``, ``layout``,
-``memory_format``, ``qscheme``, ``function``, ``class``, ``ellipsis``.
+``memory_format``, ``qscheme``, ``function``, ``class``, ``instance``, ``ellipsis``.
 
 Invariant: a value comes back equal and of the same type, or is refused by name. Lists and dicts of
 ``torch.fx`` (which cannot be changed) come back as plain ones; ``torch.fx`` makes them its own again.
@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
@@ -57,12 +58,33 @@ _SEQUENCES: dict[type, str] = {tuple: "tuple", torch.Size: "size"}
 _DICTS: dict[type, str] = {dict: "dict", immutable_dict: "dict", OrderedDict: "ordered_dict"}
 
 
+def is_plain(cls: type, allow: Sequence[str] = ()) -> bool:
+    """Whether instances of a class of the packages ``allow`` are their attributes and nothing else, such as
+    the configurations that modules keep.
+
+    >>> class Config: pass
+    >>> is_plain(Config, (Config.__module__,)), is_plain(Config), is_plain(Enum, ("enum",))
+    (True, False, False)
+    """
+    if not is_within(class_path(cls), allow) or issubclass(cls, (nn.Module, Enum, BaseException)):
+        return False
+    is_object = cls.__new__ is object.__new__ and cls.__basicsize__ <= _Attributes.__basicsize__
+    changed = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
+    kept = all(getattr(cls, name, None) is getattr(object, name, None) for name in changed)
+    return is_object and kept and cls.__dictoffset__ != 0
+
+
+class _Attributes:
+    """A class whose instances have attributes and no slots."""
+
+
 class Encoder:
     """Writes values; tensors go through ``store``, which returns their key."""
 
     def __init__(self, store: Callable[[torch.Tensor], str], allow: Sequence[str] = ()) -> None:
         self._store = store
         self.allow = tuple(allow)
+        self._open: list[Any] = []  # the instances that what is encoded lies in
 
     def encode(self, value: Any, where: str) -> Any:
         """JSON form of ``value``; raises ``ArtifactError`` naming ``where`` for what has none.
@@ -123,11 +145,26 @@ class Encoder:
             return {"namedtuple": [path, *self._each(value, where)]}
         if callable(value) and value is not getattr and not isinstance(value, Enum):
             return {"function": self._function(value, where)}
+        if is_plain(type(value), self.allow):
+            return {"instance": self._instance(value, where)}
+        fix = "use plain numbers, strings, tuples, lists, dicts, tensors and torch constants"
+        package = type(value).__module__.partition(".")[0]
+        if is_plain(type(value), (package,)):
+            fix += f',\nor pass allow=("{package}",) to save and to load'
         raise ArtifactError(
-            f"a value of type {class_path(type(value))} cannot be stored",
-            where=where,
-            fix="use plain numbers, strings, tuples, lists, dicts, tensors and torch constants",
+            f"a value of type {class_path(type(value))} cannot be stored", where=where, fix=fix
         )
+
+    def _instance(self, value: Any, where: str) -> list[Any]:
+        path = storable_path(type(value), where, self.allow)
+        if any(value is other for other in self._open):
+            raise ArtifactError(
+                f"a value of type {path} cannot be stored: it holds itself", where=where
+            )
+        self._open.append(value)
+        attributes = self.encode(vars(value), where)
+        self._open.pop()
+        return [path, attributes]
 
     def _function(self, value: Callable[..., Any], where: str) -> str:
         path = function_path(value, self.allow)
@@ -201,6 +238,15 @@ class Decoder:
         if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
             raise ArtifactError(f"{path} is no named tuple", where=path)
         return cls(*self.decode(fields, 1))
+
+    def _read_instance(self, parts: list[Any]) -> Any:
+        path, attributes = parts
+        cls = find_class(path, self.allow)
+        if not is_plain(cls, self.allow):
+            raise ArtifactError(f"{path} is no class of plain attributes", where=path)
+        made = object.__new__(cls)
+        vars(made).update(self.decode(attributes, 1))
+        return made
 
     def _read_dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:
         return {self.decode(k, 1): self.decode(v, 1) for k, v in pairs}

@@ -172,6 +172,14 @@ def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
             where=f"dynamic_shapes={dynamic_shapes!r}",
             fix="leave that axis out, or give example inputs with a size above 1 on it",
         )
+    if "data-dependent" in reason:
+        return CaptureError(
+            "torch.export cannot capture the reference model: what it computes next depends on the values "
+            f"of a tensor ({first})",
+            where="export",
+            fix="quantize it without the input that decides, such as a mask that hides nothing, or leave\n"
+            "the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
+        )
     return CaptureError(
         f"torch.export cannot capture the reference model: {first}",
         where="export",

@@ -20,6 +20,8 @@ from backquant.graph.folding import is_random
 from backquant.graph.quiet import quiet
 
 _SIZES = ("size", "dim", "ndimension", "numel", "shape", "ndim")
+_LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
+_FILLED = (*_LIKE, "ones", "zeros", "full", "arange", "eye", "scalar_tensor", "linspace")
 _OURS = ("torch", "backquant")
 
 
@@ -31,6 +33,7 @@ def write_read_sizes(
     1. A call of which all inputs are known becomes its value.
     2. Any other becomes the operators that it runs on these inputs. What also reads the values of
        something unknown stays as it is.
+    3. Conditions that are known are written into the calls that stay.
 
     ``args`` and ``kwargs`` are inputs of ``module``, which is run once if it calls such modules.
 
@@ -58,7 +61,12 @@ def write_read_sizes(
     with torch.no_grad():
         names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
         recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
-        done = [node.name for node in calls if _is_written(node, module, known, recorded.values)]
+        done = [
+            node.name
+            for node in calls
+            if _is_written(node, module, known, recorded.values)
+            or _has_conditions(node, known, recorded.values)
+        ]
     for node in reversed(list(module.graph.nodes)):
         if node in known and not node.users:
             module.graph.erase_node(node)
@@ -77,7 +85,7 @@ def known_nodes(module: fx.GraphModule, changed: Collection[str] = ()) -> set[fx
         if node.op == "get_attr":
             if str(node.target) not in changed:
                 found.add(node)
-        elif _is_size(node):
+        elif _is_size(node) or _is_filled(node):
             found.add(node)
         elif node.op.startswith("call_") and node.all_input_nodes:
             name = getattr(node.target, "__name__", str(node.target))
@@ -94,6 +102,15 @@ def _is_size(node: fx.Node) -> bool:
     if node.target is getattr:
         return node.args[1] in _SIZES
     return getattr(node.target, "__name__", "").startswith("sym_size")
+
+
+def _is_filled(node: fx.Node) -> bool:
+    """New memory with values that are written in the model, whatever tensor gives its size and dtype."""
+    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+    if not node.op.startswith("call_") or name not in _FILLED or "out" in node.kwargs:
+        return False
+    given = node.args[1:] if name in _LIKE else node.args
+    return not any(isinstance(value, fx.Node) for value in given)
 
 
 def _may_read(node: fx.Node, module: fx.GraphModule, known: set[fx.Node]) -> bool:
@@ -142,6 +159,23 @@ def _is_written(
         results = _spliced(module, traced, read)
     values |= _made_values(results, result)
     return _given_to_users(node, results)
+
+
+def _has_conditions(node: fx.Node, known: set[fx.Node], values: dict[fx.Node, Any]) -> bool:
+    """Whether a call was given conditions that are known, which are literals in it now."""
+    found = {
+        source: bool(values[source])
+        for source in node.all_input_nodes
+        if source in known and _is_condition(values[source])
+    }
+    if found:
+        written = fx.map_arg((node.args, node.kwargs), lambda arg: found.get(arg, arg))
+        node.args, node.kwargs = written
+    return bool(found)
+
+
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 0
 
 
 def _may_be_read(value: Any) -> bool:

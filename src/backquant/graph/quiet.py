@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backquant.graph.own_thread import capture_in_own_thread
+from backquant.graph.own_thread import capture_in_own_thread, printing_nowhere
 from backquant.graph.silence import without_log_records, without_warnings
 
 
@@ -16,5 +16,5 @@ def quiet() -> Iterator[None]:
     Other threads run their models meanwhile as if nothing were exported.
     """
     unheard = without_warnings(DeprecationWarning, FutureWarning, UserWarning)
-    with capture_in_own_thread(), unheard, without_log_records():
+    with capture_in_own_thread(), unheard, without_log_records(), printing_nowhere():
         yield
