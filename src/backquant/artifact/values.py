@@ -244,7 +244,7 @@ class Decoder:
         cls = find_class(path, self.allow)
         if not is_plain(cls, self.allow):
             raise ArtifactError(f"{path} is no class of plain attributes", where=path)
-        made = object.__new__(cls)
+        made: Any = object.__new__(cls)
         vars(made).update(self.decode(attributes, 1))
         return made
 
