@@ -79,4 +79,4 @@ def test_a_file_is_told_with_its_line(tmp_path) -> None:
         "  dtype_configs: [{input_dtype: qint8, output_dtype: float8_e4m3fnuz}]\n"
     )
     [finding] = [f for f in findings(str(path)) if f.rule == "unsatisfiable"]
-    assert finding.place.endswith("b.yaml:4: entry 0 (torch.add): dtype_configs[0]")
+    assert finding.place.endswith("b.yaml:5: entries[0].dtype_configs[0].output_dtype (torch.add)")

@@ -46,4 +46,4 @@ def test_of_a_file_with_its_line(tmp_path) -> None:
         "  - {input_dtype: qint8, output_dtype: qint8, weight_dtype: qint8}\n"
     )
     [finding] = [each for each in findings(str(path)) if each.severity == "error"]
-    assert "npu.yaml:4" in finding.place and "dtype_configs[0]" in finding.place
+    assert "npu.yaml:6" in finding.place and "dtype_configs[0]" in finding.place

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from backquant.api.sound import refuse_errors, sound_file
 from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
+from backquant.backend_config.registry import is_spec_file
 from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
@@ -107,6 +109,22 @@ def resolve_backend(backend: Backend) -> BackendConfig:
             fix='backend="x86"; list_backends() names all',
         )
     return get_backend_config(backend)
+
+
+def sound_backend(backend: Backend) -> BackendConfig:
+    """A description as ``resolve_backend`` gives it, without errors: a file is checked as ``backquant check``
+    does, an object by ``BackendConfig.validate``; those with a name are taken as they are.
+
+    Raises ``SpecError`` with everything that is wrong.
+
+    >>> sound_backend("x86").name
+    'x86'
+    """
+    if isinstance(backend, str | os.PathLike) and is_spec_file(backend):
+        return sound_file(backend)
+    if isinstance(backend, BackendConfig):
+        refuse_errors(backend.validate())
+    return resolve_backend(backend)
 
 
 def given_backend(config: Backend | dict[str, Any] | None) -> BackendConfig:

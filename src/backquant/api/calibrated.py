@@ -18,7 +18,7 @@ from backquant.api.arguments import (
     given_custom,
     given_mapping,
     opened_model,
-    resolve_backend,
+    sound_backend,
 )
 from backquant.backend_config import BackendConfig
 from backquant.calibrate import ProgressBar
@@ -141,7 +141,7 @@ class CalibrationCall:
         backend = self.backend
         if backend is None:
             backend = "x86" if self.weights is None else "x86_lowbit"
-        config = resolve_backend(backend)
+        config = sound_backend(backend)
         object.__setattr__(self, "config", config)
         object.__setattr__(self, "mapping", self._mapping())
 

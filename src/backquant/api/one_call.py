@@ -15,6 +15,7 @@ from backquant.api.arguments import (
     Model,
     opened_model,
     resolve_backend,
+    sound_backend,
 )
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
 from backquant.backend_config import BackendConfig
@@ -216,7 +217,7 @@ def explain(  # size: as quantize
     >>> [(row.operator, row.outcome) for row in report.rows]
     [('Linear', 'quantized'), ('Softplus', 'float')]
     """
-    config = resolve_backend(backend)
+    config = sound_backend(backend)
     frozen = evaluation_copy(opened_model(model))
     engine = _engine_here(config)
     requested = DefaultedRequest.of(

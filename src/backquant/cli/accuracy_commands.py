@@ -83,12 +83,12 @@ def sensitivity(  # size: one parameter per option of the command
 ) -> None:
     """Say of each operator what it costs: quantized alone, and left float alone."""
     import backquant
-    from backquant.cli.backends import load_backend
+    from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
     from backquant.cli.models import load_model, parse_inputs
 
     with guarded(as_json=as_json):
-        config = load_backend(backend, allow)
+        config = sound_backend(backend, allow)
         module, example = load_model(model)
         found = backquant.sensitivity(
             module,
@@ -128,13 +128,13 @@ def search(  # size: one parameter per option of the command
     """Find the best quantized model within a budget of accuracy, time or size. Exit 1: it is not kept."""
     import backquant
     from backquant.accuracy.search.budget import parsed
-    from backquant.cli.backends import load_backend
+    from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model, parse_inputs
 
     with guarded(as_json=as_json):
         limits = parsed(budget)
-        config = load_backend(backend, allow)
+        config = sound_backend(backend, allow)
         module, example = load_model(model)
         found = backquant.search(
             module,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.backend_config.registry import is_spec_file
-from backquant.backend_config.validate import Finding, Severity
-from backquant.errors import EngineError
+from backquant.backend_config.validate import Finding
 
 
 def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendConfig:
@@ -21,6 +20,19 @@ def load_backend(backend: str, allow: Sequence[str] | None = None) -> BackendCon
     return get_backend_config(backend)
 
 
+def sound_backend(backend: str, allow: Sequence[str] | None = None) -> BackendConfig:
+    """As ``load_backend``; raises ``SpecError`` for a file in which ``check`` finds an error.
+
+    >>> sound_backend("x86").name
+    'x86'
+    """
+    from backquant.api.sound import sound_file
+
+    if is_spec_file(backend):
+        return sound_file(backend, tuple(allow or ()))
+    return get_backend_config(backend)
+
+
 def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
     """Everything there is to say about a description, what only its engine knows included.
 
@@ -29,29 +41,8 @@ def findings(backend: str, allow: Sequence[str] | None = None) -> list[Finding]:
     >>> {finding.severity for finding in findings("x86")} <= {"note", "warning"}
     True
     """
-    from backquant.backend_config import files
-    from backquant.match.satisfiable import unsatisfiable
+    from backquant.api.sound import description_findings, file_findings
 
-    if not is_spec_file(backend):
-        config = get_backend_config(backend)
-        engine, lacking = _engine(config)
-        return config.validate(engine) + unsatisfiable(config) + lacking
-    packages = tuple(allow or ())
-    found = files.check_file(backend, packages)
-    if any(finding.rule == "file" for finding in found):
-        return found
-    engine, lacking = _engine(files.load_file(backend, packages))
-    return files.check_file(backend, packages, engine, unsatisfiable) + lacking
-
-
-def _engine(config: BackendConfig) -> tuple[object, list[Finding]]:
-    """The engine of ``config`` on this machine, or what is to say about its absence."""
-    if config.engine is None:
-        return None, []
-    from backquant.lower.engine import engine_info, list_engines
-
-    try:
-        return engine_info(config.engine), []
-    except EngineError as error:
-        severity: Severity = "note" if config.engine in list_engines() else "error"
-        return None, [Finding(severity, "engine", "engine", error.what, error.fix)]
+    if is_spec_file(backend):
+        return file_findings(backend, tuple(allow or ()))
+    return description_findings(get_backend_config(backend))

@@ -62,11 +62,11 @@ def explain(
 ) -> None:
     """Say for every operator what it would become on a backend, and why. Needs no data."""
     import backquant
-    from backquant.cli.backends import load_backend
+    from backquant.cli.backends import sound_backend
     from backquant.cli.models import load_model, parse_inputs
 
     with guarded(as_json=as_json):
-        config = load_backend(backend, allow)
+        config = sound_backend(backend, allow)
         module, example = load_model(model)
         example = parse_inputs(inputs) if inputs else example
         if example is None:
@@ -170,7 +170,7 @@ def quantize(  # size: one parameter per option of the command
 ) -> None:
     """Quantize a model and write one file that runs without its code."""
     import backquant
-    from backquant.cli.backends import load_backend
+    from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.files import check_plain, made_empty, written
@@ -182,7 +182,7 @@ def quantize(  # size: one parameter per option of the command
         _check_output(output, force)
         exported_to = checked_target(to, beside(output, to), force) if to else None
         required = parse_requirement(require)
-        config = load_backend(backend or ("x86_lowbit" if weights else "x86"), allow)
+        config = sound_backend(backend or ("x86_lowbit" if weights else "x86"), allow)
         if engine is not None:
             config.set_engine(engine)
         if data is None and weights is None:

@@ -7,18 +7,22 @@ the plan leaves the operator in float although it is asked for so (``backquant.m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, DTypeConfig
+from backquant.backend_config.conditions import AllOf, condition_from, conjuncts, contradictions
 from backquant.backend_config.validate import Finding
 from backquant.backend_config.validate.finding import Place
-from backquant.dtypes import dtype_name, find_dtype
+from backquant.dtypes import Granularity, dtype_name, find_dtype
 from backquant.errors import BackquantError
 from backquant.match.fixes import qconfig_fix, unconditional
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.tried import plan_refusal
 from backquant.match.verdict import QConfigRequest, Roles, judge
+from backquant.operators import find
 
 
 def unsatisfiable(backend: BackendConfig) -> list[Finding]:
@@ -30,52 +34,86 @@ def unsatisfiable(backend: BackendConfig) -> list[Finding]:
     ('unsatisfiable', 'no request satisfies it: input float8_e8m0fnu, which nothing here quantizes to')
     """
     found: list[Finding] = []
-    known: dict[str, str] = {}
+    known: dict[str, _Why] = {}
     for index, (pattern, entry) in enumerate(backend.entries.items()):
         for position, config in enumerate(entry.dtype_configs):
+            place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
             key = repr(config)
             if key not in known:
-                known[key] = next(_refused(config), "")
-            refused = known[key] or _in_a_plan(entry, config)
-            if refused:
-                place = Place(index, str(pattern)).at(f"dtype_configs[{position}]")
-                message = f"no request satisfies it: {refused}"
-                dtypes = "a dtype of backquant.dtypes.known_dtypes()"
-                fix = dtypes if known[key] else "remove the combination, or what contradicts it"
-                found.append(place.find("error", "unsatisfiable", message, fix))
+                known[key] = next(_refused(config), _NOTHING)
+            why = known[key] or _grouped(entry, config) or _in_a_plan(entry, config)
+            if why:
+                here = place.at(why.field) if why.field else place
+                message = f"no request satisfies it: {why.text}"
+                found.append(here.find("error", "unsatisfiable", message, why.fix))
     return found
 
 
-def _refused(config: DTypeConfig) -> Iterator[str]:
+class _Why(NamedTuple):
+    """Why nothing satisfies a dtype config, about which field of it, and what to do."""
+
+    text: str
+    field: str = ""
+    fix: str = "remove the combination, or what contradicts it"
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+
+_NOTHING = _Why("")
+
+
+def _refused(config: DTypeConfig) -> Iterator[_Why]:
     """Why the request that ``config`` asks for is refused by it."""
     for role in ("input", "output", "weight"):
         dtype = getattr(config, f"{role}_dtype")
         if dtype not in (None, torch.float32, torch.float64) and find_dtype(dtype) is None:
-            yield f"{role} {dtype_name(dtype)}, which nothing here quantizes to"
+            text = f"{role} {dtype_name(dtype)}, which nothing here quantizes to"
+            yield _Why(text, f"{role}_dtype", "a dtype of backquant.dtypes.known_dtypes()")
         row = None if dtype is None or role == "weight" else find_dtype(dtype)
         shared = getattr(config, f"{role}_dtype_with_constraints").granularity or ""
         in_blocks = config.is_dynamic and shared.startswith(("per_group", "per_block"))
         if row is not None and row.packed and not in_blocks:
-            yield f"{role} {dtype_name(dtype)}, which only weights are quantized to"
+            text = f"{role} {dtype_name(dtype)}, which only weights are quantized to"
+            yield _Why(text, f"{role}_dtype", "another dtype for activations, such as int8")
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
     entry = BackendPatternConfig(torch.add).set_dtype_configs([unconditional(config)])
     try:
         requests = _request(config, roles)
     except (BackquantError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        yield str(error).splitlines()[0]
+        yield _Why(str(error).splitlines()[0])
         return
     ruling = judge(entry, requests, roles)
     for role, refusal in ruling.refused[0] if ruling.refused else ():
-        yield f"{role} {refusal.asked} is not {refusal.admitted}"
+        yield _Why(f"{role} {refusal.asked} is not {refusal.admitted}", f"{role}_dtype")
 
 
-def _in_a_plan(entry: BackendPatternConfig, config: DTypeConfig) -> str:
+def _grouped(entry: BackendPatternConfig, config: DTypeConfig) -> _Why:
+    """What of the conditions excludes the groups of the weight; empty where nothing does."""
+    asked = config.weight_dtype_with_constraints.granularity
+    shared = Granularity.parse(asked) if asked else None
+    if shared is None or shared.size is None:
+        return _NOTHING
+    operator = find(entry.normal_pattern.anchor.op)
+    implied: dict[str, Any] = {"group_size": shared.size}
+    if operator is not None and operator.name == "linear" and shared.lies_on_rows:
+        implied["in_channels"] = {"multiple_of": shared.size}
+    parts = (conjuncts(each) for each in (entry.where, config.where, condition_from(implied)))
+    excluded = next(contradictions(AllOf(tuple(chain(*parts)))), "")
+    if not excluded:
+        return _NOTHING
+    text = f"groups of {shared.size}: {excluded}"
+    return _Why(text, "weight_dtype.granularity", "a size that the conditions admit")
+
+
+def _in_a_plan(entry: BackendPatternConfig, config: DTypeConfig) -> _Why:
     """Why the plan refuses what ``config`` asks for; empty where it does not."""
     weighted = config.weight_dtype is not None
     roles = Roles(activation=True, weight=weighted, bias=weighted)
     plain = unconditional(config)
-    return plan_refusal(entry, plain, qconfig_fix(plain, QConfigRequest(None, None), roles).make())
+    asked = qconfig_fix(plain, QConfigRequest(None, None), roles).make()
+    return _Why(plan_refusal(entry, plain, asked))
 
 
 def _request(config: DTypeConfig, roles: Roles) -> QConfigRequest:

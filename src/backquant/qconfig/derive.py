@@ -17,7 +17,7 @@ from backquant.backend_config import (
     ObservationType,
     QuantDefault,
 )
-from backquant.dtypes import Granularity, is_quantized, is_scaled_float, quantize_bounds
+from backquant.dtypes import Granularity, dtype_name, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
             f"the description of {config.name!r} has no static quantized dtype config and no "
             "defaults, so nothing says what to quantize with",
             where=f"backend {config.name!r}",
-            fix="pass a qconfig_mapping, or BackendConfig.set_defaults(BackendDefaults(...))",
+            fix=_what_to_ask(config),
         )
     chosen = next((c for c in static if c.weight_dtype_with_constraints.dtype), static[0])
     activation = chosen.input_dtype_with_constraints
@@ -66,6 +66,18 @@ def derive_defaults(config: BackendConfig) -> BackendDefaults:
         qat_output=_trained(output, symmetric=False) if other else None,
         overrides=tuple(_overrides(config, chosen)),
     )
+
+
+def _what_to_ask(config: BackendConfig) -> str:
+    mapping = "pass a qconfig_mapping, or BackendConfig.set_defaults(BackendDefaults(...))"
+    of_weights = (
+        dtypes.weight_dtype
+        for entry in config.configs
+        for dtypes in entry.dtype_configs
+        if is_quantized(dtypes.weight_dtype) and not is_quantized(dtypes.input_dtype)
+    )
+    dtype = next(of_weights, None)
+    return mapping if dtype is None else f'weights="{dtype_name(dtype)}", or {mapping}'
 
 
 def _float_result(config: DTypeConfig) -> QuantDefault | None:

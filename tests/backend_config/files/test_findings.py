@@ -22,7 +22,7 @@ def test_findings_of_validation_have_lines(write):
     path = write("mine.yaml", HEAD + "extends: x86\nentries:\n" + entry)
     errors = [finding for finding in check_file(path) if finding.severity == "error"]
     assert [finding.rule for finding in errors] == ["fused-without-fuser"]
-    assert errors[0].place == f"{path}:5: entry 0 (torch.nn.Conv1d): fused_module"
+    assert errors[0].place == f"{path}:5: entries[0].fused_module (torch.nn.Conv1d)"
 
 
 def test_the_engine_is_passed_on(write):
@@ -32,7 +32,9 @@ def test_the_engine_is_passed_on(write):
     entry = "- {pattern: torch.add, dtype_configs: [{input_dtype: quint8}]}\n"
     path = write("mine.yaml", HEAD + "entries:\n" + entry)
     assert check_file(path) == []
-    assert [finding.rule for finding in check_file(path, engine=Engine())] == ["engine-dtype"]
+    assert [
+        finding.rule for finding in check_file(path, (), lambda config: config.validate(Engine()))
+    ] == ["engine-dtype"]
 
 
 def test_no_file(tmp_path):

@@ -125,7 +125,7 @@ def test_extends_a_file_relative_to_this_one(tmp_path, write):
     path = write("top.yaml", HEAD + "extends: base/two.yaml\nentries: [{pattern: torch.sub}]\n")
     loaded = load_with_places(path)
     assert [str(p) for p in loaded.config.entries] == ["torch.add", "torch.mul", "torch.sub"]
-    files = [Path(loaded.places[pattern][0]).name for pattern in loaded.config.entries]
+    files = [Path(loaded.places[pattern].pattern.file).name for pattern in loaded.config.entries]
     assert files == ["one.json", "two.yaml", "top.yaml"]
 
 

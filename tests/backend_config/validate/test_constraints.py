@@ -26,7 +26,7 @@ def found(dtype: torch.dtype | None = torch.quint8, **fields: object) -> list[tu
             {"quant_min_lower_bound": 9, "quant_max_upper_bound": 3},
             [("error", "bounds-order")],
         ),
-        ({"quant_min_lower_bound": 3, "quant_max_upper_bound": 3}, []),
+        ({"quant_min_lower_bound": 3, "quant_max_upper_bound": 3}, [("error", "bounds-order")]),
         (
             {"scale_min_lower_bound": 1.0, "scale_max_upper_bound": 0.5},
             [("error", "bounds-order")],

@@ -19,7 +19,7 @@ def found(*configs: DTypeConfig) -> list[tuple[str, str, str]]:
 
 def test_dynamic_with_an_integer_output():
     wrong = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, is_dynamic=True)
-    assert found(wrong) == [("error", "dynamic-output", "dtype_configs[0]")]
+    assert found(wrong) == [("error", "dynamic-output", "dtype_configs[0].output_dtype")]
     assert found(DTypeConfig(torch.quint8, torch.float, torch.qint8, is_dynamic=True)) == []
     assert found(DTypeConfig(torch.quint8, torch.quint8, torch.qint8, is_dynamic=False)) == []
 
@@ -32,11 +32,11 @@ def test_bias_scale():
     float_bias = DTypeConfig(
         torch.qint8, torch.qint8, torch.qint8, torch.float, bias_scale="input_times_weight"
     )
-    assert found(float_bias) == [("error", "bias-scale", "dtype_configs[0]")]
+    assert found(float_bias) == [("error", "bias-scale", "dtype_configs[0].bias_scale")]
     weight_only = DTypeConfig(
         torch.float, torch.float, torch.qint8, torch.int32, bias_scale="input_times_weight"
     )
-    assert found(weight_only) == [("error", "bias-scale", "dtype_configs[0]")]
+    assert found(weight_only) == [("error", "bias-scale", "dtype_configs[0].bias_scale")]
 
 
 def test_a_bias_with_the_scale_of_the_output():
@@ -45,12 +45,13 @@ def test_a_bias_with_the_scale_of_the_output():
     float_output = DTypeConfig(
         torch.qint8, torch.float, torch.qint8, torch.int32, bias_scale="output"
     )
-    assert found(float_output) == [("error", "bias-scale", "dtype_configs[0]")]
+    assert found(float_output) == [("error", "bias-scale", "dtype_configs[0].bias_scale")]
 
 
 POWER = DTypeWithConstraints(torch.qint8, power_of_two_scale=True)
 INT8 = (torch.qint8, torch.qint8, torch.qint8)
-WRONG = ("error", "requantization", "dtype_configs[0]")
+WRONG = ("error", "requantization", "dtype_configs[0].requantization")
+ROUNDED = ("error", "requantization", "dtype_configs[0].rounding")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ WRONG = ("error", "requantization", "dtype_configs[0]")
         (DTypeConfig(*INT8, rounding="half_up", requantization="fixed_point"), []),
         (DTypeConfig(torch.qint8, torch.qint8, rounding="half_up"), []),
         (DTypeConfig(torch.qint8, torch.qint8, requantization="fixed_point"), [WRONG]),
-        (DTypeConfig(torch.qint8, torch.float, torch.qint8, rounding="half_up"), [WRONG]),
+        (DTypeConfig(torch.qint8, torch.float, torch.qint8, rounding="half_up"), [ROUNDED]),
         (DTypeConfig(*INT8, requantization="fixed_point_twice", rounding="half_even"), [WRONG]),
         (DTypeConfig(*INT8, requantization="shift"), [WRONG]),
         (DTypeConfig(POWER, POWER, POWER, requantization="shift"), []),

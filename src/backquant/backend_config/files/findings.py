@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.problems import SpecFileError
+from backquant.backend_config.files.read import Base
 from backquant.backend_config.files.store import load_with_places
 from backquant.backend_config.validate import Finding, validate
 
@@ -16,14 +16,12 @@ from backquant.backend_config.validate import Finding, validate
 def check_file(
     path: str | os.PathLike[str],
     allow: tuple[str, ...] = (),
-    engine: Any = None,
-    proof: Callable[[BackendConfig], list[Finding]] = lambda _: [],
+    findings_of: Callable[[BackendConfig], list[Finding]] = validate,
 ) -> list[Finding]:
     """Findings about the spec file at ``path``, each with file and line; empty when all is well.
 
-    A file that cannot be loaded gives its problems as findings of rule ``file``; one that can is
-    validated (``engine`` as in ``validate``, ``proof`` finds more). Raises ``SpecError`` only when there
-    is no such file, or it cannot be read.
+    A file that cannot be loaded gives its problems as findings of rule ``file``; one that can is judged by
+    ``findings_of``. Raises ``SpecError`` only when there is no such file, or it cannot be read.
 
     >>> import tempfile, pathlib
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -40,10 +38,23 @@ def check_file(
             Finding("error", "file", problem.place, problem.message, problem.fix)
             for problem in error.problems
         ]
-    places = list(loaded.config.entries)
+    return _located(findings_of(loaded.config), loaded)
+
+
+def _located(findings: list[Finding], loaded: Base) -> list[Finding]:
+    """The findings with file, line and field; what is said of one place for several patterns stands once."""
+    patterns = list(loaded.config.entries)
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        written = None if finding.entry is None else loaded.places.get(patterns[finding.entry])
+        place = written.place(finding.field) if written else loaded.head(finding.place)
+        key = (place or finding.place, finding.severity, finding.rule, finding.message, finding.fix)
+        groups.setdefault(key, []).append(finding)
     located = []
-    for finding in [*validate(loaded.config, engine), *proof(loaded.config)]:
-        found = None if finding.entry is None else loaded.places.get(places[finding.entry])
-        place = finding.place if found is None else f"{found[0]}:{found[1]}: {finding.place}"
-        located.append(replace(finding, place=place))
+    for (place, *_), same in groups.items():
+        first, of = same[0], ""
+        if first.entry is not None and place != first.place:
+            more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+            of = f" ({patterns[first.entry]}{more})"
+        located.append(replace(first, place=f"{place}{of}"))
     return located

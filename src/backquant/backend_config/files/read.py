@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from backquant.backend_config.conditions import check_names
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.defaults import BackendDefaults
-from backquant.backend_config.dtypes import DTypeConfig, DTypeWithConstraints
+from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.files.conditions import condition_at
+from backquant.backend_config.files.dtype_values import at_path, dtype_config_from
 from backquant.backend_config.files.kinds import is_operator
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
@@ -24,18 +25,22 @@ from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.problems import MOST_TOLD, Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
 from backquant.backend_config.files.spelling import callable_from, pattern_data, pattern_from
+from backquant.backend_config.files.written import (
+    Spot,
+    Written,
+    config_paths,
+    named_in_configs,
+)
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
-from backquant.backend_config.tolerance import tolerance_from
 from backquant.errors import SpecError, did_you_mean
 
 __all__ = ["Base", "build"]
 
 Value = TypeVar("Value")
 
-_DTYPE_ROLES = ("input_dtype", "output_dtype", "weight_dtype")
 _CALLABLES = {
     "fuser_method": "set_fuser_method",
     "root_node_getter": "_set_root_node_getter",
@@ -51,13 +56,22 @@ _MODULES = ("root_module", "qat_module", "reference_quantized_module", "fused_mo
 
 
 class Base:
-    """What a file extends: a description, and where its entries stand (file and line), if known."""
+    """What a file extends: a description, and where its entries are written, if known."""
 
     def __init__(
-        self, config: BackendConfig, places: dict[NormalPattern, tuple[str, int]] | None = None
+        self,
+        config: BackendConfig,
+        places: dict[NormalPattern, Written] | None = None,
+        file: Spot | None = None,
     ) -> None:
         self.config = config
         self.places = places or {}
+        self.file = file
+
+    def head(self, field: str) -> str:
+        """Where a field of the file itself stands; empty where it has none of this name."""
+        known = self.file is not None and field in self.file.tree.key_lines
+        return self.file.at((field,)).place() if self.file is not None and known else ""
 
 
 def build(tree: Located, file: str, resolver: Resolver, base: Base | None = None) -> Base:
@@ -85,14 +99,14 @@ class _Builder:
         self.problems: list[Problem] = []
         self.named: dict[str, DTypeConfig] = {}
         self.entries: dict[NormalPattern, BackendPatternConfig] = {}
-        self.places: dict[NormalPattern, tuple[str, int]] = {}
+        self.places: dict[NormalPattern, Written] = {}
 
     def run(self) -> Base:
         if self.base is not None:
             self.entries = {p: _copy(entry) for p, entry in self.base.config.entries.items()}
             self.places = dict(self.base.places)
         for name, data in self.data.get("dtype_configs", {}).items():
-            named = self.attempt(("dtype_configs", name), self.dtype_config, data)
+            named = self.attempt(("dtype_configs", name), dtype_config_from, data)
             self.named[name] = named if named is not None else DTypeConfig()
         self.remove()
         seen: dict[NormalPattern, int] = {}
@@ -106,7 +120,7 @@ class _Builder:
         for entry in self.entries.values():
             if config is not None:
                 config.set_backend_pattern_config(entry)
-        return Base(config or BackendConfig(), self.places)
+        return Base(config or BackendConfig(), self.places, Spot(self.file, self.tree, ()))
 
     def head(self) -> BackendConfig:
         config = BackendConfig(self.data["name"])
@@ -126,9 +140,11 @@ class _Builder:
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
         place = self.tree.known_path(path)
-        self.problems.append(
-            Problem(self.file, self.tree.line_of(place), field_name(place), message, fix)
-        )
+        found = Problem(self.file, self.tree.line_of(place), field_name(place), message, fix)
+        same = (found.line, found.field, fix)
+        if fix and any((other.line, other.field, other.fix) == same for other in self.problems):
+            return  # what is said of one spelling of an operator is not repeated for the others
+        self.problems.append(found)
         if len(self.problems) >= MOST_TOLD:
             raise SpecFileError(self.problems)
 
@@ -139,35 +155,11 @@ class _Builder:
         except SpellingError as problem:
             self.problem((*path, *problem.path), problem.what, problem.fix)
         except SpecError as error:
-            self.problem(path, error.what, error.fix)
+            named = named_in_configs(self.tree, path, error.where)
+            self.problem(named or path, error.what, error.fix)
         return None
 
     # -- dtype configs and defaults --------------------------------------------------------------
-
-    def dtype_config(self, data: dict[str, Any]) -> DTypeConfig:
-        values = dict(data)
-        for role in _DTYPE_ROLES:
-            if values.get(role) is not None:
-                values[role] = _at((role,), self.tensor, values[role])
-        if values.get("bias_dtype") is not None:
-            values["bias_dtype"] = _at(("bias_dtype",), dtype_from, values["bias_dtype"])
-        if values.get("tolerance") is not None:
-            given = values["tolerance"]
-            steps = _at(("tolerance", "steps"), number_from, given.get("steps"))
-            values["tolerance"] = _at(("tolerance",), tolerance_from, {**given, "steps": steps})
-        ratio = values.get("requantization_ratio")
-        if isinstance(ratio, list):
-            values["requantization_ratio"] = _at(("requantization_ratio",), _number_or_word, ratio)
-        values["where"] = _at(("where",), condition_at, values.get("where"))
-        return DTypeConfig(**values)
-
-    def tensor(self, data: Any) -> DTypeWithConstraints:
-        values = {"dtype": data} if isinstance(data, str) else dict(data)
-        for name, value in values.items():
-            convert = dtype_from if name in ("dtype", "scale_dtype") else _number_or_word
-            if value is not None:
-                values[name] = _at((name,), convert, value)
-        return DTypeWithConstraints(**values)
 
     def defaults(self, data: dict[str, Any]) -> BackendDefaults:
         return BackendDefaults.from_dict(self.defaults_values(data))
@@ -179,19 +171,19 @@ class _Builder:
                 values[name] = [
                     pattern
                     for index, item in enumerate(value)
-                    for pattern in _at((name, index), self.rule_patterns, item)
+                    for pattern in at_path((name, index), self.rule_patterns, item)
                 ]
             elif name in ("overrides", "leave_float"):
                 values[name] = [
-                    _at((name, index), self.defaults_values, item)
+                    at_path((name, index), self.defaults_values, item)
                     for index, item in enumerate(value)
                 ]
             elif isinstance(value, dict):
-                values[name] = _at((name,), self.defaults_values, value)
+                values[name] = at_path((name,), self.defaults_values, value)
             elif name == "observer" and "." in value:
-                values[name] = _at((name,), self.resolver.resolve, value)
+                values[name] = at_path((name,), self.resolver.resolve, value)
             elif value is not None:
-                values[name] = _at((name,), _DEFAULT_FIELDS.get(name, _same), value)
+                values[name] = at_path((name,), _DEFAULT_FIELDS.get(name, _same), value)
         return values
 
     def rule_patterns(self, data: Any) -> tuple[Any, ...]:
@@ -205,11 +197,11 @@ class _Builder:
         values = {name: value for name, value in data.items() if value is not None}
         for name in OPERATOR_FIELDS:
             values[name] = tuple(
-                _at((name, index), pattern_from, item, self.resolver)[0]
+                at_path((name, index), pattern_from, item, self.resolver)[0]
                 for index, item in enumerate(values.get(name, []))
             )
         values["leave_float"] = [
-            _at(("leave_float", index), self.defaults_values, item)
+            at_path(("leave_float", index), self.defaults_values, item)
             for index, item in enumerate(values.get("leave_float", []))
         ]
         return QDQRules.from_dict(values)
@@ -246,7 +238,7 @@ class _Builder:
 
     def dtype_configs_at(self, entry: dict[str, Any]) -> list[DTypeConfig]:
         given = enumerate(entry["dtype_configs"])
-        return [_at((index,), self.dtype_config_at, item) for index, item in given]
+        return [at_path((index,), self.dtype_config_at, item) for index, item in given]
 
     def resolve(self, data: Any, path: Path) -> tuple[Any, bool, NormalPattern] | None:
         def make() -> tuple[Any, bool, NormalPattern]:
@@ -312,12 +304,20 @@ class _Builder:
             if field not in (_SUBJECTS if described is None else _OF_RECORDS):
                 self.attempt((*start, field), self.set_field, config, field, value)
         self.entries[normal] = config
-        self.places[normal] = (self.file, line)
+        known = self.places.get(normal)
+        inherits = inherited is not None and "dtype_configs" not in data
+        kept = (
+            known.configs if known else (None,) * len(inherited.dtype_configs if inherited else ())
+        )
+        spots = [Spot(self.file, self.tree, at) for at in config_paths(self.tree, start)]
+        pattern_spot = Spot(self.file, self.tree, path)
+        self.places[normal] = Written(pattern_spot, (*(kept if inherits else ()), *spots))
 
     def set_field(self, config: BackendPatternConfig, field: str, value: Any) -> None:
         if field in ("dtype_configs", "add_dtype_configs"):
             configs = [
-                _at((index,), self.dtype_config_at, item) for index, item in enumerate(value or [])
+                at_path((index,), self.dtype_config_at, item)
+                for index, item in enumerate(value or [])
             ]
             kept = config.dtype_configs if field == "add_dtype_configs" else []
             config.set_dtype_configs([*kept, *configs])
@@ -336,7 +336,7 @@ class _Builder:
 
     def dtype_config_at(self, reference: Any) -> DTypeConfig:
         if not isinstance(reference, str):
-            return self.dtype_config(reference)
+            return dtype_config_from(reference)
         if reference not in self.named:
             raise SpellingError(
                 f'no dtype config is called "{reference}" in this file',
@@ -368,24 +368,6 @@ def _copy(entry: BackendPatternConfig) -> BackendPatternConfig:
     new._input_type_to_index = dict(entry._input_type_to_index)
     new.ports = dict(entry.ports)
     return new
-
-
-def _at(path: Path, make: Callable[..., Value], *arguments: Any) -> Value:
-    """``make(*arguments)``; a SpellingError inside gets ``path`` before its own."""
-    try:
-        return make(*arguments)
-    except SpellingError as problem:
-        problem.path = (*path, *problem.path)
-        raise
-    except SpecError as error:
-        raise SpellingError(error.what, error.fix, path) from error
-
-
-def _number_or_word(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(None if one is None else number_from(one) for one in value)
-    is_word = isinstance(value, str) and value.startswith("per_")
-    return value if is_word else number_from(value)
 
 
 def _same(value: Any) -> Any:

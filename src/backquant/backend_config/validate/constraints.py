@@ -1,6 +1,6 @@
 """Rules about one dtype with its constraints.
 
-1. ``bounds-order``: a lower bound above its upper bound admits nothing.
+1. ``bounds-order``: a lower bound above its upper bound admits nothing; integers have two values or more.
 2. ``bounds-half-set``: one bound without the other is legal.
 3. ``bounds-unreachable``: bounds outside of what the dtype can hold.
 4. ``fixed-qparams``: a fixed scale has a zero point, both inside of the bounds and the range.
@@ -54,6 +54,9 @@ def _order(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
         if low is not None and high is not None and low > high:
             message = f"{lower} {low} is above {upper} {high}: nothing is admitted"
             yield place.find("error", "bounds-order", message, "swap the two bounds")
+        elif low is not None and low == high and lower.startswith("quant"):
+            message = f"{lower} and {upper} are both {low}: one value is nothing to quantize to"
+            yield place.find("error", "bounds-order", message, "widen the bounds")
 
 
 def _half_set(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:

@@ -3,7 +3,9 @@
 1. ``dynamic-output``: under dynamic quantization the output is computed in float.
    ``dynamic-scale``: its input's scale is chosen at each call; nothing can be demanded of it but, of groups
    and blocks, what it is stored in.
-2. ``bias-scale``: a bias with a scale is an integer, and what it takes its scale from is quantized.
+   ``granularity-of``: tokens are those of such an input; groups and blocks those, too, or of a weight.
+2. ``bias-scale``: a bias with a scale is an integer, and one that is an integer has a scale; what it takes
+   its scale from is quantized.
    ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input and weight,
    too; a shift only needs scales, or a ratio of them, that are powers of two.
    ``table-entries``: of functions of one static integer value; one more than a power of two, which is at most
@@ -56,6 +58,7 @@ def dtype_config_findings(
             constraints = getattr(config, f"{role}_with_constraints")
             yield from constraint_findings(constraints, here.at(role))
         yield from _dynamic(config, here)
+        yield from _granularity(config, here)
         yield from _bias_scale(config, here)
         yield from _requantization(config, here)
         yield from _table(config, here.at("table_entries"))
@@ -130,7 +133,9 @@ def _minus(given: DTypeWithConstraints, name: str) -> float | None:
 def _dynamic(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     if config.is_dynamic and integer_range(config.output_dtype) is not None:
         message = f"is_dynamic with the output dtype {config.output_dtype}: the output is float"
-        yield place.find("error", "dynamic-output", message, "output_dtype: float32")
+        yield place.at("output_dtype").find(
+            "error", "dynamic-output", message, "output_dtype: float32"
+        )
     if config.is_dynamic and _demands_a_measured_scale(config.input_dtype_with_constraints):
         message = (
             "is_dynamic, whose scales are chosen at each call, with demands on the input's scale"
@@ -146,41 +151,68 @@ def _demands_a_measured_scale(given: DTypeWithConstraints) -> bool:
     return DTypeWithConstraints.from_dict(rest).produces_scales
 
 
+def _granularity(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    for role in ROLES:
+        asked = getattr(config, f"{role}_with_constraints").granularity
+        shared = Granularity.parse(asked) if asked else Granularity("per_tensor")
+        by_token = shared.kind == "per_token"
+        if not (by_token or shared.has_blocks):
+            continue
+        here, rule = place.at(role).at("granularity"), "granularity-of"
+        if role == "weight_dtype" and by_token:
+            message = "a weight has no tokens: they are those of an input at each call"
+            yield here.find("error", rule, message, "granularity: per_channel")
+        elif role == "input_dtype" and not config.is_dynamic:
+            message = f"scales {shared.words} are chosen at each call, and the input's are measured before"
+            fix = "is_dynamic: true, with output_dtype: float32, or granularity: per_tensor"
+            yield here.find("error", rule, message, fix)
+        elif role == "output_dtype":
+            message = f"results have one scale, not one {shared.words}"
+            yield here.find("error", rule, message, "granularity: per_tensor")
+
+
 def _bias_scale(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    here = place.at("bias_scale")
     if config.bias_scale is None:
+        if integer_range(config.bias_dtype) is not None:
+            message = f"the bias dtype {config.bias_dtype} without a rule for its scale"
+            yield place.at("bias_dtype").find(
+                "error", "bias-scale", message, "bias_scale: input_times_weight"
+            )
         return
     if integer_range(config.bias_dtype) is None:
         message = f"bias_scale {config.bias_scale} with the bias dtype {config.bias_dtype}"
-        yield place.find("error", "bias-scale", message, "bias_dtype: int32")
+        yield here.find("error", "bias-scale", message, "bias_dtype: int32")
     sources = (
         ("output_dtype",) if config.bias_scale == "output" else ("input_dtype", "weight_dtype")
     )
     for role in sources:
         if integer_range(getattr(config, role)) is None:
             message = f"bias_scale {config.bias_scale} without a quantized {role}"
-            yield place.find("error", "bias-scale", message, "remove bias_scale")
+            yield here.find("error", "bias-scale", message, "remove bias_scale")
 
 
 def _requantization(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     rule, arithmetic = "requantization", config.requantization
     fields = [name for name in ("rounding", "requantization") if getattr(config, name) is not None]
+    here = place.at(fields[-1]) if fields else place
     needed = ["output_dtype"] if fields else []
     needed += ["input_dtype", "weight_dtype"] if arithmetic not in (None, "float") else []
     for role in needed:
         if integer_range(getattr(config, role)) is None or config.is_dynamic:
             kind = "static integer" if config.is_dynamic else "integer"
             message = f"{' and '.join(fields)} without a {kind} {role}"
-            yield place.find("error", rule, message, f"remove {' and '.join(fields)}")
+            yield here.find("error", rule, message, f"remove {' and '.join(fields)}")
     if arithmetic == "fixed_point_twice" and config.rounding not in (None, "half_away"):
         message = f"fixed_point_twice rounds halves up, then away, not {config.rounding}"
-        yield place.find("error", rule, message, "remove rounding, or requantization: fixed_point")
+        yield here.find("error", rule, message, "remove rounding, or requantization: fixed_point")
     if arithmetic == "shift":
         tensors = [getattr(config, f"{role}_with_constraints") for role in ROLES]
         by_ratio = config.requantization_ratio == "power_of_two"
         if not by_ratio and not all(t.power_of_two_scale for t in tensors):
             message = "a shift only, with scales that are not all powers of two"
             fix = "requantization_ratio: power_of_two, or power_of_two_scale: true for all three"
-            yield place.find("error", rule, message, fix)
+            yield here.find("error", rule, message, fix)
 
 
 def _table(config: DTypeConfig, place: Place) -> Iterator[Finding]:

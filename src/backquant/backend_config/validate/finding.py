@@ -12,7 +12,8 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that validation found. ``entry`` is the index into ``BackendConfig.configs``.
+    """One thing that validation found. ``entry`` is the index into ``BackendConfig.configs``, ``field`` the
+    path in that entry.
 
     >>> print(Finding("error", "bounds-order", "entry 3 (torch.add)", "min > max", "swap them"))
     error: entry 3 (torch.add): min > max [bounds-order]
@@ -25,6 +26,7 @@ class Finding:
     message: str
     fix: str = ""
     entry: int | None = None
+    field: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, as JSON-able data.
@@ -59,7 +61,7 @@ class Place:
 
     def find(self, severity: Severity, rule: str, message: str, fix: str = "") -> Finding:
         """A finding here."""
-        return Finding(severity, rule, str(self), message, fix, self.entry)
+        return Finding(severity, rule, str(self), message, fix, self.entry, self.field)
 
     def __str__(self) -> str:
         head = f"entry {self.entry} ({self.pattern})"
