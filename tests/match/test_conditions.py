@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -301,3 +303,70 @@ def test_a_fused_pattern_is_asked_about_each_of_its_operators() -> None:
         report = backquant.explain(model, X, backend=config, qconfig_mapping=ASKED)
         outcomes = [row.outcome for row in report.rows if row.operator.endswith("relu")]
         assert (outcomes == ["quantized"]) is holds
+
+
+FIXES = {
+    "one bound": ({"kernel_size": 9}, {"kernel_size": {"max": 7}}, {}),
+    "several": (
+        {"kernel_size": 9, "stride": 4},
+        {"kernel_size": {"max": 7}, "stride": {"max": 3}},
+        {},
+    ),
+    "a step below a bound": (
+        {"out_channels": 30},
+        {"out_channels": {"multiple_of": 16, "max": 24}},
+        {},
+    ),
+    "of the dtype config": (
+        {"out_channels": 30},
+        {"out_channels": {"multiple_of": 4}},
+        {"out_channels": {"max": 24}},
+    ),
+    "groups divide": ({"in_channels": 9, "out_channels": 3}, {"groups": {"min": 2}}, {}),
+    "groups of the channels": ({}, {"groups": {"equals": "in_channels"}}, {}),
+    "not": ({"dilation": 2}, {"not": {"dilation": 2}}, {}),
+    "not, and a bound": ({"dilation": 3}, {"dilation": {"max": 3}, "not": {"dilation": 3}}, {}),
+    "one of two": ({"stride": 4}, {"any": [{"stride": {"max": 3}}, {"kernel_size": 1}]}, {}),
+    "both of a branch": (
+        {"stride": 4, "dilation": 2},
+        {"any": [{"kernel_size": 1}, {"all": [{"stride": {"max": 3}}, {"dilation": 1}]}]},
+        {},
+    ),
+    "a word": (
+        {"padding_mode": "reflect", "padding": 1},
+        {"padding_mode": ["zeros", "circular"]},
+        {},
+    ),
+}
+REPLACED = re.compile(r"(\w+) (\S+) in place of (\S+)")
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_fixes_help(name: str) -> None:
+    changed, where, own = FIXES[name]
+    given = {"in_channels": 8, "out_channels": 16, "kernel_size": 3, **changed}
+
+    def reasons_of(arguments: dict[str, Any]) -> tuple[Any, ...]:
+        x, model = (
+            torch.randn(1, arguments["in_channels"], 24, 24),
+            nn.Sequential(nn.Conv2d(**arguments)),
+        )
+        config = backend(where, own=own or None)
+        report = backquant.explain(model, x, backend=config, qconfig_mapping=ASKED)
+        [row] = report.rows
+        return row.reasons
+
+    fixes = [reason.fix for reason in reasons_of(given)]
+    assert fixes and all(fixes)
+    for choice in range(max(fix.count(", or ") for fix in fixes) + 1):
+        told = " and ".join(fix.split(", or ")[choice] for fix in fixes)
+        new = {
+            name: value if value.isalpha() else int(value)
+            for name, value, _ in REPLACED.findall(told)
+        }
+        assert reasons_of({**given, **new}) == (), (told, new)
+
+
+def test_no_fix_where_there_is_none() -> None:
+    x = torch.randn(1, 8, 4, 4)
+    assert told(nn.Conv2d(8, 3, 1), {"groups": {"min": 2}}, x).fix == ""

@@ -28,12 +28,14 @@ from backquant.backend_config.conditions.expressions import (
     Number,
     Quantity,
 )
+from backquant.match.nearest import admitted_by
 from backquant.match.refusal import Refusal
 from backquant.operators.facts import Unknown, UseFacts
 from backquant.reason_codes import ReasonCode
 
 RULE = ReasonCode.CONDITION
 _SHOWN = 6
+_EQUALITIES = ("equals", "one_of")
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -50,8 +52,11 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {
 _EACH: dict[str, Callable[[Any], Any]] = {"abs": abs, "ceil": math.ceil, "floor": math.floor}
 
 
-def unmet(condition: Condition | None, use: UseFacts) -> tuple[Refusal, ...]:
-    """The refusals of the conditions that do not hold, or of which that is not known.
+def unmet(
+    condition: Condition | None, use: UseFacts, beside: Condition | None = None
+) -> tuple[Refusal, ...]:
+    """The refusals of the conditions that do not hold, or of which that is not known. The fixes respect what
+    is asked ``beside`` them.
 
     >>> from torch import fx, nn
     >>> from backquant.backend_config.conditions import condition_from
@@ -64,7 +69,9 @@ def unmet(condition: Condition | None, use: UseFacts) -> tuple[Refusal, ...]:
     >>> refusal.asked, refusal.admitted, refusal.fix
     ('kernel_size 9, 9', 'kernel_size ≤ 7', 'kernel_size 7 in place of 9')
     """
-    found = (_answer(part, use) for part in conjuncts(condition))
+    parts = conjuncts(condition)
+    facts = _Use(use, (*parts, *conjuncts(beside)))
+    found = (_answer(part, facts) for part in parts)
     return tuple(answer.refusal for answer in found if answer.refusal is not None)
 
 
@@ -77,35 +84,50 @@ class _Answer:
     facts: tuple[str, ...] = ()  # the values that were looked at
 
 
-def _answer(condition: Condition, use: UseFacts) -> _Answer:
+@dataclass(frozen=True)
+class _Use:
+    """One use of an operator, and every condition that has to hold there."""
+
+    facts: UseFacts
+    together: tuple[Condition, ...]
+
+    def with_parts(self, condition: Condition) -> _Use:
+        return replace(self, together=(*self.together, *conjuncts(condition)))
+
+
+def _answer(condition: Condition, use: _Use) -> _Answer:
     if isinstance(condition, Comparison):
         return _compared(condition, use)
     if isinstance(condition, NotSo):
         return _negated(condition, use)
-    answers = [_answer(part, use) for part in condition.conditions]
+    answers = [_answer(part, use.with_parts(part)) for part in condition.conditions]
     facts = tuple(dict.fromkeys(fact for each in answers for fact in each.facts))
     if isinstance(condition, AllOf):
         wrong = next((a for a in answers if a.holds is False), None) or next(
             (a for a in answers if a.holds is None), None
         )
-        return _Answer(True, None, facts) if wrong is None else replace(wrong, facts=facts)
+        if wrong is None or wrong.refusal is None:
+            return _Answer(True, None, facts) if wrong is None else replace(wrong, facts=facts)
+        fixes = [a.refusal.fix for a in answers if a.refusal is not None]
+        fix = " and ".join(dict.fromkeys(fixes)) if all(fixes) else ""
+        return replace(wrong, refusal=replace(wrong.refusal, fix=fix), facts=facts)
     if any(each.holds for each in answers):
         return _Answer(True, None, facts)
     return _none_of(condition, answers, facts)
 
 
 def _none_of(condition: AnyOf, answers: list[_Answer], facts: tuple[str, ...]) -> _Answer:
-    """None of several holds: the fix is that of the first that is known not to."""
+    """None of several holds: one of their fixes is enough."""
     unknown = any(answer.holds is None for answer in answers)
     refusals = [a.refusal for a in answers if a.refusal is not None]
     fixes = [refusal.fix for refusal in refusals if refusal.fix]
     whys = [a.refusal.asked for a in answers if a.holds is None and a.refusal is not None]
     asked = ", ".join(dict.fromkeys([*facts, *whys]))
-    fix = fixes[0] if fixes else ""
+    fix = ", or ".join(dict.fromkeys(fixes))
     return _Answer(None if unknown else False, Refusal(RULE, asked, str(condition), fix), facts)
 
 
-def _negated(condition: NotSo, use: UseFacts) -> _Answer:
+def _negated(condition: NotSo, use: _Use) -> _Answer:
     inner = _answer(condition.condition, use)
     if inner.holds is None:
         refusal = inner.refusal
@@ -113,16 +135,16 @@ def _negated(condition: NotSo, use: UseFacts) -> _Answer:
         return _Answer(None, told, inner.facts)
     if not inner.holds:
         return _Answer(True, None, inner.facts)
-    return _Answer(False, Refusal(RULE, ", ".join(inner.facts), str(condition)), inner.facts)
+    fix = ""
+    if isinstance(condition.condition, Comparison) and condition.condition.relation in _EQUALITIES:
+        left = value_of(condition.condition.left, use.facts)
+        if not isinstance(left, Unknown) and len(left) > 0:
+            fix = _nearest(condition.condition, left[0], (), use.with_parts(condition))
+    return _Answer(False, Refusal(RULE, ", ".join(inner.facts), str(condition), fix), inner.facts)
 
 
-def _compared(comparison: Comparison, use: UseFacts) -> _Answer:
-    left = value_of(comparison.left, use)
-    right = (
-        comparison.right.values
-        if isinstance(comparison.right, Literals)
-        else value_of(comparison.right, use)
-    )
+def _compared(comparison: Comparison, use: _Use) -> _Answer:
+    left, right = value_of(comparison.left, use.facts), _right(comparison, use.facts)
     for side in (left, right):
         if isinstance(side, Unknown):
             return _Answer(None, Refusal(RULE, side.why, str(comparison), side.fix))
@@ -130,8 +152,17 @@ def _compared(comparison: Comparison, use: UseFacts) -> _Answer:
     facts = _facts(comparison, left, right)
     if _holds(comparison, left, right):
         return _Answer(True, None, facts)
-    fix = _nearest(comparison, left, right)
+    broken = list(_broken(comparison, left, right))
+    if not broken:
+        return _Answer(False, Refusal(RULE, ", ".join(facts), str(comparison)), facts)
+    value, bound = broken[0]
+    fix = _nearest(comparison, value, bound, use)
     return _Answer(False, Refusal(RULE, ", ".join(facts), str(comparison), fix), facts)
+
+
+def _right(comparison: Comparison, use: UseFacts) -> tuple[Any, ...] | Unknown:
+    right = comparison.right
+    return right.values if isinstance(right, Literals) else value_of(right, use)
 
 
 def _facts(
@@ -237,41 +268,50 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _nearest(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]) -> str:
-    """The nearest value that would be admitted, in place of the first that is not."""
-    broken = list(_broken(comparison, left, right))
-    if not broken:
-        return ""
-    value, bound = broken[0]
-    near = bound
-    if comparison.relation == "max":
-        value, near = max(broken)
-    elif comparison.relation == "min":
-        value, near = min(broken)
-    elif comparison.relation == "multiple_of":
-        near = max(1, round(value / bound)) * bound
-    elif comparison.relation == "one_of":
-        near = _closest(value, right)
-    return f"{comparison.left} {_one(near)} in place of {_one(value)}"
+def _nearest(comparison: Comparison, value: Any, bound: tuple[Any, ...], use: _Use) -> str:
+    """The nearest value that everything that is asked of this quantity admits, in place of ``value``, to
+    which ``comparison`` compares ``bound``."""
+    others = replace(use, together=tuple(part for part in use.together if part != comparison))
+    own = [(comparison.relation, bound)] if bound else []
+    asked = [*own, *_relations(comparison.left, others)]
+    near = admitted_by(asked, _divided(comparison.left, use)).nearest(value)
+    return "" if near is None else f"{comparison.left} {_one(near)} in place of {_one(value)}"
 
 
-def _closest(value: Any, options: tuple[Any, ...]) -> Any:
-    numbers = [option for option in options if isinstance(option, (int, float))]
-    if isinstance(value, (int, float)) and numbers:
-        return min(numbers, key=lambda option: abs(option - value))
-    return options[0]
+def _relations(left: Expression, use: _Use) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """What is asked of a quantity, by relation, with the values."""
+    for part in use.together:
+        inner = part.condition if isinstance(part, NotSo) else part
+        if not isinstance(inner, Comparison) or str(inner.left) != str(left):
+            continue
+        values = _right(inner, use.facts)
+        excludes = inner.relation in _EQUALITIES
+        if isinstance(values, Unknown) or (inner is not part and not excludes):
+            continue
+        yield ("not" if inner is not part else inner.relation), values
+
+
+def _divided(left: Expression, use: _Use) -> Iterator[int]:
+    """The numbers of channels, which a number of groups divides."""
+    if left != Quantity("groups"):
+        return
+    for name in ("in_channels", "out_channels"):
+        values = use.facts.read(Quantity(name))
+        if not isinstance(values, Unknown):
+            yield from values
 
 
 def _broken(
     comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The values that a comparison does not hold for, each with what it is compared with."""
     if comparison.relation == "one_of":
-        yield from ((v, None) for v in left if not any(_same(v, each) for each in right))
+        yield from ((v, right) for v in left if not any(_same(v, each) for each in right))
         return
     test = _TESTS[comparison.relation]
     for value, bound in _paired(left, right) or ():
         try:
             if not test(value, bound):
-                yield value, bound
+                yield value, (bound,)
         except (TypeError, ZeroDivisionError):
             return

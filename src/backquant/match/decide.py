@@ -184,14 +184,17 @@ class _Facts:
         root, anchor = occurrence.root, occurrence.anchor
         size = None if shared is None else shared.size
         use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums, size)
-        common = unmet(config.where, use)
+        only = config.dtype_configs[0].where if len(config.dtype_configs) == 1 else None
+        common = unmet(config.where, use, beside=only)
         if asked is not None and in_blocks:
             wrong = divides(asked, *use.weight_shape())
             common = common if wrong is None else (*common, wrong)
         if given is not None and given_in_blocks:
             wrong = divides(given, *use.row_shape())
             common = common if wrong is None else (*common, wrong)
-        return tuple((*common, *unmet(one.where, use)) for one in config.dtype_configs)
+        return tuple(
+            (*common, *unmet(one.where, use, beside=config.where)) for one in config.dtype_configs
+        )
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:
         """A decision for float without reasons: what is known of a node by itself."""
