@@ -13,18 +13,42 @@ import torch.distributed as dist
 from torch import nn
 
 import backquant
+from backquant.dtypes import table
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Examples by page. README's compiles, as that of docs/compile.md; quantizers and other targets have tests
-#: of their own in tests/interop and tests/deploy.
+#: Examples by page, in the order in which they are run here. README's compiles.
 PAGES = {
     "README.md": [0],
     "docs/accuracy.md": [0, 1, 2, 3],
-    "docs/capture.md": [0],
+    "docs/capture.md": [0, 1],
     "docs/conformance.md": [0],
-    "docs/deploy-tensorrt.md": [1, 0],  # the second writes what the first reads
+    "docs/deploy-tensorrt.md": [1, 0, 2],  # the second writes what the first reads
     "docs/low-bit.md": [0, 1],
+    "docs/spec-files.md": [0],
+}
+#: Where the others are run.
+ELSEWHERE = {
+    "README.md": {"test_specs": [1]},
+    "docs/architecture.md": {"test_architecture": [0]},
+    "docs/decoders.md": {"test_decoders": [0]},
+    "docs/deploy.md": {"test_deploy": [0]},
+    "docs/distributed.md": {"test_ranks": [0]},
+    "docs/dynamic.md": {"test_dynamic": [0]},
+    "docs/extending.md": {"tests/examples": [*range(8)]},
+    "docs/migrating.md": {"tests/migrate": [0, 1]},
+    "docs/patterns.md": {"test_patterns": [*range(5)]},
+    "docs/qat.md": {"test_qat": [0]},
+    "docs/vendors.md": {"test_vendors": [0, 1, 2]},
+}
+#: What is not run as it is written, and why: all are about time.
+NOT_RUN = {
+    "docs/artifacts.md": {"a process that imports torch; limits are in tests/trust": [0]},
+    "docs/compile.md": {"compilations; the same calls are in tests/runtime/compiled": [0, 1, 2]},
+    "docs/deploy.md": {
+        "ExecuTorch's export; the same calls are in tests/deploy/executorch": [1],
+        "a C++ compilation; the same calls are in tests/deploy/inductor": [2],
+    },
 }
 
 
@@ -62,12 +86,22 @@ def example(page: str, number: int) -> str:
     return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))[number]
 
 
+def test_every_example_is_accounted_for() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        name = page.relative_to(ROOT).as_posix()
+        known = [*ELSEWHERE.get(name, {}).values(), *NOT_RUN.get(name, {}).values()]
+        numbers = sorted([*PAGES.get(name, ()), *(number for each in known for number in each)])
+        examples = BLOCK.findall(page.read_text(encoding="utf-8"))
+        assert numbers == list(range(len(examples))), name
+
+
 COMPILING = pytest.param("README.md", marks=pytest.mark.xdist_group("compiled"))
 
 
 @pytest.mark.parametrize("page", [COMPILING, *(page for page in PAGES if page != "README.md")])
 def test_the_examples(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "_ROWS", dict(table._ROWS))  # one registers a dtype
     given = names()
     for number in PAGES[page]:
         exec(compile(example(page, number), page, "exec"), given)
