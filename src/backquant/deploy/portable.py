@@ -7,6 +7,7 @@ from torch import fx
 from backquant.backend_config import QDQRules
 from backquant.deploy.described_rounding import state_half_even
 from backquant.deploy.epilogues import fuse_epilogues
+from backquant.deploy.padded import pad_before
 from backquant.deploy.weights import with_weight_nodes
 from backquant.lower.qdq import is_dequantize, is_weight_dequantize
 
@@ -23,6 +24,7 @@ def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
     made = with_weight_nodes(reference, rules.weights)
     assert isinstance(made, fx.GraphModule)
     state_half_even(made)
+    pad_before(made)
     if rules.epilogues:
         fuse_epilogues(made, rules.epilogues)
     if rules.dequantize_per_user:
