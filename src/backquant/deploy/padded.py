@@ -59,8 +59,9 @@ def pad_before(module: fx.GraphModule) -> None:
 def _convolution(called: nn.Module) -> _ConvNd | None:
     """The convolution that a module is, or begins with, if it pads with other values than zeros."""
     first = called[0] if isinstance(called, nn.Sequential) and len(called) else called
-    is_padded = isinstance(first, _ConvNd) and first.padding_mode != "zeros"
-    return first if is_padded else None
+    if isinstance(first, _ConvNd) and first.padding_mode != "zeros":
+        return first
+    return None
 
 
 def _without_padding(called: nn.Module, found: _ConvNd) -> nn.Module:
@@ -91,7 +92,7 @@ def _padded(graph: fx.Graph, given: fx.Node, conv: _ConvNd) -> fx.Node:
 
 def _slice(graph: fx.Graph, given: fx.Node, axis: int, part: slice) -> fx.Node:
     """A part of ``given`` along an axis that is counted from the last."""
-    index = (..., part, *[slice(None)] * (axis - 1))
+    index: Any = (..., part, *[slice(None)] * (axis - 1))
     return graph.call_function(operator.getitem, (given, index))
 
 
