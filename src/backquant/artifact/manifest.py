@@ -152,6 +152,7 @@ def _manifest() -> TypeAdapter[Any]:
     }
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     required["packed"] = (dict[Name, Packed], {})  # of files that were written before, none
+    required["check_finite"] = (bool, True)  # only written where it was switched off
     return TypeAdapter(create_model("Manifest", __config__=STRICT, **required))
 
 

@@ -89,6 +89,8 @@ def write_model(
         "strides": writer.strides,
         "packed": writer.packed,
     }
+    if not model.check_finite:
+        document["check_finite"] = False
     write_file(path, document, writer.tensors)
 
 
@@ -162,7 +164,9 @@ def _model(
         interface=_read_interface(document.get("interface"), decoder),
         report_of=None if report is None else StoredReport(Report.from_dict(report)),
     )
-    return QuantizedModel(graph_module, record)
+    model = QuantizedModel(graph_module, record)
+    model.check_finite = document.get("check_finite", True)
+    return model
 
 
 def _read_interface(stored: dict[str, Any] | None, decoder: Decoder) -> Interface | None:

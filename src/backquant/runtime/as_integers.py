@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx import Graph
 
 from backquant.dtypes import QParams
 from backquant.lower.kernels.boundary import quantize
@@ -26,3 +28,21 @@ def as_integers(value: Any, qparams: QParams) -> Any:
         if same and value.int_repr().dtype == qparams.dtype and qparams.is_full_range:
             return value.int_repr()
     return quantize(value.dequantize(), *qparams.literals)
+
+
+def integer_arguments(
+    graph: Graph, qparams: Mapping[int, QParams], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with quantized tensors, by position, as the plain integers that ``graph`` reads.
+
+    >>> integer_arguments(Graph(), {}, (1,), {"y": 2})
+    ((1,), {'y': 2})
+    """
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    found, named = list(args), dict(kwargs)
+    for index, wanted in qparams.items():
+        if index < len(found):
+            found[index] = as_integers(found[index], wanted)
+        elif names[index] in named:
+            named[names[index]] = as_integers(named[names[index]], wanted)
+    return tuple(found), named

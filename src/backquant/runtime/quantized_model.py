@@ -20,11 +20,12 @@ from backquant.lower.engine import EngineInfo, engine_here
 from backquant.lower.kernels.engine_setting import running
 from backquant.lower.rule import KernelUse
 from backquant.match.plan import Plan, Reason
-from backquant.runtime.as_integers import as_integers
+from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
 from backquant.runtime.failed_call import failed_call
 from backquant.runtime.fingerprint import fingerprint
+from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
 from backquant.runtime.pickling import pickled, unpickled
@@ -58,6 +59,10 @@ class QuantizedModel(nn.Module):
     and compiles what is around it; a reference model it compiles, to integer kernels where
     ``torch._inductor.config.freezing`` is set.
 
+    NaN and infinities in inputs that are quantized are refused: as integers they are numbers like others.
+    That reads each of these inputs once more (2 µs and up); with ``check_finite`` set to ``False``, which
+    ``save`` keeps, they are taken.
+
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
     A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
@@ -75,6 +80,7 @@ class QuantizedModel(nn.Module):
 
     graph_module: GraphModule
     original_weights_lookup: dict[str, list[torch.Tensor | None]]
+    check_finite: bool = True
 
     def __init__(self, graph_module: GraphModule, record: LoweredRecord) -> None:
         super().__init__()
@@ -82,6 +88,7 @@ class QuantizedModel(nn.Module):
         self.record = record
         self.source = ""
         self.replays: Replays | None = None
+        self._quantized_inputs = quantized_inputs(graph_module)
         self.eval()
         for name, value in graph_module.meta.get(_USER_PRESERVED_ATTRIBUTES_KEY, {}).items():
             if not hasattr(self, name):
@@ -189,8 +196,9 @@ class QuantizedModel(nn.Module):
         return {**self.__dict__, "replays": self.replays is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        wanted = state.get("replays", True)
-        super().__setstate__({**state, "replays": None})
+        wanted, graph = state.get("replays", True), state["_modules"]["graph_module"]
+        quantized = quantized_inputs(graph)
+        super().__setstate__({**state, "replays": None, "_quantized_inputs": quantized})
         if wanted:
             self._begin_replays()
 
@@ -205,6 +213,7 @@ class QuantizedModel(nn.Module):
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
         if torch.compiler.is_dynamo_compiling() or stand_ins():
             return self._called(args, kwargs)  # errors are for who traces
+        self._check_inputs(args, kwargs)
         try:
             return self._called(args, kwargs)
         except Exception as error:
@@ -213,12 +222,19 @@ class QuantizedModel(nn.Module):
                 raise
             raise told from error
 
+    def _check_inputs(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Raise ``InputError`` for what nothing runs on."""
+        if isinstance(args, tuple):  # symbolic_trace gives a proxy
+            check_storages(args, kwargs)
+            if self.check_finite:
+                check_finite(self._quantized_inputs, args, kwargs)
+
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         interface = self.interface
         if interface is not None:
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
-            args, kwargs = self._as_integers(args, kwargs)
+            args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
         with torch.no_grad():
             result = self._run(args, kwargs)
         return result if interface is None else interface.restored(result)
@@ -265,20 +281,6 @@ class QuantizedModel(nn.Module):
             self.graph_module, self.record, example_inputs, dynamic_shapes, float_dtype
         )
         return CompiledModel._over(self, *made)
-
-    def _as_integers(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with quantized tensors as the plain integers that the graph reads."""
-        nodes = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
-        names = [str(node.target) for node in nodes]
-        found, named = list(args), dict(kwargs)
-        for index, qparams in self.input_qparams.items():
-            if index < len(found):
-                found[index] = as_integers(found[index], qparams)
-            elif names[index] in named:
-                named[names[index]] = as_integers(named[names[index]], qparams)
-        return tuple(found), named
 
     def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
         """Stay in evaluation mode."""
@@ -386,6 +388,7 @@ def _held(model: QuantizedModel) -> dict[str, Any]:
 @uncompiled  # type: ignore[untyped-decorator]
 def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
+    model._check_inputs(args, kwargs)
     return model._run(args, kwargs)
 
 

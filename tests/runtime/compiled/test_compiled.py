@@ -16,7 +16,7 @@ from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 import backquant
-from backquant.errors import EngineError, UsageError
+from backquant.errors import EngineError, InputError, UsageError
 from backquant.runtime import CompiledModel, QuantizedModel
 
 pytestmark = pytest.mark.xdist_group("compiled")  # one worker pays for what they share
@@ -127,6 +127,13 @@ def test_other_shapes_run_on_the_lowered_model(
 ) -> None:
     x = torch.randn(1, 3, 20, 22)
     assert torch.equal(compiled(x), quantized(x))
+
+
+def test_what_is_not_finite_is_refused(compiled: CompiledModel) -> None:
+    x = torch.randn(2, *SHAPE)
+    x[0, 0, 0, 0] = torch.nan
+    with pytest.raises(InputError, match="holds 1 NaN"):
+        compiled(x)
 
 
 def test_the_original_is_not_changed(quantized: QuantizedModel, compiled: CompiledModel) -> None:

@@ -13,6 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import backquant
+from backquant.errors import InputError
 from backquant.runtime import QuantizedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of torch
@@ -59,6 +60,8 @@ def test_a_lowered_model_runs_as_it_is_within_compiled_code() -> None:
         assert torch.allclose(around(x), model(x * 2) + 1)
         assert sum(counters["graph_break"].values()) <= 4  # at the model, whatever is in it
         assert torch.allclose(around(x), model(x * 2) + 1)
+        with pytest.raises(InputError, match="NaN"):
+            around(x * torch.nan)
 
 
 def test_a_reference_model_becomes_integer_kernels() -> None:
