@@ -99,7 +99,7 @@ def test_values_that_are_not_finite(engine: str, value: float, models: Any) -> N
     x[0, 0, 0, :5] = value
     limits = [x.nan_to_num(end, end, -end) for end in (0.0, 1e30, -1e30)]
     for _ in range(3):  # interpreted, recorded, replayed
-        with pytest.raises(InputError, match="input 'x' holds 5 NaN|0 NaN and 5 infinite"):
+        with pytest.raises(InputError, match=r"input 'x' holds 5 NaN|0 NaN and 5 infinite"):
             model(x)
         model(image())
     model.check_finite = False
