@@ -223,11 +223,9 @@ class QuantizedModel(nn.Module):
             raise told from error
 
     def _check_inputs(self, args: Any, kwargs: dict[str, Any]) -> None:
-        """Raise ``InputError`` for what nothing runs on."""
         if isinstance(args, tuple):  # symbolic_trace gives a proxy
             check_storages(args, kwargs)
-            if self.check_finite:
-                check_finite(self._quantized_inputs, args, kwargs)
+            check_finite(self._quantized_inputs if self.check_finite else (), args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         interface = self.interface
