@@ -71,7 +71,7 @@ def quantized_inputs(graph_module: fx.GraphModule) -> tuple[QuantizedInput, ...]
     """
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     seen: set[tuple[fx.Node, tuple[int | str, ...]]] = set()
-    pending = [
+    pending: list[tuple[fx.Node, tuple[int | str, ...]]] = [
         (source, ())
         for node in reversed(graph_module.graph.nodes)
         for source in _quantized(graph_module, node)
