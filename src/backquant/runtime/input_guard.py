@@ -45,7 +45,7 @@ class QuantizedInput(NamedTuple):
 
     def tensor(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
         """The tensor in a call; ``None`` where there is none at this place."""
-        value = args[self.position] if self.position < len(args) else kwargs.get(self.name)
+        value: Any = args[self.position] if self.position < len(args) else kwargs.get(self.name)
         if isinstance(value, torch.Tensor):
             return value
         for key in self.path:
