@@ -19,7 +19,8 @@ from backquant.reason_codes import ReasonCode
 __all__ = ["Required", "check_modules", "check_operators", "run_export"]
 
 Required = float | tuple[str, ...] | None
-_SHOWN = 12
+_SHOWN = 6  # lines of an error
+_PLACES, _KERNELS = 2, 3  # in a line
 _WORDS = 500
 
 
@@ -160,7 +161,7 @@ def _reason(operator: ExpectedOperator, written: Written, known: Mapping[str, Re
         if node in known:
             return known[node]
     runs = [use for use in written.kernels if set(use.nodes) & set(operator.nodes)]
-    became = ", ".join(f"{use.kernel} ({use.dtype})" for use in runs)
+    became = _some(list(dict.fromkeys(f"{use.kernel} ({use.dtype})" for use in runs)), _KERNELS)
     return Reason(
         operator.node,
         ReasonCode.TARGET_FLOAT,
@@ -240,7 +241,28 @@ def _count(reasons: Sequence[Reason]) -> str:
 
 
 def _listed(reasons: Sequence[Reason]) -> str:
-    lines = [f"{r.place or r.node} ({r.asked}): {r.admitted}" for r in reasons[:_SHOWN]]
-    if len(reasons) > _SHOWN:
-        lines.append(f"… and {len(reasons) - _SHOWN} more")
-    return "\n         ".join(lines)
+    """One line for operators that are alike, with the places of the first."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        places = alike.setdefault((reason.asked, reason.admitted), [])
+        places.append(reason.place or reason.node)
+    lines = [
+        f"{_some(places, _PLACES)} ({asked}): {admitted}"
+        for (asked, admitted), places in alike.items()
+    ]
+    return "\n         ".join(_shortened(lines, _SHOWN, "… "))
+
+
+def _some(words: list[str], most: int) -> str:
+    return ", ".join(_shortened(words, most))
+
+
+def _shortened(words: list[str], most: int, before: str = "") -> list[str]:
+    """The first of ``words``, and how many are left out; one more is not.
+
+    >>> _shortened(["a", "b", "c", "d"], 2), _shortened(["a", "b", "c"], 2)
+    (['a', 'b', 'and 2 more'], ['a', 'b', 'c'])
+    """
+    if len(words) <= most + 1:
+        return words
+    return [*words[:most], f"{before}and {len(words) - most} more"]
