@@ -115,7 +115,9 @@ def test_fails_with_the_list_when_too_few_became_integer(tmp_path) -> None:
     with pytest.raises(CoverageError, match=r"in float that are quantized") as raised:
         backquant.export(quantized, tmp_path / "m.onnx")
     [where] = [line for line in str(raised.value).splitlines() if "ConvTranspose2d" in line]
-    assert "1, 2, and 3 more (ConvTranspose2d on integers): " in where  # once for all that are alike
+    assert (
+        "1, 2, and 3 more (ConvTranspose2d on integers): " in where  # alike, once
+    )
     assert list(tmp_path.iterdir()) == []
     exported = backquant.export(quantized, tmp_path / "m.onnx", require=0.0)
     assert exported.integer < exported.expected
