@@ -27,16 +27,17 @@ def convert_to_integer_reference(
 
     Between operators there are integer tensors. Sums are exact, biases are integers of input × weight scale,
     results are made by the requantization and the rounding of the description, functions of one value are
-    tables: the same bits on every machine. What stays float computes in float between quantize and dequantize
-    nodes. docs/vendors.md says what each operator computes.
+    tables: the same bits on every machine. Inputs that are quantized at each call are floats that become
+    integers there. What stays float computes in float between quantize and dequantize nodes. docs/vendors.md
+    says what each operator computes.
 
     Args:
         graph_module: from ``prepare_fx``, ``prepare_export`` or ``prepare_qat_fx``; it is not changed.
         convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
 
     Raises:
-        EngineError: an operator is quantized in a way that has no integer arithmetic here (at each call, to
-            float16 or 8-bit floats, in groups); names it.
+        EngineError: an operator is quantized in a way that has no integer arithmetic here (to
+            float16 or 8-bit floats, weights alone, recurrent layers); names it.
         UsageError, ConfigError: as in ``convert_fx``.
 
     >>> import torch

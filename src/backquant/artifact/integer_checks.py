@@ -50,6 +50,29 @@ def _weighted(config: Any, tensors: Tensors) -> str:
     return next(filter(None, (_wrong(tensors, name, (dtype,)) for name, dtype in given)), "")
 
 
+def _scaled(config: Any, tensors: Tensors) -> str:
+    """An integer weight of two axes, with zero points and finite scales for it, its rows, or a grid."""
+    if config.operator != "linear":
+        return f"operator is {config.operator!r}"
+    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "scale", (torch.float64,))
+    wrong = wrong or _wrong(tensors, "zero_point", (torch.int64,))
+    if wrong:
+        return wrong
+    weight, scale, zero_point = (tensors[name] for name in ("weight", "scale", "zero_point"))
+    assert weight is not None and scale is not None and zero_point is not None
+    rows = scale.dim() < 2 and scale.numel() in (1, weight.shape[0])
+    grid = scale.dim() == 2 and all(
+        a % b == 0 for a, b in zip(weight.shape, scale.shape, strict=False)
+    )
+    if weight.dim() != 2 or not (rows or grid) or zero_point.shape != scale.shape:
+        return f"scale is {list(scale.shape)} for a weight {list(weight.shape)}"
+    if not (torch.isfinite(scale).all() and (scale >= 0).all()):
+        return "scale is not finite and positive"
+    bias = tensors.get("bias")
+    good = bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1])
+    return "" if good else "bias is not float32 for each output"
+
+
 def _one_of(operators: frozenset[str]) -> Callable[[Any, Tensors], str]:
     def check(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
         return "" if config.operator in operators else f"operator is {config.operator!r}"
@@ -66,6 +89,8 @@ def _integers(*names: str, dtype: torch.dtype = torch.int64) -> Callable[[Any, T
 
 CHECKERS: dict[str, Callable[[Any, Tensors], str]] = {
     "IntegerWeighted": _weighted,
+    "IntegerInGroups": _scaled,
+    "IntegerAtEachCall": _scaled,
     "IntegerTable": _integers("table", dtype=torch.int32),
     "IntegerBinary": _one_of(_BINARY),
     "IntegerJoin": _one_of(frozenset(("cat", "stack"))),

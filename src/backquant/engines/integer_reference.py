@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from backquant.engines.tables.integer.at_each_call import at_each_call_rules
 from backquant.engines.tables.integer.moved import embedding_rules, resize_rules
 from backquant.engines.tables.integer.reduced import norm_rules, pooling_rules, softmax_rules
 from backquant.engines.tables.integer.values import binary_rules, join_rules, table_rules
@@ -34,6 +35,7 @@ def _info(facts: MachineFacts) -> EngineInfo:
 
 def _rules() -> list[LowerRule]:
     return [
+        *at_each_call_rules(),
         *weighted_rules(),
         *binary_rules(),
         *join_rules(),

@@ -5,7 +5,8 @@ The nodes are those of ``backquant.convert.dialects`` in the decomposed dialect:
 1. dynamic: ``choose_qparams`` on a value, its two items, ``quantize_per_tensor.tensor`` and
    ``dequantize_per_tensor.tensor`` with them;
 2. dynamic float16 or bfloat16: ``aten.to.dtype`` there and back, which a kernel may leave out;
-3. static float16 or bfloat16: ``convert_element_type.no_fuse`` there and back, which it may not.
+3. dynamic, per token: the same operators per token, with a scale for each slice along the last axis;
+4. static float16 or bfloat16: ``convert_element_type.no_fuse`` there and back, which it may not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _CHOOSE = {
 }
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.tensor"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.tensor"
+_TOKENS = (
+    "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
+    "quantized_decomposed.quantize_per_token.default",
+    "quantized_decomposed.dequantize_per_token.default",
+)
 _STATIC_CAST = "quantized_decomposed.convert_element_type.no_fuse"
 _DYNAMIC_CAST = "aten.to.dtype"
 
@@ -74,6 +80,21 @@ def dynamic_input(node: Any) -> DynamicInput | None:
         return None
     eps: Any = chosen.args[3]
     return DynamicInput(source, dtype, int(low), int(high), float(eps), _CHOOSE[_name(chosen)])
+
+
+def token_input(node: Any) -> DynamicInput | None:
+    """What ``node`` is the dequantized form of, with one scale for each slice along the last axis; else
+    ``None``.
+
+    >>> token_input(torch.fx.Graph().placeholder("x"))
+    """
+    if _name(node) != _TOKENS[2] or _name(node.args[0]) != _TOKENS[1]:
+        return None
+    quantized = node.args[0]
+    source, scale, zero_point, low, high, dtype = quantized.args
+    if not _is_item(scale, 0) or not _is_item(zero_point, 1) or scale.args[0].args[0] is not source:
+        return None
+    return DynamicInput(source, dtype, int(low), int(high))
 
 
 def _is_item(node: Any, number: int) -> bool:
@@ -126,6 +147,7 @@ def is_dynamic_boundary(node: Any) -> bool:
     >>> is_dynamic_boundary(graph.call_function(torch.relu, (graph.placeholder("x"),)))
     False
     """
-    if _name(node) in (*_CHOOSE, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _DYNAMIC_CAST):
+    if _name(node) in (*_CHOOSE, *_TOKENS, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _DYNAMIC_CAST):
         return True
-    return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in _CHOOSE
+    chosen = (*_CHOOSE, _TOKENS[0])
+    return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in chosen

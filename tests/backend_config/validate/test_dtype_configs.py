@@ -59,7 +59,9 @@ ROUNDED = ("error", "requantization", "dtype_configs[0].rounding")
     [
         (DTypeConfig(*INT8, rounding="half_up", requantization="fixed_point"), []),
         (DTypeConfig(torch.qint8, torch.qint8, rounding="half_up"), []),
-        (DTypeConfig(torch.qint8, torch.qint8, requantization="fixed_point"), [WRONG]),
+        (DTypeConfig(torch.qint8, torch.qint8, requantization="fixed_point"), []),
+        (DTypeConfig(torch.float, torch.qint8, requantization="fixed_point"), [WRONG]),
+        (DTypeConfig(POWER, POWER, requantization="shift"), []),
         (DTypeConfig(torch.qint8, torch.float, torch.qint8, rounding="half_up"), [ROUNDED]),
         (DTypeConfig(*INT8, requantization="fixed_point_twice", rounding="half_even"), [WRONG]),
         (DTypeConfig(*INT8, requantization="shift"), [WRONG]),

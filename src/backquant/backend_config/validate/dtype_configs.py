@@ -6,8 +6,8 @@
    ``granularity-of``: tokens are those of such an input; groups and blocks those, too, or of a weight.
 2. ``bias-scale``: a bias with a scale is an integer, and one that is an integer has a scale; what it takes
    its scale from is quantized.
-   ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input and weight,
-   too; a shift only needs scales, or a ratio of them, that are powers of two.
+   ``requantization``: rounding needs a quantized output; arithmetic on sums a quantized input, too, and
+   weight where there is one; a shift only needs scales, or a ratio of them, that are powers of two.
    ``table-entries``: of functions of one static integer value; one more than a power of two, which is at most
    the number of integers, or that number.
    ``requantization-ratio``: it is one of a static integer input, weight and output, and no empty range.
@@ -197,7 +197,8 @@ def _requantization(config: DTypeConfig, place: Place) -> Iterator[Finding]:
     fields = [name for name in ("rounding", "requantization") if getattr(config, name) is not None]
     here = place.at(fields[-1]) if fields else place
     needed = ["output_dtype"] if fields else []
-    needed += ["input_dtype", "weight_dtype"] if arithmetic not in (None, "float") else []
+    if arithmetic not in (None, "float"):
+        needed += ["input_dtype", *(["weight_dtype"] if config.weight_dtype is not None else [])]
     for role in needed:
         if integer_range(getattr(config, role)) is None or config.is_dynamic:
             kind = "static integer" if config.is_dynamic else "integer"
@@ -208,10 +209,11 @@ def _requantization(config: DTypeConfig, place: Place) -> Iterator[Finding]:
         yield here.find("error", rule, message, "remove rounding, or requantization: fixed_point")
     if arithmetic == "shift":
         tensors = [getattr(config, f"{role}_with_constraints") for role in ROLES]
+        tensors = [tensor for tensor in tensors if tensor.dtype is not None]
         by_ratio = config.requantization_ratio == "power_of_two"
         if not by_ratio and not all(t.power_of_two_scale for t in tensors):
             message = "a shift only, with scales that are not all powers of two"
-            fix = "requantization_ratio: power_of_two, or power_of_two_scale: true for all three"
+            fix = "requantization_ratio: power_of_two, or power_of_two_scale: true for all tensors"
             yield here.find("error", rule, message, fix)
 
 

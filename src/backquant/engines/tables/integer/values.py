@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node
 
 from backquant.dtypes import QParams, interpolated_table
@@ -23,6 +25,7 @@ from backquant.engines.tables.pointwise import (
     reference_function,
 )
 from backquant.engines.tables.spellings import RELUS
+from backquant.engines.tables.weights import functional_weight
 from backquant.lower.kernels.integer.elementwise import (
     BinaryConfig,
     IntegerBinary,
@@ -54,7 +57,8 @@ def table_rules() -> list[LowerRule]:
 
 
 def _table(site: Site) -> Emit | Reason:
-    sources = site.node.all_input_nodes
+    site = _with_slopes(site)
+    sources = site.node.all_input_nodes[:1] if site.steps[0].module else site.node.all_input_nodes
     if len(sources) != 1:
         return site.refuse(
             ReasonCode.ARGUMENTS, "an operator of several tensors", "one tensor and numbers"
@@ -77,6 +81,21 @@ def _table(site: Site) -> Emit | Reason:
         channels=channels,
     )
     return emit(site, IntegerTable(config, table=table.reshape(-1).to(torch.int32)), node)
+
+
+def _with_slopes(site: Site) -> Site:
+    """``torch.prelu`` with constant slopes as the module that holds them."""
+    first = site.steps[0]
+    if first.key not in spellings("prelu") or first.module is not None:
+        return site
+    found = bind(site.node, ("input", "weight"), {})
+    slopes = found and functional_weight(site.graph_module, found["weight"], None)
+    if not found or not slopes:
+        return site
+    values = (slopes.weight.float() - slopes.zero_point) * slopes.scale
+    module = nn.PReLU(values.numel())
+    module.weight.data = values.reshape(-1)
+    return replace(site, steps=(replace(first, module=module), *site.steps[1:]))
 
 
 def _by_channel(values: torch.Tensor, channels: int) -> torch.Tensor:

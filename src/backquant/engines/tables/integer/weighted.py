@@ -24,6 +24,7 @@ from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fiel
 from backquant.engines.tables.pointwise import reference_function
 from backquant.engines.tables.spellings import RELUS, post_op_of
 from backquant.lower.kernels.integer.elementwise import headroom_of
+from backquant.lower.kernels.integer.linear import InGroupsConfig, IntegerInGroups
 from backquant.lower.kernels.integer.values import filled
 from backquant.lower.kernels.integer.weighted import (
     ConvAddConfig,
@@ -59,6 +60,8 @@ def weighted_rules() -> list[LowerRule]:
 
 
 def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
+    if call.weight.scale.dim() > 1 and call.geometry is None:
+        return _in_groups(site, call)
     refused = _check_weight(site, call)
     if refused is not None:
         return refused
@@ -76,6 +79,37 @@ def _weighted(site: Site, call: WeightedCall) -> Emit | Reason:
         return Emit(kernel, (call.x.node,), kernel.name, None)
     more, table = _activation(site, post_op, site.out)
     kernel = IntegerWeighted(WeightedConfig(**{**fields, **more}), **tensors, table=table)
+    return emit(site, kernel, call.x.node)
+
+
+def _in_groups(site: Site, call: WeightedCall) -> Emit | Reason:
+    """A linear layer whose sums have a unit for each group: defined where they are requantized in floats."""
+    assert call.x.qparams is not None
+    arithmetic, fields = site.arithmetic[0], result_fields(site, site.out or NO_RESULT)
+    if site.out is not None and arithmetic != "float":
+        asked = f"weights in groups with requantization {arithmetic}"
+        return site.refuse(ReasonCode.WEIGHT_GRANULARITY, asked, "requantization: float")
+    rectified = len(site.steps) > 1
+    if rectified and site.steps[1].key not in RELUS:
+        return site.refuse(ReasonCode.POST_OP, "an activation behind weights in groups", "ReLU")
+    if rectified and site.out is not None:
+        fields["quant_min"] = max(quantized_value(0.0, site.out), site.out.quant_min)
+    config = InGroupsConfig(
+        **fields,
+        x_scale=call.x.qparams.scale,
+        x_zero_point=call.x.qparams.zero_point,
+        is_float=site.out is None,
+        is_rectified=rectified,
+    )
+    kernel = IntegerInGroups(
+        config,
+        weight=call.weight.weight,
+        zero_point=call.weight.zero_point.to(torch.int64),
+        scale=call.weight.scale.double(),
+        bias=call.weight.bias,
+    )
+    if site.out is None:
+        return Emit(kernel, (call.x.node,), kernel.name, None)
     return emit(site, kernel, call.x.node)
 
 
