@@ -159,11 +159,11 @@ class _Table:
             )
 
     def _sums(self, times: TimedGraph) -> dict[int, float]:
-        """Microseconds by unit."""
+        """Microseconds by unit. A runtime may name operators that have no node in the lowered graph."""
         found: dict[int, float] = {}
         nodes = {node.name: node for node in times.module.graph.nodes}
         for name, seconds in times.seconds.items():
-            match = self._match(nodes[name])
+            match = self._match(nodes[name]) if name in nodes else self.match_of.get(name)
             if match is not None:
                 unit = self.unit_of[match]
                 found[unit] = found.get(unit, 0.0) + _MICRO * seconds
