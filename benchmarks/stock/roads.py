@@ -309,8 +309,12 @@ def _executorch(path: Path, made: Quantized) -> Run:
 
 
 def _inductor(path: Path, made: Quantized) -> Run:
-    model = torch._inductor.aoti_load_package(str(path))
-    return lambda: tensors(call(model, made.inputs))
+    """A package takes an object, such as a cache, as a tuple of its tensors."""
+    model, inputs = torch._inductor.aoti_load_package(str(path)), made.inputs
+    if isinstance(inputs, dict):
+        is_plain = (torch.Tensor, list, tuple)
+        inputs = {k: v if isinstance(v, is_plain) else tuple(tensors(v)) for k, v in inputs.items()}
+    return lambda: tensors(call(model, inputs))
 
 
 #: How a road's model is quantized.

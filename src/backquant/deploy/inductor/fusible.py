@@ -8,8 +8,10 @@ What it overlooks otherwise (torch 2.13, ``torch/_inductor/fx_passes/quantizatio
 3. a linear layer whose result is flattened to rows, as for a batch norm behind it: two reshapes become one,
    and the pattern has two.
 
-And one defect: the weight of a linear layer is packed in the order that it has in memory, so that one that
-is stored transposed (GPT-2's) gives wrong numbers; all are laid out in the order of their axes.
+And two defects: the weight of a linear layer is packed in the order that it has in memory, so that one that
+is stored transposed (GPT-2's) gives wrong numbers; all are laid out in the order of their axes. And a
+convolution adds its result to integers in place, and stops where these are a view of others (MobileViTv2's):
+such an addition is written as a difference, which gives the same floats and is not fused.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from torch._prims_common import is_contiguous_or_false
 
 from backquant.deploy.edits import before, replace, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
-from backquant.lower.qdq import is_channel_dequantize, is_dequantize
+from backquant.graph.mutation import is_view
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overloads
 
+_CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default)
 _LINEAR = torch.ops.aten.linear.default
 _FLATTEN = torch.ops.aten.flatten.using_ints
 _RESHAPES = overloads("flatten", "view", "reshape")
@@ -45,6 +49,8 @@ def made_fusible(program: Program) -> Program:
     for node in graph.find_nodes(op="call_function", target=_LINEAR):
         if is_dequantize(node.args[0]):
             _make_contiguous(_flatten_before(node))
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        _subtract_views(node)
     graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
     return Program(program.exported, origins_of_stacks(graph))
@@ -76,6 +82,19 @@ def _make_contiguous(linear: fx.Node) -> None:
         return
     value = before(dequantize, torch.ops.aten.contiguous.default, (integers,))
     linear.replace_input_with(dequantize, before(linear, dequantize.target, (value, *qparams)))
+
+
+def _subtract_views(add: fx.Node) -> None:
+    """The second defect. ``a + b`` is ``a - (-b)``, bit for bit."""
+    for conv, other in (add.args, add.args[::-1]):
+        if getattr(conv, "target", None) not in _CONVOLUTIONS or not is_dequantize(other):
+            continue
+        integers: Any = cast("fx.Node", other).args[0]
+        value = integers.args[0] if integers.args and is_quantize(integers) else integers
+        if isinstance(value, fx.Node) and is_view(value) and not add.kwargs:
+            negative = before(add, torch.ops.aten.neg.default, (other,))
+            replace(add, before(add, torch.ops.aten.sub.Tensor, (conv, negative)))
+            return
 
 
 def _flatten_before(linear: fx.Node) -> fx.Node:
