@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from backquant.dtypes import dtype_name
 from backquant.entry_points import read_entry_point
-from backquant.errors import ArtifactError, EngineError, did_you_mean
+from backquant.errors import ArtifactError, BackquantError, EngineError, did_you_mean
 from backquant.lower.machine import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
     from backquant.lower.rule import LowerRule
 
 
+_Made = TypeVar("_Made")
 _GROUP = "backquant.engines"
 #: The engines of this package; they need no installed metadata and cannot be replaced.
 _BUILT_IN = {
@@ -171,7 +172,37 @@ def find_engine(name: str) -> Engine:
             where=f"entry point {name} = {points[0].value!r} of the group {_GROUP}",
             fix=fix,
         )
-    return found
+    return replace(
+        found,
+        info=_guarded(found.info, name, "info on this machine"),
+        rules=_guarded(found.rules, name, "its table of rules"),
+    )
+
+
+def is_built_in(name: str) -> bool:
+    """Whether an engine is one of this package.
+
+    >>> is_built_in("x86"), is_built_in("acme")
+    (True, False)
+    """
+    return name in _BUILT_IN
+
+
+def _guarded(function: Callable[..., _Made], name: str, what: str) -> Callable[..., _Made]:
+    """``function`` of another package, whose errors say whose they are."""
+
+    def guarded(*arguments: Any) -> _Made:
+        try:
+            return function(*arguments)
+        except BackquantError:
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            message = f"the engine {name!r} of an installed package failed: {told}"
+            fix = "raise backquant.EngineError where the engine cannot run, with what to do"
+            raise EngineError(message, where=f"engine {name}, {what}", fix=fix) from error
+
+    return guarded
 
 
 def _unknown(name: str) -> EngineError:

@@ -36,8 +36,11 @@ class Admitted:
             return words[0] if words else None
         if not _is_number(value):
             return None
-        found = [option for option in self._candidates(value) if self._takes(option)]
-        return min(found, key=lambda option: (abs(option - value), -option), default=None)
+        try:
+            found = [option for option in self._candidates(value) if self._takes(option)]
+            return min(found, key=lambda option: (abs(option - value), -option), default=None)
+        except OverflowError:  # of numbers beyond those of floats, beside floats
+            return None
 
     def _takes(self, value: Any) -> bool:
         if not all(value in options for options in self.options) or value in self.excluded:
@@ -60,7 +63,7 @@ class Admitted:
         at = [*self.least, *self.greatest, *divisors, *(o for each in self.options for o in each)]
         yield from at
         for base in (value, *at):
-            below = math.floor(base / step) * step
+            below = base // step * step
             yield from (below - step, below, below + step, below + 2 * step)
 
 

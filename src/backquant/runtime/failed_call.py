@@ -35,11 +35,7 @@ def failed_call(
         return traced("torch.fx")
     given = _told(inputs[0], inputs[1])
     needed = "" if example is None else _told(example.args, example.kwargs)
-    words = (
-        error.what
-        if isinstance(error, BackquantError)
-        else _words(f"{error}") or type(error).__name__
-    )
+    words = error.what if isinstance(error, BackquantError) else sentence(error)
     words = words[:_LONGEST]
     if source and given == needed and not isinstance(error, (ArtifactError, EngineError)):
         return ArtifactError(
@@ -57,12 +53,17 @@ def failed_call(
     )
 
 
-def _words(text: str) -> str:
-    """The operator's own sentence; what runs a recording puts it last.
+def sentence(error: Exception) -> str:
+    """What an operator says of itself; what runs a recording puts it last.
 
-    >>> _words("The following operation failed in the TorchScript interpreter.\\n...\\nRuntimeError: no such")
-    'no such'
+    >>> text = "The following operation failed in the TorchScript interpreter.\\n...\\nRuntimeError: no such"
+    >>> sentence(RuntimeError(text)), sentence(KeyError())
+    ('no such', 'KeyError')
     """
+    return _last(str(error)) or type(error).__name__
+
+
+def _last(text: str) -> str:
     first, *rest = text.strip().split("\n")
     if not rest or "TorchScript interpreter" not in first:
         return first

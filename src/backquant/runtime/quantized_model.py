@@ -23,7 +23,7 @@ from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
-from backquant.runtime.failed_call import failed_call
+from backquant.runtime.failed_kernel import failure
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
@@ -217,7 +217,7 @@ class QuantizedModel(nn.Module):
         try:
             return self._called(args, kwargs)
         except Exception as error:
-            told = failed_call(error, (args, kwargs), self.example, self.source)
+            told = failure(self, error, (args, kwargs))
             if told is error:
                 raise
             raise told from error
