@@ -15,20 +15,23 @@ from backquant.lower.kernels.separable_pooling import is_separable, separable_ma
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
-def test_it_selects_what_pooling_selects(shape, kernel, stride, padding, layout, dtype) -> None:
+@pytest.mark.parametrize("ceil", [False, True])
+def test_it_selects_what_pooling_selects(
+    shape, kernel, stride, padding, layout, dtype, ceil
+) -> None:
     x = torch.randint(0, 256, shape, dtype=torch.uint8).view(dtype)
     x = x.contiguous(memory_format=layout)
     if any(n + 2 * p < k for n, p, k in zip(shape[2:], padding, kernel, strict=True)):
         assert not is_separable(x, kernel, padding)
         return
-    wanted = F.max_pool2d(x.float(), kernel, stride, padding).to(dtype)
-    assert torch.equal(separable_max_pool(x, kernel, stride, padding), wanted)
-    assert torch.equal(max_pool2d(x, kernel, stride, padding, [1, 1], False), wanted)
+    wanted = F.max_pool2d(x.float(), kernel, stride, padding, ceil_mode=ceil).to(dtype)
+    assert torch.equal(separable_max_pool(x, kernel, stride, padding, ceil), wanted)
+    assert torch.equal(max_pool2d(x, kernel, stride, padding, [1, 1], ceil), wanted)
 
 
 def test_other_windows_are_left_to_the_quantized_kernel() -> None:
     x = torch.randint(0, 256, (1, 24, 9, 9), dtype=torch.uint8)
-    for kernel, dilation, ceil in (([5, 5], 1, False), ([3, 3], 2, False), ([2, 2], 1, True)):
+    for kernel, dilation, ceil in (([5, 5], 1, False), ([3, 3], 2, False), ([5, 5], 1, True)):
         found = max_pool2d(x, kernel, [2, 2], [0, 0], [dilation] * 2, ceil)
         wanted = F.max_pool2d(x.float(), kernel, 2, 0, dilation, ceil).byte()
         assert torch.equal(found, wanted)

@@ -52,8 +52,8 @@ def max_pool2d(
     >>> max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False).item()
     5
     """
-    if list(dilation) == [1, 1] and not ceil_mode and is_separable(x, kernel_size, padding):
-        return separable_max_pool(x, kernel_size, stride, padding)
+    if list(dilation) == [1, 1] and is_separable(x, kernel_size, padding):
+        return separable_max_pool(x, kernel_size, stride, padding, ceil_mode)
     q = as_quantized_image(x, 1.0, 0)
     return integer_view(_max_pool2d(q, kernel_size, stride, padding, dilation, ceil_mode))
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 _AT_A_TIME = 32  # channels
-_REST = 7  # times as slow a channel of the rest is as one in ``separable_max_pool``
+_REST = 10  # times as slow a channel of the rest is as one in ``separable_max_pool``
 _TAPS = 3  # a larger window costs more
 
 
@@ -22,7 +22,7 @@ def is_separable(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[
 
     >>> window = ([3, 3], [1, 1])
     >>> [is_separable(torch.empty(1, n, 8, 8), *window) for n in (24, 32, 64, 72, 100)]
-    [True, False, False, False, False]
+    [True, False, False, True, False]
     """
     if x.dim() != 4 or not x.numel() or max(kernel_size) > _TAPS:
         return False
@@ -30,26 +30,59 @@ def is_separable(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[
     return fits and (x.shape[1] % _AT_A_TIME) * _REST > x.shape[1]
 
 
+# size: the arguments of quantized::max_pool2d without dilation.
 def separable_max_pool(
-    x: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
 ) -> torch.Tensor:
     """``x`` uint8 or int8 ``[batch, channels, height, width]``; each list has two entries. The result is
     channels last.
 
     >>> x = torch.tensor([[[[1, 5, 0], [2, 3, 9]]]], dtype=torch.uint8)
-    >>> separable_max_pool(x, [2, 2], [1, 1], [0, 0])
+    >>> separable_max_pool(x, [2, 2], [1, 1], [0, 0], False)
+    tensor([[[[5, 9]]]], dtype=torch.uint8)
+    >>> separable_max_pool(x, [2, 2], [2, 2], [0, 0], True)
     tensor([[[[5, 9]]]], dtype=torch.uint8)
     """
-    rows, columns = padding
     x = x.contiguous(memory_format=torch.channels_last)
-    if rows or columns:
-        lowest = torch.iinfo(x.dtype).min
-        x = F.pad(x, (columns, columns, rows, rows), value=lowest)
-    height, width = x.shape[2] - kernel_size[0] + 1, x.shape[3] - kernel_size[1] + 1
-    tall = x[:, :, : height : stride[0]]
-    for row in range(1, kernel_size[0]):
-        tall = torch.maximum(tall, x[:, :, row : row + height : stride[0]])
-    wide = tall[..., :width]
-    for column in range(1, kernel_size[1]):
-        wide = torch.maximum(wide, tall[..., column : column + width])
-    return wide[..., :: stride[1]].contiguous(memory_format=torch.channels_last)
+    sizes = list(zip(x.shape[2:], kernel_size, stride, padding, strict=True))
+    height, width = (_windows(*axis, ceil_mode) for axis in sizes)
+    beyond = [
+        (before, max(0, (count - 1) * step + taps - before - length))
+        for (length, taps, step, before), count in zip(sizes, (height, width), strict=True)
+    ]
+    if any(map(any, beyond)):
+        x = F.pad(x, (*beyond[1], *beyond[0]), value=torch.iinfo(x.dtype).min)
+    tall = _maxima(x, 2, kernel_size[0], stride[0], height)
+    wide = _maxima(tall, 3, kernel_size[1], stride[1], width)
+    return wide.contiguous(memory_format=torch.channels_last)
+
+
+def _windows(length: int, taps: int, step: int, padding: int, ceil_mode: bool) -> int:
+    """How many windows an axis has. With ``ceil_mode`` the last may end beyond the padding, as long as it
+    starts before the padding behind.
+
+    >>> [_windows(7, 2, 2, 0, mode) for mode in (False, True)], _windows(5, 2, 3, 1, True)
+    ([3, 4], 2)
+    """
+    free = length + 2 * padding - taps
+    if not ceil_mode:
+        return free // step + 1
+    count = -(-free // step) + 1
+    return count - 1 if (count - 1) * step >= length + padding else count
+
+
+def _maxima(x: torch.Tensor, dim: int, taps: int, step: int, count: int) -> torch.Tensor:
+    """The maxima of ``count`` windows of ``taps`` along ``dim``."""
+    index = [slice(None)] * x.dim()
+    parts = []
+    for tap in range(taps):
+        index[dim] = slice(tap, tap + (count - 1) * step + 1, step)
+        parts.append(x[tuple(index)])
+    found = parts[0]
+    for part in parts[1:]:
+        found = torch.maximum(found, part)
+    return found
