@@ -110,8 +110,8 @@ def planned(
     try:
         made = _counted(made, capturing.example_inputs, captured)
     except CaptureError as error:
-        # a trace decides about arguments that are left out as if they were given
-        if not is_open or not left_out(made.module, capturing.example_inputs):
+        # a trace takes one way for all values, and decides about arguments that are left out as if they were given
+        if not is_open:
             raise
         again = exported_instead(request.custom, model, capturing, error)
         return _counted(planning.plan(again), capturing.example_inputs, again)

@@ -1,0 +1,41 @@
+"""A trace that does not run as the model does is left for an export."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx, nn
+
+import backquant
+from backquant.errors import CaptureError
+
+
+@fx.wrap
+def fitted(window: list[int], sizes: list[int]) -> list[int]:
+    """As torchvision's Swin of videos: changes the list that it is given, which a graph does not allow."""
+    for i, size in enumerate(sizes):
+        window[i] = min(window[i], size)
+    return window
+
+
+class Windowed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        rows = fitted([3, 9], [x.shape[1], x.shape[2]])[0]
+        return self.second(x[:, :rows])
+
+
+def test_a_trace_that_does_not_run_is_an_export_by_default() -> None:
+    torch.manual_seed(0)
+    model, x = Windowed().eval(), torch.randn(2, 5, 4)
+    with pytest.raises(CaptureError, match="the traced model fails"):
+        backquant.quantize(model, x, calibration=[x], capture="trace", slower="keep")
+    result = backquant.quantize(model, x, calibration=[x], slower="keep")
+    assert result.report.coverage == 1.0
+    assert any("captured by torch.export" in note for note in result.report.notes)
+    with torch.no_grad():
+        assert (result(x) - model(x)).norm() < 0.05 * model(x).norm()
