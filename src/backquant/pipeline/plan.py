@@ -110,7 +110,7 @@ def planned(
     try:
         made = _counted(made, capturing.example_inputs, captured)
     except CaptureError as error:
-        # a trace takes one way for all values, and decides about arguments that are left out as if they were given
+        # a trace takes one way for all values, and decides about arguments that are left out as if given
         if not is_open:
             raise
         again = exported_instead(request.custom, model, capturing, error)
