@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from backquant.accuracy.twin import Twin
-from backquant.convert import ConvertRequest, ReferenceModel, convert_to_reference
+from backquant.convert import ConvertRequest, ReferenceModel, convert_to_reference, reference_state
 from backquant.dtypes import ObservedQParams
 from backquant.graph import get_module, rebuilt, set_module, shallow_copy
-from backquant.observe import FixedQParamsObserver
+from backquant.observe import FixedQParamsObserver, HistogramObserver
 from backquant.prepare import PreparedModule, prepared_state
 
 
@@ -48,11 +48,25 @@ Together: TypeAlias = tuple[Change, ...]
 
 @dataclass(frozen=True)
 class Draft:
-    """``prepared``, which is not changed, with changes by place."""
+    """``prepared``, which is not changed, with changes by place.
+
+    ``searched``: what its histograms say, by the head of their group, where that was searched before.
+    """
 
     prepared: PreparedModule
     request: ConvertRequest
     changes: Mapping[str, Change] = field(default_factory=dict)
+    searched: Mapping[str, ObservedQParams] = field(default_factory=dict)
+
+    def settled(self) -> Draft:
+        """With ``searched``: each conversion for a judgement would search them all anew."""
+        found = reference_state(self.reference()).qparams
+        histograms = {
+            head: found[head]
+            for head in prepared_state(self.prepared).sites.groups()
+            if head in found and type(get_module(self.prepared, head)) is HistogramObserver
+        }
+        return replace(self, searched=histograms)
 
     def changed(self, changes: Iterable[Change]) -> Draft:
         """With these, too; of one place the later word counts. What is changed in float is rounded anew."""
@@ -89,7 +103,14 @@ class Draft:
 
     def reference(self) -> ReferenceModel:
         """What it is converted to."""
-        return convert_to_reference(self.prepared_model(), request=self.conversion())
+        made = self.prepared_model()
+        groups = prepared_state(made).sites.groups()
+        for head, found in self.searched.items():
+            if head not in self.changes:
+                observer = _fixed(found)
+                for name in groups[head]:
+                    set_module(made, name, observer)
+        return convert_to_reference(made, request=self.conversion())
 
     def twin(self) -> Twin:
         """The float model and the reference model of this draft, to walk through side by side."""

@@ -57,6 +57,7 @@ def followed(
 
     Raises ``CalibrationError`` and ``InputError`` as calibration does.
     """
+    draft = draft.settled()
     bench = Bench(draft, batches, ranks, recipe.most_inputs)
     loss, results = bench.loss(draft), []
     for position, name in enumerate(recipe.steps):
