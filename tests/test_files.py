@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backquant.files import replace_file
+from backquant.errors import UsageError
+from backquant.files import replace_file, write_text
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -45,3 +46,16 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     replace_file(tmp_path / "link", b"after")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_bytes() == b"after"
+
+
+@pytest.mark.parametrize(
+    "place", ["file/page.html", "folder", "a\0b.html", "x" * 300, "/proc/page.html"]
+)
+def test_a_page_that_cannot_be_written_is_an_error_of_ours(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="cannot be written: ") as caught:
+        write_text(tmp_path / place, "<svg>", "save_html(path)")
+    assert caught.value.where == "save_html(path)" and caught.value.fix
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "kept"

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from backquant.errors import UsageError
+
 try:
     import fcntl
 except ImportError:  # Windows: nothing tells a folder that is in use from one that was left
@@ -73,6 +75,31 @@ def replace_file(
         if error.filename is None or ".backquant-" in str(error.filename):
             error.filename, error.filename2 = str(target), None  # what the caller has named
         raise
+
+
+def write_text(path: str | os.PathLike[str], text: str, where: str) -> None:
+    """Replace a file that the user has named; folders are made.
+
+    Raises ``UsageError`` that names the file and ``where`` it was named.
+
+    >>> write_text("/dev/null/page.html", "<svg>", "save_html(path)")
+    Traceback (most recent call last):
+    ...
+    backquant.errors.UsageError: /dev/null/page.html cannot be written: File exists
+      where  save_html(path)
+      fix    make room, or name a file in a folder that can be written to
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, text.encode())
+    except (OSError, ValueError) as error:  # a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(
+            f"{target} cannot be written: {why}",
+            where=where,
+            fix="make room, or name a file in a folder that can be written to",
+        ) from error
 
 
 @contextlib.contextmanager

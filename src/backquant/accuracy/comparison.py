@@ -6,11 +6,10 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from backquant.accuracy.figures import Histogram, decibels
-from backquant.files import replace_file
+from backquant.files import write_text
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ class Comparison:
         return comparison_page(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first)."""
-        replace_file(Path(path), self.to_html().encode())
+        """Write the page to ``path`` (under a temporary name first); ``UsageError`` where it cannot be."""
+        write_text(path, self.to_html(), "save_html(path)")
 
 
 def finite(value: Any) -> Any:

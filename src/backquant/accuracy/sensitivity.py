@@ -33,7 +33,7 @@ from backquant.accuracy.twin import Twin, Walk
 from backquant.calibrate import Progress
 from backquant.calibrate.group import ALONE, Ranks, in_turn
 from backquant.errors import UsageError
-from backquant.files import replace_file
+from backquant.files import write_text
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Sensitivity:
         return sensitivity_page(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first)."""
-        replace_file(Path(path), self.to_html().encode())
+        """Write the page to ``path`` (under a temporary name first); ``UsageError`` where it cannot be."""
+        write_text(path, self.to_html(), "save_html(path)")
 
 
 @dataclass
@@ -236,7 +236,7 @@ class _State:
 
     def write(self, losses: _Losses) -> None:
         document = {"of": self.of, "losses": losses.to_json()}
-        replace_file(self.path, json.dumps(document).encode())
+        write_text(self.path, json.dumps(document), f"resume={str(self.path)!r}")
 
     def _refused(self, why: str) -> UsageError:
         return UsageError(

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from backquant.cli.console import emit, guarded, note
 from backquant.errors import UsageError
-from backquant.files import is_folder
+from backquant.files import is_folder, write_text
 
 if TYPE_CHECKING:
     from backquant.backend_config import BackendConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Page(Protocol):
     """What can be written as a page."""
 
-    def save_html(self, path: Path, /) -> None: ...
+    def to_html(self) -> str: ...
 
 
 Model = Annotated[
@@ -329,14 +329,7 @@ def save_page(report: Page, html: Path | None) -> None:
         raise UsageError(
             f"{html} is a folder", where="--html", fix=f"--html {html / 'report.html'}"
         )
-    try:
-        report.save_html(html)
-    except OSError as error:
-        raise UsageError(
-            f"{html} cannot be written: {error.strerror or error}",
-            where="--html",
-            fix="name a file in a folder that can be written to",
-        ) from error
+    write_text(html, report.to_html(), "--html")
 
 
 def _renderable(report: Report) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backquant.conformance.case import FAILURES, Outcome, Verdict
-from backquant.files import replace_file
+from backquant.files import write_text
 
 _KEPT = 2_000  # outcomes that are kept whole; the counts know all of them
 
@@ -174,19 +174,19 @@ class Conformance:
         return to_text(self)
 
     def save_html(self, path: str | Path) -> None:
-        """Write the page that a person reads."""
+        """Write the page that a person reads; ``UsageError`` where it cannot be."""
         from backquant.conformance.page import to_html
 
-        replace_file(path, to_html(self).encode())
+        write_text(path, to_html(self), "save_html(path)")
 
     def save_markdown(self, path: str | Path) -> None:
         """Write the same as Markdown."""
         from backquant.conformance.page import to_markdown
 
-        replace_file(path, to_markdown(self).encode())
+        write_text(path, to_markdown(self), "save_markdown(path)")
 
     def save_json(self, path: str | Path) -> None:
         """Write everything as data."""
         import json
 
-        replace_file(path, json.dumps(self.to_dict(), indent=1, allow_nan=False).encode())
+        write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False), "save_json(path)")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
-from backquant.files import replace_file
+from backquant.files import write_text
 from backquant.report.grouping import Refusal, by_cost, kernel_counts, refusals, rules_differ
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, Drawing, lay_out
 from backquant.report.model import Report, Row
@@ -63,10 +62,11 @@ def render_html(report: Report) -> str:
 
 
 def save_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the page under a temporary name, then rename; folders are made."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, render_html(report).encode())
+    """Write the page under a temporary name, then rename; folders are made.
+
+    Raises ``UsageError`` where that is not possible.
+    """
+    write_text(path, render_html(report), "save_html(path)")
 
 
 def _script_json(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from backquant.accuracy.comparison import finite
@@ -15,7 +14,7 @@ from backquant.accuracy.search.loop import FrontPoint, Loop
 from backquant.accuracy.search.programme import Option, Problem, SearchUnit
 from backquant.accuracy.search.trials import Trial
 from backquant.accuracy.text import decibel_text
-from backquant.files import replace_file
+from backquant.files import write_text
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 from backquant.runtime import QuantizedModel
@@ -92,8 +91,8 @@ class SearchResult:
         return search_page(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path`` (under a temporary name first)."""
-        replace_file(Path(path), self.to_html().encode())
+        """Write the page to ``path`` (under a temporary name first); ``UsageError`` where it cannot be."""
+        write_text(path, self.to_html(), "save_html(path)")
 
 
 def chosen_rows(problem: Problem, trial: Trial) -> tuple[ChosenOption, ...]:

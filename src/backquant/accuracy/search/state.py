@@ -12,7 +12,7 @@ from typing import Any
 from backquant.accuracy.search.trials import Trial
 from backquant.accuracy.twin import Twin
 from backquant.errors import UsageError
-from backquant.files import replace_file
+from backquant.files import write_text
 
 
 class SearchState:
@@ -51,7 +51,7 @@ class SearchState:
                 "losses": self.losses,
                 "trials": [trial.to_dict() for trial in self.trials],
             }
-            replace_file(self.path, json.dumps(data).encode())
+            write_text(self.path, json.dumps(data), f"resume={str(self.path)!r}")
 
     def _read(self, path: Path) -> None:
         try:
