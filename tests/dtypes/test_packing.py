@@ -1,4 +1,4 @@
-"""Two or four integers in a byte: lossless, of any shape, and nothing else is read back."""
+"""Integers of 2, 3 and 4 bits: lossless, of any shape, and nothing else is read back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backquant.errors import ConfigError
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, 3, 4])
 def test_round_trip(dtype: torch.dtype, bits: int) -> None:
     low = -(1 << (bits - 1)) if dtype == torch.int8 else 0
     x = torch.randint(low, low + (1 << bits), (7, 9), dtype=dtype)

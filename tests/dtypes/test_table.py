@@ -16,7 +16,7 @@ from backquant.dtypes import (
     storage_dtype,
     tensor_token,
 )
-from backquant.dtypes.tokens import E2M1, INT2, INT4, UINT2, UINT4
+from backquant.dtypes.tokens import E2M1, INT2, INT3, INT4, UINT2, UINT3, UINT4
 from backquant.errors import ConfigError
 
 QUANTIZED = [row.token for row in known_dtypes() if row.has_scale]
@@ -45,7 +45,7 @@ def test_integer_range(dtype: torch.dtype | None, expected: tuple[int, int] | No
 
 
 # PyTorch has no storage for quint2x4, and none for the tokens of few bits without operators
-_WITHOUT_STORAGE = (torch.quint2x4, INT2, INT4, UINT2, UINT4, E2M1)
+_WITHOUT_STORAGE = (torch.quint2x4, INT2, INT3, INT4, UINT2, UINT3, UINT4, E2M1)
 
 
 @pytest.mark.parametrize("dtype", [token for token in QUANTIZED if token not in _WITHOUT_STORAGE])

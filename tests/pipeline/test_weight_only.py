@@ -84,7 +84,7 @@ def test_messages(tagger: tuple[nn.Module, torch.Tensor], snapshot: Callable[...
     mapping = backquant.QConfigMapping()
     wrong: tuple[dict[str, object], ...] = (
         {"weights": "int4", "group_size": 32, "backend": "qnnpack"},
-        {"weights": "int3"},
+        {"weights": "int5"},
         {"weights": "int4", "group_size": 1},
         {"group_size": 32},
         {"weights": "int4", "qconfig_mapping": mapping},
@@ -143,3 +143,32 @@ def test_kernels_of_runtimes(
         session = onnxruntime.InferenceSession(tmp_path / name)
         [got] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert sqnr(quantized(x), torch.from_numpy(got)) > least
+
+
+THREE_BITS = """
+schema_version: 1
+name: three
+entries:
+- operators: [linear]
+  dtype_configs:
+  - input_dtype: float32
+    output_dtype: float32
+    weight_dtype: {dtype: int3, granularity: per_group(size=32)}
+    bias_dtype: float32
+"""
+
+
+def test_weights_of_three_bits(tmp_path: Path) -> None:
+    """Three eighths of a byte each in the file, beside scales, bias and graph."""
+    torch.manual_seed(0)
+    path, x = tmp_path / "three.yaml", torch.randn(2, 512)
+    path.write_text(THREE_BITS)
+    model = nn.Sequential(nn.Linear(512, 512)).eval()
+    made = backquant.quantize(model, x, backend=str(path), weights="int3", group_size=32)
+    backquant.save(made, tmp_path / "m.bq")
+    loaded = backquant.load(tmp_path / "m.bq")
+    assert torch.equal(loaded(x), made(x))
+    values, scales = 512 * 512 * 3 // 8, 512 * 16 * 4
+    assert values + scales < (tmp_path / "m.bq").stat().st_size < values + scales + 16_000
+    noise = (model(x) - made(x)).square().mean()
+    assert 10 * torch.log10(model(x).square().mean() / noise) > 15  # 17 here

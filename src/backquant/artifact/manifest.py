@@ -47,7 +47,7 @@ class TensorEntry(_Model):
 class Packed(_Model):
     """Integers of 8 bits that fit into fewer: the tensor of the file holds several in each byte."""
 
-    bits: Literal[2, 4]
+    bits: Literal[2, 3, 4]
     shape: Annotated[list[_Size], Field(max_length=64)]
     dtype: Literal["int8", "uint8"]
 

@@ -1,7 +1,7 @@
-"""Small integers, two or four in a byte: how saved models hold them.
+"""Small integers, two or four in a byte, or eight of 3 bits in three: how saved models hold them.
 
-The first value lies in the lowest bits. A signed value is stored in two's complement. The last byte is
-filled up with zeros. A tensor is packed where its values fit, so that nothing is lost.
+The first value lies in the lowest bits of the first byte. A signed value is stored in two's complement. The
+last byte is filled up with zeros. A tensor is packed where its values fit, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from backquant.errors import ConfigError
 
-_WIDTHS = (2, 4)
+_WIDTHS = (2, 3, 4)
 _PACKED = (torch.int8, torch.uint8)
 _LEAST = 16  # values of a tensor that is worth it
 
 
 def bits_of_values(tensor: Tensor) -> int:
-    """How many bits each value of an 8-bit tensor takes: 2, 4 or 8; of another tensor, those of its dtype.
+    """How many bits each value of an 8-bit tensor takes: 2, 3, 4 or 8; of another tensor, those of its dtype.
 
     >>> bits_of_values(torch.full((4, 8), -8, dtype=torch.int8)), bits_of_values(torch.zeros(8))
     (4, 32)
@@ -50,13 +50,19 @@ def pack_integers(tensor: Tensor, bits: int) -> Tensor:
     >>> pack_integers(torch.tensor([1, -1, 7], dtype=torch.int8), 4)
     tensor([241,   7], dtype=torch.uint8)
     """
-    count = 8 // bits
+    count, size = _unit(bits)
     values = tensor.reshape(-1).view(torch.uint8) & ((1 << bits) - 1)
     values = torch.nn.functional.pad(values, (0, -values.numel() % count)).reshape(-1, count)
-    packed = torch.zeros(len(values), dtype=torch.uint8)
+    units = torch.zeros(len(values), dtype=torch.int32)
     for place in range(count):
-        packed |= values[:, place] << (bits * place)
-    return packed
+        units |= values[:, place].to(torch.int32) << (bits * place)
+    packed = torch.stack([(units >> (8 * byte)) & 255 for byte in range(size)], 1).reshape(-1)
+    return packed[: math.ceil(tensor.numel() * bits / 8)].to(torch.uint8)
+
+
+def _unit(bits: int) -> tuple[int, int]:
+    """How many values fill how many whole bytes."""
+    return math.lcm(8, bits) // bits, math.lcm(8, bits) // 8
 
 
 def unpack_integers(packed: Tensor, bits: int, shape: list[int], dtype: torch.dtype) -> Tensor:
@@ -65,16 +71,22 @@ def unpack_integers(packed: Tensor, bits: int, shape: list[int], dtype: torch.dt
     >>> unpack_integers(torch.tensor([241, 7], dtype=torch.uint8), 4, [3], torch.int8)
     tensor([ 1, -1,  7], dtype=torch.int8)
     """
-    number, count = math.prod(shape), 8 // bits if bits in _WIDTHS else 0
+    number = math.prod(shape)
     plain = packed.dtype == torch.uint8 and packed.dim() == 1 and dtype in _PACKED
-    if not count or not plain or packed.numel() != -(-number // count):
+    if bits not in _WIDTHS or not plain or packed.numel() != math.ceil(number * bits / 8):
         raise ConfigError(
             f"{packed.numel()} bytes do not hold {shape} values of {bits} bits",
             where=f"packed {str(packed.dtype).removeprefix('torch.')}{list(packed.shape)}",
             fix="save the model again: backquant.save(quantized, path)",
         )
-    values = torch.stack([packed >> (bits * place) for place in range(count)], 1).reshape(-1)
-    values &= (1 << bits) - 1
+    count, size = _unit(bits)
+    whole = torch.nn.functional.pad(packed, (0, -packed.numel() % size)).reshape(-1, size)
+    units = torch.zeros(len(whole), dtype=torch.int32)
+    for byte in range(size):
+        units |= whole[:, byte].to(torch.int32) << (8 * byte)
+    mask = (1 << bits) - 1
+    values = torch.stack([(units >> (bits * place)) & mask for place in range(count)], 1)
+    values = values.reshape(-1).to(torch.uint8)
     if bool(values[number:].any()):
         raise ConfigError("bits behind the last packed value are set", where=f"shape {shape}")
     values = values[:number].reshape(shape)

@@ -13,7 +13,7 @@ from importlib import metadata
 import torch
 
 from backquant.dtypes.qdtype import Format, QDType
-from backquant.dtypes.tokens import E2M1, INT2, INT4, UINT2, UINT4
+from backquant.dtypes.tokens import E2M1, INT2, INT3, INT4, UINT2, UINT3, UINT4
 from backquant.entry_points import read_entry_point
 from backquant.errors import ConfigError
 
@@ -38,11 +38,13 @@ _BUILT_IN = (
     QDType(torch.float8_e5m2, torch.float8_e5m2, 8, _FLOAT, number=12),
     QDType(torch.uint16, torch.uint16, 16, _UNSIGNED, number=13),
     QDType(torch.quint2x4, torch.uint8, 2, _UNSIGNED, True, True, 0, number=14),
-    # One value a byte in memory; saved models and exports hold two or four in one.
+    # One value a byte in memory; saved models hold as many as there are bits for.
     QDType(INT4, torch.int8, 4, _SIGNED, number=15),
     QDType(UINT4, torch.uint8, 4, _UNSIGNED, number=16),
     QDType(INT2, torch.int8, 2, _SIGNED, number=17),
     QDType(UINT2, torch.uint8, 2, _UNSIGNED, number=18),
+    QDType(INT3, torch.int8, 3, _SIGNED, number=20),
+    QDType(UINT3, torch.uint8, 3, _UNSIGNED, number=21),
     # E4M3 holds every value of E2M1: one a byte in memory.
     QDType(E2M1, torch.float8_e4m3fn, 4, _FLOAT, number=19, largest=6, packed=True),
 )

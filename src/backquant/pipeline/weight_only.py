@@ -72,7 +72,7 @@ def weight_only_mapping(
 def _row(weights: Any) -> QDType:
     rows = {row.name: row for row in known_dtypes() if row.has_scale}
     if weights not in rows:
-        known = ["int8", "int4", "uint4", "int2", "uint2"]
+        known = ["int8", "int4", "uint4", "int3", "uint3", "int2", "uint2"]
         raise UsageError(
             f"{weights!r} is no dtype for weights",
             where="weights",
