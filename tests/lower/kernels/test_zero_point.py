@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -88,3 +90,25 @@ def test_zero_gives_exactly_zero(kind, rows):
         kernel = OnednnConv(ConvConfig(*geometry, 0.0297, 116, 1.0, 0, torch.float32), tensors)
         x = torch.full((1, 384, rows, 1), 116, dtype=torch.uint8)
     assert torch.equal(kernel(x), torch.zeros_like(kernel(x)))
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e-9, 0.5])
+def test_a_float_giving_convolution_folds_beside_a_bias_that_counts(monkeypatch, bias):
+    """With a zero point oneDNN sums the weight again at every call."""
+    monkeypatch.setattr("backquant.lower.kernels.conv.folds_zero_exactly", lambda: False)
+    torch.manual_seed(0)
+    weight = torch.randint(-127, 128, (16, 8, 3, 3), dtype=torch.int8)
+    scale, x = torch.rand(16) * 1e-3, torch.randint(0, 256, (1, 8, 6, 6), dtype=torch.uint8)
+    tensors = WeightTensors(weight, scale, torch.zeros(16).long(), torch.full((16,), bias))
+    config = ConvConfig((1, 1), (0, 0), (1, 1), 1, 0.03, 116, 1.0, 0, torch.float32)
+    kernel = OnednnConv(config, tensors)
+    told: list[int] = []
+    operator = torch.ops.onednn.qconv_pointwise.default
+    monkeypatch.setattr(
+        "torch.ops.onednn.qconv_pointwise",
+        SimpleNamespace(default=lambda *args: told.append(args[2]) or operator(*args)),
+    )
+    real = weight.double() * scale.double().reshape(-1, 1, 1, 1)
+    exact = F.conv2d((x.double() - 116) * 0.03, real) + bias
+    assert torch.allclose(kernel(x).double(), exact, atol=1e-5)
+    assert told[-1] == (0 if bias == 0.5 else 116)  # calls before it: whether oneDNN is right here

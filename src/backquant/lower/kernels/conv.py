@@ -27,6 +27,7 @@ from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.self_check import folds_zero_exactly, is_right_here
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
+    covers_rounding,
     fold_zero_point,
     has_short_sums,
     pad_with,
@@ -101,7 +102,12 @@ class OnednnConv(PackedKernel):
         short = is_point or has_short_sums(tensors.weight, c.groups)
         summed = short and (any(c.padding) or bool(self._prepared_name))
         summed = summed or not (
-            self._prepared_name or c.out_dtype.itemsize == 1 or folds_zero_exactly()
+            self._prepared_name
+            or c.out_dtype.itemsize == 1
+            or folds_zero_exactly()
+            or covers_rounding(
+                self.weight, self.weight_scale, self.bias, c.x_scale, c.x_zero_point
+            )
         )
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 # A weight of so many numbers is summed in 10 µs, what it takes to pad a small image.
 _SMALL = 1 << 17
+# A bias of 1 / 256 of the shift is 2**16 times what rounding to 24 bits leaves of it.
+_COVERS = 256
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,28 @@ def fold_zero_point(
     product = x_zero_point * weight.flatten(1).sum(1, dtype=torch.int64)
     shift = product.float() * (torch.tensor(x_scale, dtype=torch.float32) * weight_scale.float())
     return -shift if bias is None else (bias.double() - shift.double()).float()
+
+
+def covers_rounding(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zero_point: int,
+) -> bool:
+    """Whether ``bias`` is so large that what rounding leaves of the folded zero point, 1e-7 of it, is nothing
+    beside it, so that the bias may be folded where oneDNN does not give exactly 0 for zeros
+    (``self_check.folds_zero_exactly``). Arguments as in ``fold_zero_point``.
+
+    >>> weight = torch.ones(1, 2, dtype=torch.int8)
+    >>> arguments = weight, torch.ones(1)
+    >>> [covers_rounding(*arguments, b, 0.5, 10) for b in (torch.tensor([3.0]), torch.zeros(1), None)]
+    [True, False, False]
+    """
+    shift = fold_zero_point(weight, weight_scale, None, x_scale, x_zero_point)
+    if shift is None:
+        return True
+    return bias is not None and bool(bias.abs().amax() * _COVERS >= shift.abs().amax())
 
 
 def pad_with(x: torch.Tensor, padding: tuple[int, ...], value: int) -> torch.Tensor:
