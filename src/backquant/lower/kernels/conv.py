@@ -105,9 +105,7 @@ class OnednnConv(PackedKernel):
             self._prepared_name
             or c.out_dtype.itemsize == 1
             or folds_zero_exactly()
-            or covers_rounding(
-                self.weight, self.weight_scale, self.bias, c.x_scale, c.x_zero_point
-            )
+            or covers_rounding(self.weight, self.weight_scale, self.bias, c.x_scale, c.x_zero_point)
         )
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
