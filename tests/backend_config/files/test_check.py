@@ -26,6 +26,11 @@ HEAD = "schema_version: 1\nname: x\n"
             "upgrade backquant",
         ),
         (
+            "schema_version: true\nname: x",
+            "x.yaml:1: schema_version: this version of backquant reads schema_version 1, not 'True'; "
+            "schema_version: 1",
+        ),
+        (
             "schema_version: '1'\nname: x",
             "x.yaml:1: schema_version: this version of backquant reads schema_version 1, not '1'; "
             "schema_version: 1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, Tag
+from pydantic import BeforeValidator, Field, StringConstraints, Tag
 from typing_extensions import TypeAliasType
 
 from backquant.backend_config.files.condition_models import Where
@@ -321,10 +321,17 @@ class QDQ(Model):
     )
 
 
+def _no_look_alike(version: object) -> object:
+    """``true`` and ``1.0`` equal 1 in Python."""
+    return version if type(version) is int else str(version)
+
+
 class FileModel(Model):
     """A backend description for backquant."""
 
-    schema_version: Literal[1] = Field(description="The version of this layout.")
+    schema_version: Annotated[Literal[1], BeforeValidator(_no_look_alike)] = Field(
+        description="The version of this layout."
+    )
     name: str = Field(description="The name of the backend.")
     engine: str | None = Field(
         None, description="What executes the lowered model; without it, the reference model only."
