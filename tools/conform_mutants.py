@@ -139,8 +139,19 @@ def _weighted(entry: BackendPatternConfig) -> bool:
 def _drawn(
     backend: BackendConfig, choice: random.Random, suits: Callable[[BackendPatternConfig], bool]
 ) -> tuple[int, BackendPatternConfig | None]:
-    found = [(i, e) for i, e in enumerate(backend.configs) if e.dtype_configs and suits(e)]
+    found = [
+        (i, e)
+        for i, e in enumerate(backend.configs)
+        if e.dtype_configs and not _uncallable(e) and suits(e)
+    ]
     return choice.choice(found) if found else (-1, None)
+
+
+def _uncallable(entry: BackendPatternConfig) -> bool:
+    """Whether it is of a method that tensors do not have (``hardsigmoid_``, ``shape()``, of PyTorch's
+    description): no program calls it, so that a change to it says nothing."""
+    ops = (node.op for node in entry.normal_pattern.nodes)
+    return any(isinstance(op, str) and not callable(getattr(torch.Tensor, op, None)) for op in ops)
 
 
 def _with(entry: BackendPatternConfig, configs: list[DTypeConfig]) -> BackendPatternConfig:

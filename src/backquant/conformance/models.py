@@ -90,7 +90,7 @@ def float_model(
     if own is not None:
         module, given = own
         return FloatModel(module.eval(), [Input(tuple(x.shape)) for x in given], "as given")
-    pattern, trained = _float_pattern(entry, backend)
+    pattern, trained = float_pattern(entry, backend)
     builder = _Builder(choice, sample, in_groups=config is not None and _in_groups(config))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED if choice is None else choice.randrange(1 << 30))
@@ -103,7 +103,7 @@ def _in_groups(config: DTypeConfig) -> bool:
     return shared is not None and Granularity.parse(shared).has_blocks
 
 
-def _float_pattern(
+def float_pattern(
     entry: BackendPatternConfig, backend: BackendConfig
 ) -> tuple[NormalPattern, bool]:
     """The pattern as it stands in a float model: of a module in training, that which it is made of."""

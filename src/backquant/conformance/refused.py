@@ -20,7 +20,7 @@ from backquant.conformance.attempt import (
 from backquant.conformance.case import Outcome, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.edges import Edge, edges_of
-from backquant.conformance.models import FloatModel, NoExampleError, float_model
+from backquant.conformance.models import FloatModel, NoExampleError, float_model, float_pattern
 from backquant.conformance.requests import asked_for
 from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError
@@ -38,9 +38,9 @@ def beyond(trial: Trial, setting: Setting) -> Steps:
         model = float_model(entry, setting.backend, None, setting.examples, config)
     except NoExampleError:
         return
-    asked = asked_for(config, next(iter(model.operators), None), None, trained=False)
-    if model.trained:
+    if model.trained and _of_floats(setting.backend, config):
         return  # the same dtype config, of the same float modules
+    asked = asked_for(config, next(iter(model.operators), None), None, trained=model.trained)
     alone = only(setting.backend, config, config)
     for edge in edges_of(config, asked):
         blank = replace(
@@ -55,6 +55,12 @@ def beyond(trial: Trial, setting: Setting) -> Steps:
             yield replace(blank, detail=f"no observer: {error}"[:200])
             continue
         plan = prepared_state(module).plan
+        if not plan.matches:
+            why = "nothing matches what the pattern is fused into: it is claimed for other dtypes"
+            yield replace(
+                blank, case=f"{trial.claim} fused", verdict=Verdict.UNPREDICTABLE, detail=why
+            )
+            return
         if all(d.outcome is PlanOutcome.NOT_TENSOR for d in _decisions(plan)):
             return  # it has no tensor to quantize, which the accepted side says
         taken = [d for d in _decisions(plan) if d.quantized]
@@ -71,6 +77,12 @@ def beyond(trial: Trial, setting: Setting) -> Steps:
             yield blank
             continue
         yield (yield from _asked_past(trial, setting, edge, blank))
+
+
+def _of_floats(backend: BackendConfig, config: DTypeConfig) -> bool:
+    """Whether an entry of float modules claims ``config``, too: there it is tried."""
+    others = (entry for entry in backend.configs if config in entry.dtype_configs)
+    return any(not float_pattern(entry, backend)[1] for entry in others)
 
 
 def _admitted_elsewhere(trial: Trial, setting: Setting, edge: Edge, model: FloatModel) -> bool:
