@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -393,3 +394,23 @@ def test_a_description_that_cannot_be_stored_is_kept_by_name(
     loaded = round_trip(quantized)
     assert loaded.backend_config == backquant.BackendConfig("x86")
     assert torch.equal(loaded(image), quantized(image))
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_classes_of_a_module_without_a_spec(
+    round_trip: Again, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``__main__`` of a script has none."""
+    script: Any = ModuleType("bq_script")
+    script.Branching = type("Branching", (Branching,), {"__module__": "bq_script"})
+    monkeypatch.setitem(sys.modules, "bq_script", script)
+    model, x = nn.Sequential(nn.Linear(4, 4), script.Branching()), torch.randn(3, 4)
+    custom = PrepareCustomConfig().set_non_traceable_module_names(["1"])
+    found = backquant.quantize(
+        model.eval(), calibration=[x], prepare_custom_config=custom, slower="keep"
+    )
+    assert bits(round_trip(found, allow=("bq_script",))(x)) == bits(found(x))

@@ -269,7 +269,8 @@ def _registered(parts: Sequence[str]) -> Any:
 def _import_allowed(allow: Sequence[str]) -> None:
     """Packages register operators while they are imported; names that are no packages are left out."""
     for name in allow:
-        if find_spec(name.partition(".")[0]) is not None:
+        package = name.partition(".")[0]
+        if package in sys.modules or find_spec(package) is not None:  # a script has no spec
             with suppress(ModuleNotFoundError):
                 importlib.import_module(name)
 

@@ -44,3 +44,29 @@ def test_values_are_the_same_at_any_batch() -> None:
     for batch in (2, 5):
         other = torch.randn(batch, 12, 4, 4)
         assert torch.equal(made.exported.module()(other), module(other))
+
+
+class Unfolding(nn.Module):
+    """As timm's MobileViTv2: what is added to a convolution was reshaped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).reshape(x.shape[0], 4, 4, -1)
+        return y + self.second(y.tanh())
+
+
+def test_an_addition_to_a_view_is_a_difference() -> None:
+    """PyTorch 2.13 stops at it: "QConv Binary Inplace Fusion requires accum is not an alias"."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 2, 8)
+    model = backquant.quantize(Unfolding().eval(), backend="inductor_x86", calibration=[x])
+    module = portable(model.graph_module, QDQRules())
+    program = made_fusible(export_program(module, (x,), {}, None))
+    targets = [str(node.target) for node in program.exported.graph.nodes]
+    assert "aten.sub.Tensor" in targets and "aten.add.Tensor" not in targets
+    assert torch.equal(program.exported.module()(x), module(x))
+    [sub] = [node for node in program.exported.graph.nodes if "aten.sub" in str(node.target)]
+    assert program.origins[sub.name] == "second"

@@ -110,7 +110,8 @@ class Resolver:
     def _register_operators(self, path: str) -> None:
         """Import the allowed packages, as far as they are installed: that registers their operators."""
         for name in self._trusted:
-            if find_spec(name.partition(".")[0]) is not None:
+            package = name.partition(".")[0]
+            if package in sys.modules or find_spec(package) is not None:  # a script has no spec
                 self._import(name, path, optional=True)
 
     def _allows(self, name: str) -> bool:
