@@ -8,7 +8,6 @@ layer is fused with the activation behind it.
 from __future__ import annotations
 
 import copy
-import operator
 from collections import Counter
 from collections.abc import Collection
 from typing import Any
@@ -16,17 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from backquant.graph.arithmetic import DIFFERENCES, PRODUCTS, QUOTIENTS, SUMS
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module, set_module
 from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
-_aten = torch.ops.aten
-_SUMS = frozenset({operator.add, torch.add, "add", _aten.add.Tensor})
-_DIFFERENCES = frozenset({operator.sub, torch.sub, "sub", _aten.sub.Tensor})
-_PRODUCTS = frozenset({operator.mul, torch.mul, "mul", _aten.mul.Tensor})
-_QUOTIENTS = frozenset({operator.truediv, torch.div, "div", _aten.div.Tensor})
-_STEPS = _SUMS | _DIFFERENCES | _PRODUCTS | _QUOTIENTS
+_STEPS = SUMS | DIFFERENCES | PRODUCTS | QUOTIENTS
 
 _CHANNEL_AXES: dict[type[nn.Module], int] = {  # of the output, from its end
     nn.Linear: -1,
@@ -108,14 +103,14 @@ class _Affine:
             return False
         is_first = step.args[0] is last
         value = self._per_channel(step.args[1] if is_first else step.args[0])
-        if value is None or (step.target in _QUOTIENTS and not is_first):
+        if value is None or (step.target in QUOTIENTS and not is_first):
             return False
         scale, shift = self._scale, self._shift
-        if step.target in _SUMS:
+        if step.target in SUMS:
             shift = shift + value
-        elif step.target in _DIFFERENCES:
+        elif step.target in DIFFERENCES:
             scale, shift = (scale, shift - value) if is_first else (-scale, value - shift)
-        elif step.target in _PRODUCTS:
+        elif step.target in PRODUCTS:
             scale, shift = scale * value, shift * value
         else:
             scale, shift = scale / value, shift / value

@@ -16,12 +16,12 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from backquant.graph.arithmetic import SUMS
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 from backquant.graph.scope import Scope
 
 _PRODUCTS = frozenset({torch.matmul, operator.matmul, torch.mm, "matmul", "mm"})
-_SUMS = frozenset({torch.add, operator.add, "add"})
 
 
 def linear_products(
@@ -107,7 +107,7 @@ def _matrix(node: fx.Node, constants: Constants) -> torch.Tensor | None:
 def _bias(node: fx.Node, constants: Constants, width: int) -> fx.Node | None:
     """The constant that alone is added to ``node``, one number for each column."""
     user = next(iter(node.users), None)
-    if user is None or len(node.users) != 1 or user.target not in _SUMS:
+    if user is None or len(node.users) != 1 or user.target not in SUMS:
         return None
     if user.op not in ("call_function", "call_method") or len(user.args) != 2 or user.kwargs:
         return None

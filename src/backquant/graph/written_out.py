@@ -7,7 +7,6 @@ where it is quantized, and reads and writes a tensor where it is not.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,15 +14,13 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from backquant.graph.arithmetic import PRODUCTS, QUOTIENTS, SUMS
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module
 from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
 _aten = torch.ops.aten
-_SUMS = frozenset({operator.add, torch.add, "add", _aten.add.Tensor})
-_PRODUCTS = frozenset({operator.mul, torch.mul, "mul", _aten.mul.Tensor})
-_QUOTIENTS = frozenset({operator.truediv, torch.div, "div", _aten.div.Tensor})
 _GATES = frozenset({F.hardsigmoid, _aten.hardsigmoid.default})
 _CLAMPS = frozenset(
     {
@@ -95,10 +92,10 @@ class _Reader:
 
     def _sixth(self, node: Any, of: Any) -> fx.Node | None:
         """What ``of`` tells of the dividend, where ``node`` is the sixth of something."""
-        if not _is_call(node) or node.target not in _QUOTIENTS | _PRODUCTS or len(node.args) != 2:
+        if not _is_call(node) or node.target not in QUOTIENTS | PRODUCTS or len(node.args) != 2:
             return None
         one, other = node.args
-        if node.target in _QUOTIENTS:
+        if node.target in QUOTIENTS:
             return of(one) if self._number(other) == 6 else None
         for dividend, factor in ((one, other), (other, one)):
             number = self._number(factor)
@@ -112,7 +109,7 @@ class _Reader:
 
     def _times(self, node: Any, gate: Any) -> fx.Node | None:
         """``x`` of ``x * gate(x)``."""
-        if not _is_call(node) or node.target not in _PRODUCTS or len(node.args) != 2:
+        if not _is_call(node) or node.target not in PRODUCTS or len(node.args) != 2:
             return None
         for value, other in (node.args, node.args[::-1]):
             if isinstance(value, fx.Node) and gate(other) is value:
@@ -143,7 +140,7 @@ class _Reader:
 
     def _raised(self, node: Any) -> fx.Node | None:
         """``x`` of ``x + 3``."""
-        if not _is_call(node) or node.target not in _SUMS or len(node.args) != 2 or node.kwargs:
+        if not _is_call(node) or node.target not in SUMS or len(node.args) != 2 or node.kwargs:
             return None
         for value, number in (node.args, node.args[::-1]):
             if isinstance(value, fx.Node) and self._number(number) == 3:
