@@ -368,6 +368,18 @@ def test_depthwise_convolutions_of_eight_bits_do_not_saturate_on_fbgemm(tools, k
     tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
 
 
+def test_padding_of_a_transposed_convolution_of_single_channels_cuts_off_results(tools):
+    """Padded before, as depthwise convolutions are, its result was larger: a wrong shape, silently."""
+    conv = nn.ConvTranspose2d(14, 2, (1, 2), (2, 2), (0, 1), (1, 1), groups=2)
+    nn.init.constant_(conv.weight, 0.5)
+    x = torch.randn(3, 14, 5, 4).abs() * 6 + 6
+    module = nnqr.ConvTranspose2d.from_float(conv, tools.weight_qparams(conv, None))
+    reference, out = _model(tools, module, x)
+    lowered = _run(tools, reference, "fbgemm")
+    assert lowered.left_in_float == ()
+    tools.assert_within(lowered.graph_module(x), reference(x), out.scale)
+
+
 def test_a_small_weight_may_be_multiplied_by_eight_bits_without_vnni(tools):
     conv = nn.Conv2d(4, 6, 3)
     qparams = tools.weight_qparams(conv)

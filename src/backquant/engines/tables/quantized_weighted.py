@@ -51,6 +51,12 @@ def _check(site: Site, call: WeightedCall) -> Reason | None:
     return check_weight(site, call.weight, call.x.qparams, call.axis)
 
 
+def _pads_before(site: Site, call: WeightedCall) -> bool:
+    """Whether the input is padded before the kernel; padding of a transposed convolution cuts off results."""
+    padded = call.geometry is not None and any(call.geometry.padding)
+    return padded and not call.transposed and _saturates_depthwise(site, call)
+
+
 def _saturates_depthwise(site: Site, call: WeightedCall) -> bool:
     """Whether the sums of the engine's depthwise kernel may leave 16 bits."""
     assert call.x.qparams is not None
@@ -134,7 +140,7 @@ def _emit(site: Site, call: WeightedCall, operator: str, engine: str) -> Emit:
         geometry.dilation,
         geometry.output_padding,
         geometry.groups,
-        pads_before=any(geometry.padding) and _saturates_depthwise(site, call),
+        pads_before=_pads_before(site, call),
     )
     kernel = QuantizedWeighted(config, call.weight)
     return Emit(kernel, (call.x.node,), kernel.name, site.out)
