@@ -29,7 +29,7 @@ from backquant.graph.mutation import is_view
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
 from backquant.operators import overloads
 
-_CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default)
+_CONVOLUTIONS = overloads("conv1d", "conv2d")
 _LINEAR = torch.ops.aten.linear.default
 _FLATTEN = torch.ops.aten.flatten.using_ints
 _RESHAPES = overloads("flatten", "view", "reshape")
