@@ -152,7 +152,7 @@ _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def input_grids(prepared: fx.GraphModule) -> list[Tensor | None]:
     """Scale and zero point that the observer of each input has found; ``None`` where there is none."""
     found: list[Tensor | None] = []
-    modules = dict(prepared.named_modules())
+    modules = dict(prepared.named_modules(remove_duplicate=False))  # shared observers, too
     for node in prepared.graph.nodes:
         if node.op != "placeholder":
             continue
