@@ -236,6 +236,8 @@ FORMS = {
     "digits": '{"schema_version": ' + "9" * 100_000 + ', "name": "a"}',
     "minus zero": '{"schema_version": -0, "name": "a"}',
     "one as text": '{"schema_version": "1", "name": "a"}',
+    "one as a truth": '{"schema_version": true, "name": "a"}',
+    "one as its float": '{"schema_version": 1.0, "name": "a"}',
     "one as a float": '{"schema_version": 1.5, "name": "a"}',
     "a comma": '{"schema_version": 1, "name": "a",}',
     "two documents": '{"schema_version": 1, "name": "a"} {}',
