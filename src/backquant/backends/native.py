@@ -17,6 +17,7 @@ from backquant.backends.dtypes import (
     FBGEMM_TRANSPOSED,
     FLOAT_WEIGHT_QUINT8,
     QUINT8,
+    RECURRENT_FLOAT16,
     RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
@@ -61,7 +62,7 @@ def backend_config() -> BackendConfig:
                 *shape.tensor_info_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
                 *norm.layer_norm_entries([FLOAT_WEIGHT_QUINT8]),
-                *recurrent.entries([RECURRENT_INT8, DYNAMIC_FLOAT16]),
+                *recurrent.entries([RECURRENT_INT8, RECURRENT_FLOAT16]),
                 *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )

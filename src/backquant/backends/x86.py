@@ -13,6 +13,7 @@ from backquant.backends.dtypes import (
     DYNAMIC_INT8,
     FBGEMM_TRANSPOSED,
     QUINT8,
+    RECURRENT_FLOAT16,
     RECURRENT_INT8,
     WEIGHT_ONLY_QUINT4X2,
     WEIGHT_ONLY_QUINT8,
@@ -58,7 +59,7 @@ def backend_config() -> BackendConfig:
                 *catalog.sharing_qparams_entries([QUINT8]),
                 *shape.tensor_info_entries([QUINT8]),
                 *norm.batch_norm_entries([QUINT8]),
-                *recurrent.entries([RECURRENT_INT8, DYNAMIC_FLOAT16]),
+                *recurrent.entries([RECURRENT_INT8, RECURRENT_FLOAT16]),
                 *embedding.entries([WEIGHT_ONLY_QUINT8, WEIGHT_ONLY_QUINT4X2]),
             ]
         )
