@@ -55,10 +55,12 @@ def versions() -> str:
 def with_results(page: str, stamp: str) -> tuple[str, list[str]]:
     """``page`` with what each script prints behind it, and the titles whose results differ from before.
 
-    >>> made, changed = with_results("## One\\n\\n```python\\nprint(1 + 1)\\n```\\n", "today")
-    >>> made.splitlines()[-3:], changed
-    (['```text', '2', '```'], ['One'])
+    >>> made, _ = with_results("## One\\n\\n```python\\nprint(1 + 1)\\n```\\n", "today")
+    One: 2
+    >>> made.splitlines()[-3:]
+    ['```text', '2', '```']
     >>> with_results(made, "tomorrow")[1]
+    One: 2
     []
     """
     changed: list[str] = []

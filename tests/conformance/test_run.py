@@ -218,7 +218,7 @@ def test_edges_of_conditions() -> None:
 
 
 def test_a_condition_that_is_not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backquant.match.decide.unmet", lambda *_: ())
+    monkeypatch.setattr("backquant.match.decide.unmet", lambda *_, **__: ())
     found = backquant.conform("fbgemm", entries=["torch.nn.PReLU"], rounds=1, jobs=0)
     beyond = [o for o in found.failures if o.case.endswith("beyond: num_parameters = 1")]
     assert "is beyond num_parameters = 1, and the plan takes it" in beyond[0].detail
