@@ -104,3 +104,23 @@ def test_the_layer_is_then_fused_with_what_follows() -> None:
     assert [kernel.kernel for kernel in quantized.kernels] == ["onednn.qconv2d_pointwise(relu)"]
     with torch.no_grad():
         assert torch.allclose(quantized(x), model(x), atol=0.05 * float(model(x).abs().max()))
+
+
+def test_layer_scale_behind_a_permutation() -> None:
+    """ConvNeXt's, and dropout that does nothing."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop = nn.Linear(4, 6), nn.Dropout(0.5)
+            self.gamma = nn.Parameter(torch.randn(6, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.fc(x)).permute(0, 3, 1, 2) * self.gamma
+
+    x = torch.randn(2, 6, 6, 4)  # as many rows as channels
+    model = Block()
+    module, count = folded(model, x)
+    assert count == 1
+    assert [n.name for n in module.graph.nodes] == ["x", "fc", "drop", "permute", "output"]
+    assert torch.allclose(module(x), model(x), atol=1e-6)

@@ -1,8 +1,8 @@
 """Constants that scale or shift what a layer returns, in its weights.
 
 Models that were imported from other formats have a batch norm as a product and a sum behind the convolution;
-others scale a branch, or the queries of an attention, by a number. In the weights they cost nothing, and the
-layer is fused with the activation behind it.
+others scale a branch (layer scale), or the queries of an attention, by a number. In the weights they cost
+nothing, and the layer is fused with the activation behind it. Dropout and permutations may stand between.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from backquant.graph.arithmetic import DIFFERENCES, PRODUCTS, QUOTIENTS, SUMS
+from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module, set_module
 from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
-_STEPS = SUMS | DIFFERENCES | PRODUCTS | QUOTIENTS
+_PERMUTATIONS = frozenset({torch.permute, "permute"})
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation
 
 _CHANNEL_AXES: dict[type[nn.Module], int] = {  # of the output, from its end
     nn.Linear: -1,
@@ -67,20 +68,23 @@ def fold_affines(
     constants = Constants(module)
     count = 0
     for node, layer in layers.items():
-        if times[id(layer)] > 1 or not _can_change(layer) or not _only_step(node, kept):
+        if times[id(layer)] > 1 or not _can_change(layer) or len(node.users) != 1:
             continue
         facts = values.of(node.name)
         if facts is None:
             continue
         affine = _Affine(layer, len(facts.shape), constants)
-        steps: list[fx.Node] = []
+        steps: list[tuple[fx.Node, fx.Node]] = []
         last = node
-        while (step := _only_step(last, kept)) is not None and affine.then(step, last):
-            steps.append(step)
-            last = step
+        while (user := _only_user(last)) is not None and user.target not in kept:
+            if affine.then(user, last):
+                steps.append((user, last))
+            elif not affine.passes(user, layers.get(user)):
+                break
+            last = user
         if steps:
             set_module(module, str(node.target), affine.folded())
-            _erase(module.graph, node, steps, scopes)
+            _erase(module.graph, steps, scopes)
             count += len(steps)
     return count
 
@@ -91,6 +95,7 @@ class _Affine:
     def __init__(self, layer: Any, rank: int, constants: Constants) -> None:
         self._layer = layer
         self._rank = rank
+        self._axis = _CHANNEL_AXES[type(layer)]
         self._constants = constants
         weight: Tensor = layer.weight
         channels = getattr(layer, "out_channels", len(weight))
@@ -99,24 +104,38 @@ class _Affine:
 
     def then(self, step: fx.Node, last: fx.Node) -> bool:
         """Take in ``step``, which reads ``last``; whether it is such arithmetic with constants."""
-        if len(step.args) != 2 or step.kwargs or step.args[0] is step.args[1]:
+        kind = arithmetic_of(step)
+        if kind is None or step.args[0] is step.args[1]:
             return False
         is_first = step.args[0] is last
         value = self._per_channel(step.args[1] if is_first else step.args[0])
-        if value is None or (step.target in QUOTIENTS and not is_first):
+        if value is None or (kind == "div" and not is_first):
             return False
         scale, shift = self._scale, self._shift
-        if step.target in SUMS:
+        if kind == "add":
             shift = shift + value
-        elif step.target in DIFFERENCES:
+        elif kind == "sub":
             scale, shift = (scale, shift - value) if is_first else (-scale, value - shift)
-        elif step.target in PRODUCTS:
+        elif kind == "mul":
             scale, shift = scale * value, shift * value
         else:
             scale, shift = scale / value, shift / value
         if not (scale.isfinite().all() and shift.isfinite().all()):
             return False
         self._scale, self._shift = scale, shift
+        return True
+
+    def passes(self, node: fx.Node, called: nn.Module | None) -> bool:
+        """Whether ``node`` leaves values as they are, at most with their axes in another order."""
+        if called is not None:
+            return type(called) in _NOTHING
+        if plain_name(node.target) not in _PERMUTATIONS or node.kwargs or len(node.args) < 2:
+            return False
+        given: Any = node.args[1:] if len(node.args) > 2 else node.args[1]
+        if not isinstance(given, tuple | list) or any(type(axis) is not int for axis in given):
+            return False
+        order = [axis % self._rank for axis in given]
+        self._axis = order.index(self._axis % self._rank) - self._rank
         return True
 
     def _per_channel(self, value: Any) -> Tensor | None:
@@ -130,7 +149,7 @@ class _Affine:
         if tensor.dim() > 0 and tensor.dtype != channels.dtype:
             return None
         if tensor.numel() > 1:
-            axis = _CHANNEL_AXES[type(self._layer)]
+            axis = self._axis
             if tensor.dim() < -axis or not tensor.shape[axis] == tensor.numel() == len(channels):
                 return None
         return tensor.detach().reshape(-1).to(channels.dtype).expand_as(channels)
@@ -163,18 +182,17 @@ def _can_change(layer: Any) -> bool:
     return is_float and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _only_step(node: fx.Node, kept: Collection[Any]) -> fx.Node | None:
-    """The arithmetic that alone reads ``node``."""
+def _only_user(node: fx.Node) -> fx.Node | None:
+    """The call that alone reads ``node``."""
     user = next(iter(node.users), None)
-    if user is None or len(node.users) != 1 or user.op not in ("call_function", "call_method"):
-        return None
-    return user if user.target in _STEPS and user.target not in kept else None
+    is_call = user is not None and user.op.startswith("call_")
+    return user if is_call and len(node.users) == 1 else None
 
 
-def _erase(graph: fx.Graph, node: fx.Node, steps: list[fx.Node], scopes: dict[str, Scope]) -> None:
-    """Let ``node`` stand for the last of ``steps``, which go, and their constants with them."""
-    steps[-1].replace_all_uses_with(node)
-    for step in reversed(steps):
+def _erase(graph: fx.Graph, steps: list[tuple[fx.Node, fx.Node]], scopes: dict[str, Scope]) -> None:
+    """Let what each step reads stand for it: it goes, and its constants with it."""
+    for step, last in reversed(steps):
+        step.replace_all_uses_with(last)
         read = [each for each in step.all_input_nodes if each.op == "get_attr"]
         for old in (step, *read):
             if not old.users:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from backquant.graph.arithmetic import SUMS
+from backquant.graph.arithmetic import arithmetic_of
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 from backquant.graph.scope import Scope
@@ -107,9 +107,7 @@ def _matrix(node: fx.Node, constants: Constants) -> torch.Tensor | None:
 def _bias(node: fx.Node, constants: Constants, width: int) -> fx.Node | None:
     """The constant that alone is added to ``node``, one number for each column."""
     user = next(iter(node.users), None)
-    if user is None or len(node.users) != 1 or user.target not in SUMS:
-        return None
-    if user.op not in ("call_function", "call_method") or len(user.args) != 2 or user.kwargs:
+    if user is None or len(node.users) != 1 or arithmetic_of(user) != "add":
         return None
     other = user.args[1] if user.args[0] is node else user.args[0]
     value = constants.value(other)

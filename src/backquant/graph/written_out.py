@@ -14,26 +14,15 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from backquant.graph.arithmetic import PRODUCTS, QUOTIENTS, SUMS
+from backquant.graph.arithmetic import arithmetic_of, plain_name
 from backquant.graph.constant_products import Constants
 from backquant.graph.edit import get_module
 from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
-_aten = torch.ops.aten
-_GATES = frozenset({F.hardsigmoid, _aten.hardsigmoid.default})
-_CLAMPS = frozenset(
-    {
-        torch.clamp,
-        torch.clip,
-        "clamp",
-        "clip",
-        F.hardtanh,
-        _aten.clamp.default,
-        _aten.hardtanh.default,
-    }
-)
-_CLAMPS_TO_6 = frozenset({F.relu6, _aten.relu6.default})
+_GATES = frozenset({F.hardsigmoid, "hardsigmoid"})
+_CLAMPS = frozenset({torch.clamp, torch.clip, "clamp", "clip", F.hardtanh, "hardtanh"})
+_CLAMPS_TO_6 = frozenset({F.relu6, "relu6"})
 _BOUNDS = ("min", "max", "min_val", "max_val")
 
 
@@ -92,10 +81,11 @@ class _Reader:
 
     def _sixth(self, node: Any, of: Any) -> fx.Node | None:
         """What ``of`` tells of the dividend, where ``node`` is the sixth of something."""
-        if not _is_call(node) or node.target not in QUOTIENTS | PRODUCTS or len(node.args) != 2:
+        kind = arithmetic_of(node) if isinstance(node, fx.Node) else None
+        if kind not in ("mul", "div"):
             return None
         one, other = node.args
-        if node.target in QUOTIENTS:
+        if kind == "div":
             return of(one) if self._number(other) == 6 else None
         for dividend, factor in ((one, other), (other, one)):
             number = self._number(factor)
@@ -109,7 +99,7 @@ class _Reader:
 
     def _times(self, node: Any, gate: Any) -> fx.Node | None:
         """``x`` of ``x * gate(x)``."""
-        if not _is_call(node) or node.target not in PRODUCTS or len(node.args) != 2:
+        if not isinstance(node, fx.Node) or arithmetic_of(node) != "mul":
             return None
         for value, other in (node.args, node.args[::-1]):
             if isinstance(value, fx.Node) and gate(other) is value:
@@ -119,7 +109,7 @@ class _Reader:
     def _hard_sigmoid(self, node: Any) -> fx.Node | None:
         if not isinstance(node, fx.Node) or not node.args or len(node.args) > 1:
             return None
-        is_gate = _is_call(node) and node.target in _GATES
+        is_gate = _is_call(node) and plain_name(node.target) in _GATES
         if not is_gate and not isinstance(self._called(node), nn.Hardsigmoid):
             return None
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
@@ -134,13 +124,13 @@ class _Reader:
         called = self._called(node)
         if isinstance(called, nn.Hardtanh):  # ``ReLU6`` is one
             return (called.min_val, called.max_val) == (0, 6)
-        if node.target in _CLAMPS_TO_6:
+        if plain_name(node.target) in _CLAMPS_TO_6:
             return True
-        return _is_call(node) and node.target in _CLAMPS and _bounds(node) == (0, 6)
+        return _is_call(node) and plain_name(node.target) in _CLAMPS and _bounds(node) == (0, 6)
 
     def _raised(self, node: Any) -> fx.Node | None:
         """``x`` of ``x + 3``."""
-        if not _is_call(node) or node.target not in SUMS or len(node.args) != 2 or node.kwargs:
+        if not isinstance(node, fx.Node) or arithmetic_of(node) != "add":
             return None
         for value, number in (node.args, node.args[::-1]):
             if isinstance(value, fx.Node) and self._number(number) == 3:
