@@ -103,20 +103,16 @@ def flow(model: nn.Module, qat: bool = False) -> Any:
     return backquant.convert_fx(prepared)
 
 
-def agreement(made: nn.Module) -> float:
-    with torch.no_grad():
-        return -float((made(X) - MODEL(X)).abs().mean())
-
-
-def ranked(folder: Path) -> Any:
-    given: Any = {"metric": agreement, "calibration": [X]}
+def searched(folder: Path) -> Any:
+    model = copy.deepcopy(MODEL)
     return backquant.search(
-        copy.deepcopy(MODEL), [X], "x86", budget={"max_drop": 0.1}, times=None, **given
+        model, [X], "x86", budget={"min_sqnr": 10}, calibration=[X], times=folder
     )
 
 
 CALLS: dict[str, Callable[[Path], Any]] = {
     "quantize": lambda folder: quantized(),
+    "quantize, timed": lambda folder: backquant.quantize(copy.deepcopy(MODEL), X, calibration=[X]),
     "quantize by an export": lambda folder: quantized(capture="export"),
     "quantize with a recipe": lambda folder: quantized(recipe=["gptq", "bias-correction"]),
     "call": lambda folder: quantized()(X),
@@ -132,7 +128,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     ),
     "compare": lambda folder: backquant.compare(copy.deepcopy(MODEL), quantized(), [X]),
     "sensitivity": lambda folder: backquant.sensitivity(copy.deepcopy(MODEL), data=[X]),
-    "search": ranked,
+    "search": searched,
     "conform": lambda folder: backquant.conform("native", entries=["ReLU6"], jobs=0, rounds=1),
     "explain": lambda folder: backquant.explain(copy.deepcopy(MODEL), X, backend="x86"),
     "backends": lambda folder: CliRunner().invoke(app, ["backends"]),

@@ -277,7 +277,7 @@ def _line(times: list[float]) -> tuple[float, float]:
 
 
 def _quantizing(size: int) -> Callable[[], object]:
-    return replayed(_quantize, torch.rand(size))
+    return replayed(_quantize, torch.linspace(0.0, 1.0, size))
 
 
 def _dequantizing(size: int) -> Callable[[], object]:
