@@ -160,7 +160,7 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of manifests.
 
     >>> sorted(json_schema()["properties"])[:4]
-    ['backend', 'engine', 'example', 'inputs']
+    ['backend', 'check_finite', 'engine', 'example']
     """
     found = _manifest().json_schema(by_alias=True)
     head = {
