@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -68,9 +68,9 @@ def fold_affines(
     constants = Constants(module)
     count = 0
     for node, layer in layers.items():
-        if times[id(layer)] > 1 or not _can_change(layer) or len(node.users) != 1:
+        if times[id(layer)] > 1 or not _can_change(layer) or not _meets_arithmetic(node, layers):
             continue
-        facts = values.of(node.name)
+        facts = values.of(node.name)  # runs the model, the first time
         if facts is None:
             continue
         affine = _Affine(layer, len(facts.shape), constants)
@@ -129,7 +129,7 @@ class _Affine:
         """Whether ``node`` leaves values as they are, at most with their axes in another order."""
         if called is not None:
             return type(called) in _NOTHING
-        if plain_name(node.target) not in _PERMUTATIONS or node.kwargs or len(node.args) < 2:
+        if not _permutes(node):
             return False
         given: Any = node.args[1:] if len(node.args) > 2 else node.args[1]
         if not isinstance(given, tuple | list) or any(type(axis) is not int for axis in given):
@@ -187,6 +187,18 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     user = next(iter(node.users), None)
     is_call = user is not None and user.op.startswith("call_")
     return user if is_call and len(node.users) == 1 else None
+
+
+def _meets_arithmetic(node: fx.Node, layers: Mapping[fx.Node, nn.Module]) -> bool:
+    """Whether arithmetic is the first that changes what ``node`` gives."""
+    user = _only_user(node)
+    while user is not None and (type(layers.get(user)) in _NOTHING or _permutes(user)):
+        user = _only_user(user)
+    return user is not None and arithmetic_of(user) is not None
+
+
+def _permutes(node: fx.Node) -> bool:
+    return plain_name(node.target) in _PERMUTATIONS and not node.kwargs and len(node.args) > 1
 
 
 def _erase(graph: fx.Graph, steps: list[tuple[fx.Node, fx.Node]], scopes: dict[str, Scope]) -> None:
