@@ -71,6 +71,15 @@ def test_every_shape_is_right(
     )
 
 
+@pytest.mark.parametrize("size", [(9,), (9, 8)])
+def test_groups_of_one_channel_with_a_zero_point(size: tuple[int, ...]) -> None:
+    """oneDNN (3.12) makes up for the zero point of the first group alone where each gives 33 channels."""
+    x, tensors = integers(2, 3, *size), weights(99, 1, *[3] * len(size))
+    asked = config((1,) * len(size), groups=3, padding=1)
+    found = OnednnConv(asked, tensors)(x)
+    torch.testing.assert_close(found.double(), expected(x, tensors, asked), rtol=1e-4, atol=1e-3)
+
+
 def test_torch_is_wrong_on_amx() -> None:
     """When it fails on a CPU with AMX, torch has mended it, and the check can go. Some of AMD's without AMX
     have the defect, too."""

@@ -228,7 +228,11 @@ class OnednnConv(PackedKernel):
         if self._is_point or not is_plain(x):
             return True
         return is_right_here(
-            tuple(x.shape), tuple(self.weight.shape), self._shape, self.config.groups
+            tuple(x.shape),
+            tuple(self.weight.shape),
+            self._shape,
+            self.config.groups,
+            self._padding.zero_point,
         )
 
     def _by_patches(self, x: torch.Tensor) -> torch.Tensor:

@@ -128,7 +128,8 @@ class OnednnConvAdd(PackedKernel):
         is_point = tuple(weight.shape[2:]) == (1, 1) and tuple(c.stride) == (1, 1)
         if is_point or not is_plain(x):
             return True
-        return is_right_here(tuple(x.shape), tuple(weight.shape), self._window, c.groups)
+        shapes = tuple(x.shape), tuple(weight.shape)
+        return is_right_here(*shapes, self._window, c.groups, self._padding.zero_point)
 
     def _by_patches(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         made = self._rewritten.get(())

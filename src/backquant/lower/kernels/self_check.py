@@ -2,8 +2,8 @@
 
 On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by more
 than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over
-8 channels, and others whose rule is not known (``docs/kernels.md``). So each shape is tried once, on random
-integers; what differs runs as a product of gathered patches (``backquant.lower.kernels.patches``).
+8 channels, and others whose rule is not known (``docs/kernels.md``); with a zero point, groups of one channel
+in and more than 32 out. So each shape is tried once, on random integers; what differs runs as a product of gathered patches (``backquant.lower.kernels.patches``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ _TOLERANCE = 1e-3  # of the largest sum; float32 sums of 8-bit products are exac
 
 
 def is_right_here(
-    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    geometry: Geometry,
+    groups: int,
+    zero_point: int = 0,
 ) -> bool:
     """Whether this CPU's oneDNN convolves uint8 inputs of ``shape`` ``[batch, in, ...]`` with int8 weights of
-    shape ``weight`` ``[out, in / groups, ...]`` rightly.
+    shape ``weight`` ``[out, in / groups, ...]`` rightly. ``zero_point``: the one that the kernel is given; any
+    but 0 stands for all others.
 
     >>> geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
     >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
     True
     """
-    key = (shape, weight, geometry, groups)
+    key = (shape, weight, geometry, groups, 100 if zero_point else 0)
     found = _known.get(key)
     if found is None:
         with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
@@ -68,20 +73,24 @@ def folds_zero_exactly() -> bool:
 
 
 def _tried(
-    shape: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, groups: int
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    geometry: Geometry,
+    groups: int,
+    zero_point: int = 0,
 ) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     w = torch.randint(-127, 128, weight, dtype=torch.int8, generator=generator)
     steps = (list(geometry.stride), list(geometry.padding), list(geometry.dilation), groups)
     scale, zeros = torch.ones(weight[0]), torch.zeros(weight[0], dtype=torch.int64)
-    packed = torch.ops.onednn.qconv_prepack(w, scale, 1.0, 0, *steps, [1, *shape[1:]])
+    packed = torch.ops.onednn.qconv_prepack(w, scale, 1.0, zero_point, *steps, [1, *shape[1:]])
     result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
     found = torch.ops.onednn.qconv_pointwise.default(
-        _channels_last(x), 1.0, 0, packed, scale, zeros, None, *steps, *result
+        _channels_last(x), 1.0, zero_point, packed, scale, zeros, None, *steps, *result
     )
     convolution = (F.conv1d, F.conv2d, F.conv3d)[len(geometry.stride) - 1]
-    expected = convolution(x.float(), w.float(), None, *steps)
+    expected = convolution(x.float() - zero_point, w.float(), None, *steps)
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 

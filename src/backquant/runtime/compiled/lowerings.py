@@ -223,7 +223,8 @@ class Convolution:
         """By oneDNN; what is added is added by generated code."""
         stride, padding, dilation, groups = self.geometry
         x, weights = self.x, self.weights
-        folded = plan_padding(tuple(padding), self.zero_point, self.depthwise)
+        summed = self.depthwise and self._is_right_here(self.zero_point)
+        folded = plan_padding(tuple(padding), self.zero_point, summed)
         if folded.before is not None:
             both = [n for size in reversed(folded.before) for n in (size, size)]
             x = constant_pad_nd(x, both, self.zero_point)
@@ -247,16 +248,22 @@ class Convolution:
         )
         return made if self.other is None else self._added(made)
 
-    def _check_here(self) -> None:
-        """Refuses what oneDNN computes wrongly on this CPU."""
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(_hint(n) for n in self.x.get_size())
+
+    def _is_right_here(self, zero_point: int = 0) -> bool:
         stride, padding, dilation, groups = self.geometry
         weight = tuple(self.weights.weight.shape)
         geometry = Geometry(weight[2:], tuple(stride), tuple(padding), tuple(dilation))
-        shape = tuple(_hint(n) for n in self.x.get_size())
-        if not is_right_here(shape, weight, geometry, groups):
+        return is_right_here(self._shape, weight, geometry, groups, zero_point)
+
+    def _check_here(self) -> None:
+        """Refuses what oneDNN computes wrongly on this CPU."""
+        if not self._is_right_here():
             raise EngineError(
-                f"oneDNN computes a convolution of {list(shape)} with {list(weight)}, stride "
-                f"{list(stride)}, wrongly on this CPU",
+                f"oneDNN computes a convolution of {list(self._shape)} with "
+                f"{list(self.weights.weight.shape)}, stride {list(self.geometry[0])}, wrongly on this CPU",
                 where="QuantizedModel.compile",
                 fix="call the model as it is, which gathers patches there: quantized(x)",
             )
