@@ -165,6 +165,26 @@ def test_layers_of_one_width_run_in_int8(tmp_path) -> None:
     assert exported.integer == exported.expected == 3
 
 
+class CalledTwice(nn.Module):
+    """One convolution, and so one bias, for two inputs of an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv(x) + self.conv(y))
+
+
+def test_a_convolution_that_is_called_twice_has_two_biases(tmp_path) -> None:
+    """OpenVINO computes one that both read, and what follows, in a generated kernel on floats."""
+    torch.manual_seed(0)
+    pairs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 3, 8, 8)) for _ in range(2)]
+    model = backquant.quantize(CalledTwice().eval(), backend="openvino", calibration=pairs)
+    exported = backquant.export(model, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 4
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -53,11 +53,13 @@ _PRODUCERS = ("conv", "linear")
 @dataclass(frozen=True)
 class Combination:
     """``of``: two modules and two inputs to a result. ``behind``: the operators that the description has to
-    have, each of which may add what it is off by. ``once``: one module is called twice."""
+    have, each of which may add what it is off by. ``once``: one module is called twice. ``read``: a module
+    reads the result, and gives the same."""
 
     of: Joined
     behind: tuple[Any, ...]
     once: bool = False
+    read: bool = False
 
 
 def _read_twice(one: nn.Module, other: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -88,6 +90,8 @@ COMBINATIONS: dict[str, Combination] = {
         (torch.flatten, torch.flatten, torch.cat),
     ),
 }
+#: The same between operators on integers, for descriptions that quantize them only there.
+_READ = {f"{name}, and read": replace(each, read=True) for name, each in COMBINATIONS.items()}
 
 
 class _Pair(nn.Module):
@@ -96,9 +100,27 @@ class _Pair(nn.Module):
     def __init__(self, one: nn.Module, other: nn.Module, of: Joined) -> None:
         super().__init__()
         self.one, self.other, self._of = one, other, of
+        self.reader: nn.Module = nn.Identity()
+
+    def joined(self, x0: Tensor, x1: Tensor) -> Tensor:
+        return self._of(self.one, self.other, x0, x1)
 
     def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
-        return self._of(self.one, self.other, x0, x1)
+        return self.reader(self.joined(x0, x1))
+
+
+def _reader(kind: type[nn.Module], made: Tensor) -> nn.Module:
+    """A module of this kind that gives what it is given, tensors as ``made``, if it takes their rank."""
+    if not issubclass(kind, nn.Linear) and made.dim() < 3:
+        return nn.Identity()
+    if issubclass(kind, nn.Linear):
+        module = kind(made.shape[-1], made.shape[-1])
+        nn.init.eye_(module.weight)
+    else:
+        module = kind(made.shape[1], made.shape[1], 1)
+        nn.init.dirac_(module.get_parameter("weight"))
+    nn.init.zeros_(module.get_parameter("bias"))
+    return module
 
 
 def combinations(backend: BackendConfig) -> Iterator[Claim]:
@@ -117,8 +139,16 @@ def combinations(backend: BackendConfig) -> Iterator[Claim]:
                 continue
             for name, combination in COMBINATIONS.items():
                 if all(_admits(backend, op, config) for op in combination.behind):
+                    last = combination.behind[-1]
+                    name += ", and read" if _only_between(backend, last) else ""
                     text = f"{name} {entry.normal_pattern}"
                     yield Claim(at, position, text, dtypes_text(config), name)
+
+
+def _only_between(backend: BackendConfig, op: Any) -> bool:
+    """Whether ``op`` stays float where no operator on integers reads what it computes."""
+    rules = () if backend.qdq is None else backend.qdq.leave_float
+    return any(rule.beside_float and op in rule.operators for rule in rules)
 
 
 def _producer(entry: BackendPatternConfig) -> Operator | None:
@@ -153,7 +183,7 @@ def combined_model(trial: Trial, backend: BackendConfig) -> FloatModel:
     """The float model of a combination; two modules have weights of their own."""
     entry = backend.configs[trial.claim.entry]
     config = entry.dtype_configs[trial.claim.config]
-    combination = COMBINATIONS[trial.claim.together]
+    combination = {**COMBINATIONS, **_READ}[trial.claim.together]
     operator = find(entry.normal_pattern.anchor.op)
     assert operator is not None
     sample = admitted(entry, config, backend, operator) or operator.sample
@@ -163,13 +193,17 @@ def combined_model(trial: Trial, backend: BackendConfig) -> FloatModel:
     other = one if combination.once else build_module(entry.normal_pattern.anchor.op, sample).module
     if other is not one:
         with torch.no_grad():
-            other.get_parameter("weight").neg_()
-    pair = fx.symbolic_trace(_Pair(one, other, combination.of)).eval()
+            for parameter in other.parameters():  # equal biases would be one constant of an export
+                parameter.neg_()
+    pair = _Pair(one, other, combination.of)
+    if combination.read:
+        made = pair.joined(*[torch.zeros(sample.shapes[0])] * 2)
+        pair.reader = _reader(entry.normal_pattern.anchor.op, made)
     inputs = [Input(sample.shapes[0])] * 2
     operators = (operator, *(find(op) for op in combination.behind))
-    return FloatModel(
-        pair, inputs, sample_text(sample), operators=operators, behind=len(combination.behind)
-    )
+    behind = len(combination.behind) + combination.read
+    traced = fx.symbolic_trace(pair).eval()
+    return FloatModel(traced, inputs, sample_text(sample), operators=operators, behind=behind)
 
 
 def together(trial: Trial, setting: Setting) -> Steps:

@@ -10,6 +10,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.amx import check_amx
+from backquant.deploy.openvino.biases import separate_biases
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.session import OpenVinoSession
 from backquant.deploy.program import quiet
@@ -41,6 +42,7 @@ class OpenVinoTarget:
         import openvino
 
         model = onnx_model(job)
+        separate_biases(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
         save_onnx(model, through)
         with quiet():
