@@ -1,9 +1,10 @@
 """oneDNN's integer kernels, checked before their first use.
 
-On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by more
-than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over
-8 channels, and others whose rule is not known (``docs/kernels.md``); with a zero point, groups of one channel
-in and more than 32 out. So each shape is tried once, on random integers; what differs runs as a product of gathered patches (``backquant.lower.kernels.patches``).
+On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by
+more than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16 over
+8 channels, with a zero point groups of one channel in and more than 32 out, and others whose rule is not known
+(``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product of
+gathered patches (``backquant.lower.kernels.patches``).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def is_right_here(
     zero_point: int = 0,
 ) -> bool:
     """Whether this CPU's oneDNN convolves uint8 inputs of ``shape`` ``[batch, in, ...]`` with int8 weights of
-    shape ``weight`` ``[out, in / groups, ...]`` rightly. ``zero_point``: the one that the kernel is given; any
-    but 0 stands for all others.
+    shape ``weight`` ``[out, in / groups, ...]`` rightly. ``zero_point``: the one that the kernel is given;
+    any but 0 stands for all others.
 
     >>> geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
     >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
