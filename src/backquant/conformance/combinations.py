@@ -100,19 +100,20 @@ class _Pair(nn.Module):
     def __init__(self, one: nn.Module, other: nn.Module, of: Joined) -> None:
         super().__init__()
         self.one, self.other, self._of = one, other, of
-        self.reader: nn.Module = nn.Identity()
+        self.reader: nn.Module | None = None
 
     def joined(self, x0: Tensor, x1: Tensor) -> Tensor:
         return self._of(self.one, self.other, x0, x1)
 
     def forward(self, x0: Tensor, x1: Tensor) -> Tensor:
-        return self.reader(self.joined(x0, x1))
+        made = self.joined(x0, x1)
+        return made if self.reader is None else self.reader(made)
 
 
-def _reader(kind: type[nn.Module], made: Tensor) -> nn.Module:
+def _reader(kind: type[nn.Module], made: Tensor) -> nn.Module | None:
     """A module of this kind that gives what it is given, tensors as ``made``, if it takes their rank."""
     if not issubclass(kind, nn.Linear) and made.dim() < 3:
-        return nn.Identity()
+        return None
     if issubclass(kind, nn.Linear):
         module = kind(made.shape[-1], made.shape[-1])
         nn.init.eye_(module.weight)
@@ -139,10 +140,9 @@ def combinations(backend: BackendConfig) -> Iterator[Claim]:
                 continue
             for name, combination in COMBINATIONS.items():
                 if all(_admits(backend, op, config) for op in combination.behind):
-                    last = combination.behind[-1]
-                    name += ", and read" if _only_between(backend, last) else ""
-                    text = f"{name} {entry.normal_pattern}"
-                    yield Claim(at, position, text, dtypes_text(config), name)
+                    read = ", and read" if _only_between(backend, combination.behind[-1]) else ""
+                    text = f"{name}{read} {entry.normal_pattern}"
+                    yield Claim(at, position, text, dtypes_text(config), name + read)
 
 
 def _only_between(backend: BackendConfig, op: Any) -> bool:
