@@ -3,8 +3,8 @@
 On some CPUs (with AMX, and AMD's with VNNI) oneDNN (torch 2.13) computes some convolutions wrongly, by
 more than their largest value: kernels of 4 over 32 channels with stride 4, of 8 over 16 with stride 8, 16×16
 over 8 channels, with a zero point groups of one channel in and more than 32 out, and others whose rule is not
-known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product of
-gathered patches (``backquant.lower.kernels.patches``).
+known (``docs/kernels.md``). So each shape is tried once, on random integers; what differs runs as a product
+of gathered patches (``backquant.lower.kernels.patches``).
 """
 
 from __future__ import annotations
