@@ -114,9 +114,10 @@ def _reader(kind: type[nn.Module], made: Tensor) -> nn.Module | None:
     """A module of this kind that gives what it is given, tensors as ``made``, if it takes their rank."""
     if not issubclass(kind, nn.Linear) and made.dim() < 3:
         return None
+    module: nn.Module
     if issubclass(kind, nn.Linear):
         module = kind(made.shape[-1], made.shape[-1])
-        nn.init.eye_(module.weight)
+        nn.init.eye_(module.get_parameter("weight"))
     else:
         module = kind(made.shape[1], made.shape[1], 1)
         nn.init.dirac_(module.get_parameter("weight"))
