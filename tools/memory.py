@@ -1,13 +1,16 @@
 """Resident memory over many calls, cycles and batches: flat after warm-up.
 
     python tools/memory.py calls --count 10000 --backend x86
+    python tools/memory.py shapes --count 2000        # each of them another one
     python tools/memory.py cycles --count 200
     python tools/memory.py batches --count 2000
     python tools/memory.py histogram --count 200
     python tools/memory.py compiled --count 10000
     python tools/memory.py compiles --count 200       # a C++ compiler each, some 10 s
 
-calls: one model, a shape in turn out of 40. cycles: quantize, save, load, call, drop. batches: calibration.
+calls: one model, a shape in turn out of 40. shapes: each step is a shape that was not there before, three
+times, so that it is recorded; oneDNN keeps 64 primitives then instead of 1,024, which takes longer than this
+to fill (a float model grows meanwhile, too). cycles: quantize, save, load, call, drop. batches: calibration.
 histogram: an observer that meets 1e30, denormals and zeros among normal values. compiled: calls of one with a
 dynamic batch, a third of them of sizes that the code was not made for. compiles: quantize, compile, call,
 drop; Inductor's folders on the disk are counted, too. The first half is warm-up;
@@ -27,6 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "shapes" in sys.argv[1:2]:  # read when torch is loaded
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 import torch
 from torch import nn
@@ -57,6 +62,17 @@ def quantized(backend: str) -> nn.Module:
 def calls(backend: str) -> Step:
     made = quantized(backend)
     return lambda number: made(torch.zeros(1 + number % 5, 3, 8 + number % 8, 16))
+
+
+def shapes(backend: str) -> Step:
+    made = quantized(backend)
+
+    def step(number: int) -> None:
+        image = torch.zeros(1, 3, 8 + number % 50, 8 + number // 50)
+        for _ in range(3):  # looked at, recorded, replayed
+            made(image)
+
+    return step
 
 
 def cycles(backend: str) -> Step:
@@ -125,6 +141,7 @@ def compiles(backend: str) -> Step:
 
 KINDS = {
     "calls": calls,
+    "shapes": shapes,
     "cycles": cycles,
     "batches": batches,
     "histogram": histogram,

@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.zero_point import fold_zero_point
 
-_known: dict[Any, bool] = {}  # a few numbers for each shape of a process
-
+_KEPT = 4096  # shapes of a process; those that were not met for the longest time are tried again
 _TOLERANCE = 1e-3  # of the largest sum; float32 sums of 8-bit products are exact to 1e-6
 
 
@@ -39,12 +38,13 @@ def is_right_here(
     >>> is_right_here((1, 3, 8, 8), (4, 3, 3, 3), geometry, 1)
     True
     """
-    key = (shape, weight, geometry, groups, 100 if zero_point else 0)
-    found = _known.get(key)
-    if found is None:
-        with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
-            found = _known[key] = _tried(*key)
-    return found
+    return _is_right(shape, weight, geometry, groups, 100 if zero_point else 0)
+
+
+@lru_cache(maxsize=_KEPT)
+def _is_right(*case: Any) -> bool:
+    with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
+        return _tried(*case)
 
 
 @lru_cache(maxsize=1)
