@@ -90,12 +90,19 @@ class DynamicLinear(RepackedKernel):
         else:
             relu, plain = ops.linear_relu_dynamic, ops.linear_dynamic
             out = (relu if c.post_op == "relu" else plain)(rows, self.packed, c.reduce_range)
-        out = _activated(c, out) if c.post_op not in ("none", "relu") else out
+        out = activated(c, out) if c.post_op not in ("none", "relu") else out
         return out.reshape(*x.shape[:-1], out.shape[-1]).to(x.dtype)
 
 
-def _activated(config: DynamicLinearConfig, x: torch.Tensor) -> torch.Tensor:
+def activated(config: DynamicLinearConfig, x: torch.Tensor) -> torch.Tensor:
+    """The activation behind the layer, of floats.
+
+    >>> activated(DynamicLinearConfig("fbgemm", torch.int8, post_op="relu"), torch.tensor([-1.0]))
+    tensor([0.])
+    """
     name, numbers = config.post_op, config.post_numbers
+    if name in ("none", "relu"):
+        return x.relu() if name == "relu" else x
     if name == "hardtanh":
         return F.hardtanh(x, numbers[0], numbers[1])
     if name == "leaky_relu":

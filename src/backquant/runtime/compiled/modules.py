@@ -17,12 +17,16 @@ from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.conv_add import OnednnConvAdd
 from backquant.lower.kernels.grouped import GroupedLinear
 from backquant.lower.kernels.linear import OnednnLinear
+from backquant.lower.kernels.linear_dynamic import DynamicLinear
 from backquant.lower.kernels.lookup import Lookup
 from backquant.lower.kernels.norm import BatchNorm, Norm
 from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.postop import PostOp
+from backquant.lower.kernels.quantized import QuantizedWeighted
 from backquant.runtime.compiled import operators
+from backquant.runtime.compiled.dynamic import dynamic_linear
 from backquant.runtime.compiled.functions import as_float, as_integer
+from backquant.runtime.compiled.transposed import TransposedConvolution
 
 
 class _Weighted(nn.Module):
@@ -161,7 +165,13 @@ class _BatchNorm(nn.Module):
         return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
 
 
-_MODULES: dict[type, Callable[[Any], nn.Module]] = {
+def _transposed(kernel: QuantizedWeighted) -> nn.Module | None:
+    is_transposed = kernel.config.operator.startswith("conv_transpose")
+    has_zero_point = bool(kernel.weight_zero_point.any())
+    return TransposedConvolution(kernel) if is_transposed and not has_zero_point else None
+
+
+_MODULES: dict[type, Callable[[Any], nn.Module | None]] = {
     OnednnConv: _Convolution,
     OnednnConvAdd: _ConvolutionAdd,
     OnednnLinear: _Linear,
@@ -169,6 +179,8 @@ _MODULES: dict[type, Callable[[Any], nn.Module]] = {
     Lookup: _Lookup,
     Norm: _Norm,
     BatchNorm: _BatchNorm,
+    DynamicLinear: dynamic_linear,
+    QuantizedWeighted: _transposed,
 }
 
 
