@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import warnings
 from collections import deque
@@ -28,6 +29,7 @@ Tell = Callable[[str, Any], None]
 Job = Callable[[Group, Tell], None]
 _TRIALS_OF_ONE = 200
 _POLL = 0.2
+_WATCH = 1.0
 
 
 @dataclass
@@ -143,7 +145,7 @@ class Pool:
             warnings.simplefilter(
                 "ignore", DeprecationWarning
             )  # of forks beside threads, which idle
-            process = context.Process(target=_work, args=(theirs, self.job), daemon=True)  # type: ignore[attr-defined]
+            process = context.Process(target=_work, args=(ours, theirs, self.job), daemon=True)  # type: ignore[attr-defined]
             process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -175,9 +177,24 @@ def _end(worker: _Worker) -> None:
     worker.process.join()
 
 
-def _work(pipe: Connection, job: Job) -> None:
+def _end_with_parent(ours: Connection) -> None:
+    """Let this process end as soon as the one that started it has ended, in the middle of a case, too."""
+    ours.close()  # the copy that the fork made of the other end
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(ours: Connection, pipe: Connection, job: Job) -> None:
     """In the worker: one group after the other, on one thread, in silence."""
     import torch
+
+    _end_with_parent(ours)
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""Transposed convolutions as convolutions: each of ``stride`` neighbours in the result is a channel, made of the
-taps that reach it, and the channels are laid side by side. No product with an inserted zero is computed.
+"""Transposed convolutions as convolutions: each of ``stride`` neighbours in the result is a channel, made of
+the taps that reach it, and the channels are laid side by side. No product with an inserted zero is computed.
 
 Position ``s·m + r`` of the result reads input ``m - q`` by tap ``k``, where ``d·k = s·q + r`` (stride ``s``,
 dilation ``d``).
@@ -79,7 +79,7 @@ class TransposedConvolution(nn.Module):
 
 
 def _taps(kernel: int, stride: int, dilation: int, padding: int, output_padding: int) -> int:
-    """How many inputs a convolution has to reach: those that a tap reads, and as many as the result is long."""
+    """Over how many inputs the convolution reaches: those that a tap reads, and enough for the result."""
     last = dilation * (kernel - 1)
     beyond = last + 1 + output_padding - padding - stride * (1 + last // stride)
     return 1 + last // stride + max(0, math.ceil(beyond / stride))
@@ -99,5 +99,5 @@ def _spread(
     for tap in itertools.product(*(range(n) for n in weight.shape[2:])):
         at = [divmod(k * d, s) for k, d, s in zip(tap, dilation, stride, strict=True)]
         left = [n - 1 - q for n, (q, _) in zip(taps, at, strict=True)]
-        made[(slice(None), *(r for _, r in at), slice(None), *left)] = weight[..., *tap]
+        made[(slice(None), *(r for _, r in at), slice(None), *left)] = weight[(..., *tap)]
     return made.reshape(-1, weight.shape[1], *taps)
