@@ -99,7 +99,7 @@ GROUPS = DTypeConfig(
 )
 
 # depthwise: every channel a group
-NOT_DEPTHWISE = {"any": [{"groups": 1}, {"groups": {"not": {"equals": "in_channels"}}}]}
+NOT_DEPTHWISE = {"groups": {"not": {"equals": "in_channels"}}}
 DYNAMIC_CONV = DTypeConfig(
     torch.qint8,
     torch.float,

@@ -3,6 +3,8 @@ generated code, the products are the kernel of a static linear layer."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -39,7 +41,7 @@ class DynamicProduct(nn.Module):
         scale = ((most - least) / top).clamp(min=_LEAST_SCALE)
         zero_point = (-least / scale).round().clamp(0, top)
         integers = (value / scale + zero_point).round().clamp(0, top).to(torch.uint8)
-        plain = (1.0, 0, torch.float32, "none", [], "")
+        plain: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
         sums = operators.linear(integers, 1.0, 0, self.weight, self.scale, None, *plain)
         made = (sums - zero_point * self.shift) * scale
         made = made if self.bias is None else made + self.bias

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,5 +100,6 @@ def _spread(
     for tap in itertools.product(*(range(n) for n in weight.shape[2:])):
         at = [divmod(k * d, s) for k, d, s in zip(tap, dilation, stride, strict=True)]
         left = [n - 1 - q for n, (q, _) in zip(taps, at, strict=True)]
-        made[(slice(None), *(r for _, r in at), slice(None), *left)] = weight[(..., *tap)]
+        copy: tuple[Any, ...] = (slice(None), *(r for _, r in at), slice(None), *left)
+        made[copy] = weight[(slice(None), slice(None), *tap)]
     return made.reshape(-1, weight.shape[1], *taps)
