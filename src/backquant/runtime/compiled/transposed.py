@@ -101,5 +101,6 @@ def _spread(
         at = [divmod(k * d, s) for k, d, s in zip(tap, dilation, stride, strict=True)]
         left = [n - 1 - q for n, (q, _) in zip(taps, at, strict=True)]
         copy: tuple[Any, ...] = (slice(None), *(r for _, r in at), slice(None), *left)
-        made[copy] = weight[(slice(None), slice(None), *tap)]
+        taken: tuple[Any, ...] = (slice(None), slice(None), *tap)
+        made[copy] = weight[taken]
     return made.reshape(-1, weight.shape[1], *taps)
