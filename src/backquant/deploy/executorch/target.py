@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.described_rounding import unstated_rounding
+from backquant.deploy.executorch.called_once import called_once
 from backquant.deploy.executorch.lowering import lower_program
 from backquant.deploy.executorch.readback import read_back
 from backquant.deploy.executorch.runtime import ExecuTorchModel, LoadedProgram, registered_kernels
@@ -52,6 +54,7 @@ class ExecuTorchTarget:
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Lower, write, read back, run."""
+        job = replace(job, module=called_once(job.module))
         lowered = lower_program(job.program)
         path.write_bytes(lowered.buffer)
         found = read_back(lowered.buffer)
