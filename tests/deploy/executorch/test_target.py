@@ -52,6 +52,26 @@ def test_convolutions_run_in_the_delegate(residual, tmp_path) -> None:
     torch.testing.assert_close(result, model(X), rtol=0, atol=1.01 * step)
 
 
+class CalledTwice(nn.Module):
+    """One layer for inputs on scales that are far apart; ExecuTorch refuses a Conv1d that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.conv(x), self.conv(100 * x)], 1)
+
+
+def test_a_layer_that_is_called_twice(tmp_path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8)
+    model = backquant.quantize(CalledTwice().eval(), backend="xnnpack", calibration=[x])
+    exported, result = exported_and_run(model, tmp_path / "m.pte", x)
+    assert kernels(exported)["XNNPACK Conv2d"] == 2
+    torch.testing.assert_close(result, model(x), rtol=0, atol=0.01 * float(result.abs().max()))
+
+
 class Mixed(nn.Module):
     """A depthwise, a one-dimensional and a transposed convolution, products, cat, and GELU in float."""
 
