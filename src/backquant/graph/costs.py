@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from backquant.graph.clone import own_buffers
+from backquant.graph.dispatch_mode import DispatchMode
 from backquant.graph.example import as_arguments
 from backquant.graph.multiply_adds import FORMULAS, has_no_formula
 from backquant.graph.objects import fresh
@@ -68,7 +68,7 @@ class GraphCosts:
     not_counted: str = ""
 
 
-class MultiplyAdds(TorchDispatchMode):
+class MultiplyAdds(DispatchMode):
     """Counts while it is active: ``count``, and in ``unknown`` the operators that it cannot count.
 
     >>> with MultiplyAdds() as counter:

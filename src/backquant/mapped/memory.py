@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from backquant.errors import ArtifactError
+from backquant.graph.dispatch_mode import DispatchMode
 
 _RESIDENT = 128 << 20  # bytes of mapped tensors that may stay in memory
 _LEAST = 1 << 16  # bytes of a tensor that is worth a file
@@ -27,7 +27,7 @@ _DONT_NEED = 4  # MADV_DONTNEED of Linux
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class MappedMemory(TorchDispatchMode):
+class MappedMemory(DispatchMode):
     """While it is active, at most ``resident`` bytes of mapped tensors, and those of the operator that runs,
     stay in memory. Mapped tensors must not be written to.
 

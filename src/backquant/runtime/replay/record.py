@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
 
 _SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
@@ -155,7 +155,7 @@ def _has_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in given)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self, inputs: list[torch.Tensor], origin: Callable[[], str]) -> None:
         super().__init__()
         self.origin = origin
