@@ -27,26 +27,19 @@ import torch
 from torch import nn
 
 from benchmarks.models import MODELS, build
+from benchmarks.resident import forget_peak, resident
 
 MIB = 1 << 20
 PEERS = ("ours", "torch.ao")
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def status(field: str) -> float:
-    """A line of /proc/self/status, MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status")
-
-
 def added_at_peak(step: Callable[[], Any]) -> tuple[float, Any]:
     """How much more memory there was at some time during ``step`` than before it, MiB."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = status("VmRSS")
+    forget_peak()
+    before = resident()
     result = step()
-    return status("VmHWM") - before, result
+    return resident("VmHWM") - before, result
 
 
 def ours(model: nn.Module, batch: torch.Tensor) -> Any:

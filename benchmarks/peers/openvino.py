@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers import Inputs, Prepared, Task
 
-__all__ = ["prepare_controlled", "prepare_float", "prepare_int8"]
+__all__ = ["prepare_controlled", "prepare_float", "prepare_int8", "quantized"]
 
 
 def converted(task: Task) -> Any:
@@ -57,10 +57,15 @@ def prepare_float(task: Task) -> Prepared:
     return compiled(converted(task), task.threads)
 
 
-def prepare_int8(task: Task) -> Prepared:
+def quantized(task: Task) -> Any:
+    """The model that NNCF makes."""
     nncf.set_log_level(logging.ERROR)
     data = nncf.Dataset([_fed(batch) for batch in task.calibration])
-    return compiled(nncf.quantize(converted(task), data, model_type=_kind(task)), task.threads)
+    return nncf.quantize(converted(task), data, model_type=_kind(task))
+
+
+def prepare_int8(task: Task) -> Prepared:
+    return compiled(quantized(task), task.threads)
 
 
 def _kind(task: Task) -> Any:
