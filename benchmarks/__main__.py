@@ -1,14 +1,15 @@
 """make bench: every benchmark in one run, each in a process of its own with a time limit.
 
-    python -m benchmarks                       # all but quick, pays, tool and deploy: 20 minutes on 2 cores
+    python -m benchmarks                # all that need not be named: 20 minutes on 2 cores
     python -m benchmarks models --models resnet18 bert_base --peers backquant openvino_int8
     python -m benchmarks calibration startup --out out/bench
 
-Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, kernels,
-lowbit, qat, quick (six models beside ONNX Runtime, 4 minutes), pays (stock models beside float), and, hours
-long, tool (what ``quantize`` takes, by stage) and deploy (models on the targets of export; see
-``benchmarks.deploy``). Writes what each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures
-beside them, and all of it to ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
+Sections: models (speed and quality beside the peers), calibration, scaling, memory, startup, profiles,
+kernels, lowbit, qat, and, only when they are named, quick (six models beside ONNX Runtime, 4 minutes),
+run_memory (of inference beside the peers), pays (stock models beside float), and, hours long, tool (what
+``quantize`` takes, by stage) and deploy (models on the targets of export; see ``benchmarks.deploy``).
+Writes what each prints to ``SECTION.txt``, its figures to ``SECTION.json``, pictures beside them, and all of
+it to ``bench.json`` and ``bench.md``. Exit status 1 when a section failed.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ SECTIONS: dict[str, Section] = {
         "Time of quantize, by stage", "tool_time", ("--out", "{out}/tool.json"), 2 * 3600
     ),
     "memory": Section("Peak memory", "memory", ("--out", "{out}/memory.json"), 240),
+    "run_memory": Section(
+        "Memory of inference", "run_memory", ("--out", "{out}/run_memory.json"), 400
+    ),
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 240),
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
@@ -95,7 +99,8 @@ SECTIONS: dict[str, Section] = {
     "pays": Section("Whether quantizing pays", "pays", ("--out", "{out}"), 1200),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
-ASKED = ("quick", "pays", "tool", "deploy")  # only when they are named
+ASKED = ("quick", "run_memory", "pays", "tool", "deploy")  # only when they are named
+MARKDOWN = ("models", "calibration", "quick", "run_memory", "pays", "deploy")  # what they print
 
 
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -141,7 +146,7 @@ def write(found: dict[str, dict[str, Any]], out: Path) -> None:
         figures = _file(name, out, ".json")
         known = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else None
         data["sections"][name] = {**section, "figures": known}
-        fence = "" if name in ("models", "calibration", "deploy", "pays", "quick") else "```"
+        fence = "" if name in MARKDOWN else "```"
         page += [f"## {section['title']}", fence, section["text"].rstrip(), fence]
         page += [f"Failed: {section['failed']}"] if section["failed"] else []
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
