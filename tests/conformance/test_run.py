@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +91,32 @@ class Fragile(Misbehaving):
 
     def build_all(self, asked: Any) -> list[Any]:
         return [self.build(each.prepared, each.example) for each in asked]
+
+
+_ORPHAN = """
+import os, time
+from backquant.conformance.case import Claim, Trial
+from backquant.conformance.workers import Pool
+
+def hang(trials, tell):
+    os.write(outside, b"%d\\n" % os.getpid())
+    time.sleep(60)
+
+outside = os.dup(1)
+list(Pool(hang, "e", 1, 60.0).run([(Trial(Claim(0, 0, "p", "d")),)], time.monotonic() + 60))
+"""
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    """In the middle of a case, too."""
+    with subprocess.Popen([sys.executable, "-c", _ORPHAN], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    until = time.monotonic() + 10
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}").exists()
 
 
 def test_what_dies_in_a_group_is_found_alone() -> None:
