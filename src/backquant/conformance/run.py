@@ -124,7 +124,7 @@ def _stream(
     size = size_of_groups(setting)
     groups = [tuple(left[at : at + size]) for at in range(0, len(left), size)]
     if jobs:
-        job = _Job(setting)
+        job = _Job(setting, until)
         yield from Pool(job, setting.engine.name, jobs, limit).run(groups, until)
         return
     for group in groups:
@@ -135,9 +135,10 @@ def _stream(
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker does with trials."""
+    """What a worker does with trials, ``until`` that time: those that are not done then are given up."""
 
     setting: Setting
+    until: float
 
     def __call__(self, trials: Sequence[Trial], tell: Callable[[str, Any], None]) -> None:
         here = replace(self.setting, at=lambda case: tell("at", case))
@@ -147,6 +148,8 @@ class _Job:
                 tell("done", position[trial])
             else:
                 tell("outcome", (position[trial], outcome.to_dict()))
+            if time.monotonic() >= self.until:
+                return
 
 
 class _Log:
