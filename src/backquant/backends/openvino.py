@@ -6,8 +6,8 @@ that depend on no input are not quantized: an addition of a quantized constant f
 
 Measured on OpenVINO 2026.4: float weights behind quantize nodes make the convolutions run in bfloat16;
 unsigned weights, too. Transposed convolutions have integer kernels for inputs without a zero point and
-weights scaled by output channel, where they are not grouped and their last stride is at most 2 (with 3, values at the end are
-memory that nobody wrote).
+weights scaled by output channel, where they are not grouped and their last stride is at most 2 (with 3,
+values at the end are memory that nobody wrote).
 """
 
 from __future__ import annotations
