@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.errors import UsageError
+from backquant.errors import InputError, UsageError
 
 pytestmark = pytest.mark.xdist_group("small decoder")  # one worker pays for what they share
 
@@ -128,7 +128,35 @@ def test_the_model_is_not_changed() -> None:
     assert isinstance(generator, type(model))
 
 
-def test_what_cannot_generate_is_refused() -> None:
+def test_an_exported_decoder_generates(tmp_path: Path) -> None:
+    """With four bits; twenty tokens that are the reference model's, from the kernels of ONNX Runtime."""
+    model = trained()
+    example = backquant.decoder_inputs(model, ids(TEXT[:24]), cached=12)
+    four_bits = backquant.quantize(
+        model, example, backend="onnxruntime", weights="int4", group_size=32
+    )
+    pair = {"keys": {2: "cached"}, "values": {2: "cached"}}
+    axes = {
+        "input_ids": {1: "new"},
+        "position_ids": {1: "new"},
+        "attention_mask": {1: "all"},
+        "past_key_values": {"layers": [pair, pair]},
+    }
+    exported = backquant.export(four_bits, tmp_path / "decoder.onnx", dynamic_shapes=axes)
+    assert exported.kernel_counts["MatMulNBits(groups of 32) (int4)"] == 15
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    from_file = backquant.as_generator(tmp_path / "decoder.onnx", empty)
+    emulated = backquant.as_generator(four_bits, empty)
+    for prompt in ("the quick ", "cat sleeps near"):
+        assert twenty(from_file, prompt) == twenty(emulated, prompt)
+
+
+def test_what_cannot_generate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no file"):
+        backquant.as_generator(tmp_path / "decoder.onnx", trained())
+    with pytest.raises(UsageError, match="no target has files"):
+        backquant.as_generator(tmp_path / "decoder.bq", trained())
     linear = backquant.quantize(nn.Linear(4, 4), calibration=[torch.randn(2, 4)])
     with pytest.raises(UsageError, match="no cache"):
         backquant.as_generator(linear, trained())

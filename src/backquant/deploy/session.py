@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from backquant.deploy.target import Target, check_installed, find_target, list_targets, usual_suffix
-from backquant.errors import MissingExtraError
+from backquant.errors import InputError, MissingExtraError, UsageError
 
-__all__ = ["LoadingTarget", "Loaded", "RunningTarget", "Session", "running_target"]
+__all__ = ["LoadingTarget", "Loaded", "RunningTarget", "Session", "load_exported", "running_target"]
 
 
 class Loaded(Protocol):
     """A loaded file; arrays in and out, in the order of the model's."""
+
+    @property
+    def inputs(self) -> Mapping[str, Sequence[int | None]]:
+        """The sizes of each input by its name, where the file has names; free ones are ``None``, or the
+        greatest that may be."""
+        ...
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""
@@ -63,3 +69,35 @@ def running_target(backend: str) -> RunningTarget | None:
                 return None
             return target
     return None
+
+
+def load_exported(path: Path, threads: int) -> Loaded:
+    """Load a file that ``export`` wrote in the runtime that it is for, with ``threads`` where that takes a
+    number of them.
+
+    Raises ``UsageError`` for a suffix that no target has, or whose target has no runtime here;
+    ``InputError`` where there is no file; ``MissingExtraError`` where the runtime is not installed.
+
+    >>> load_exported(Path("model.onnx"), 1)
+    Traceback (most recent call last):
+    backquant.errors.InputError: there is no file model.onnx
+      where  model.onnx
+      fix    the path that backquant.export was given
+    """
+    target = find_target(None, path)
+    if not isinstance(target, LoadingTarget):
+        raise UsageError(
+            f"the files of {target.name} are not run here",
+            where=str(path),
+            fix="backquant.export to a target with a runtime: onnx, openvino, executorch, inductor",
+        )
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path}",
+            where=str(path),
+            fix="the path that backquant.export was given",
+        )
+    check_installed(target)
+    return (
+        target.session(path, threads) if isinstance(target, RunningTarget) else target.loaded(path)
+    )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +20,7 @@ from torch import nn
 from backquant.errors import UsageError
 from backquant.graph.export import Argument, Interface
 from backquant.graph.objects import tensors_of
-
-_CACHE = "past_key_values"
+from backquant.interop.exported_decoder import CACHE, ExportedDecoder
 
 
 def decoder_inputs(model: nn.Module, input_ids: torch.Tensor, *, cached: int) -> dict[str, Any]:
@@ -51,12 +52,12 @@ def decoder_inputs(model: nn.Module, input_ids: torch.Tensor, *, cached: int) ->
         )
     with torch.no_grad():
         first = input_ids[:, : max(cached, 1)]
-        cache = model(input_ids=first, past_key_values=_cache(), use_cache=True)[_CACHE]
+        cache = model(input_ids=first, past_key_values=_cache(), use_cache=True)[CACHE]
     return {
         "input_ids": input_ids[:, cached:],
         "attention_mask": torch.ones(batch, length, dtype=torch.int64),
         "position_ids": torch.arange(cached, length).expand(batch, -1),
-        _CACHE: cache if cached else _emptied(cache),
+        CACHE: cache if cached else _emptied(cache),
     }
 
 
@@ -74,21 +75,28 @@ def _emptied(cache: Any) -> Any:
     return empty
 
 
-def as_generator(quantized: nn.Module, model: nn.Module) -> Any:
+def as_generator(quantized: nn.Module | str | os.PathLike[str], model: nn.Module) -> Any:
     """A model of the class of ``model`` whose ``forward`` is the quantized model's: it can ``generate()``.
 
     Args:
-        quantized: from ``quantize`` with ``decoder_inputs`` as example inputs, or from ``load``.
+        quantized: from ``quantize`` with ``decoder_inputs`` as example inputs, or from ``load``; or a
+            file that ``export`` wrote of such a model (``.onnx``, ``.xml``), which its runtime
+            computes.
         model: a causal language model of ``transformers``, for its configuration alone: weights on the
             ``meta`` device will do, and none are kept.
 
     Raises:
         UsageError: the quantized model takes no cache, or ``model`` is of another library.
+        InputError: there is no such file.
     """
-    interface = getattr(quantized, "interface", None)
-    known = isinstance(interface, Interface)
-    taken = [a for a in interface.arguments if a.shapes] if isinstance(interface, Interface) else []
-    if not known or _CACHE not in [argument.name for argument in taken]:
+    if isinstance(quantized, (str, os.PathLike)):
+        run: Any = ExportedDecoder(Path(quantized))
+        taken = run.taken
+    else:
+        run, interface = quantized, getattr(quantized, "interface", None)
+        known = interface.arguments if isinstance(interface, Interface) else ()
+        taken = [argument for argument in known if argument.shapes]
+    if CACHE not in [argument.name for argument in taken]:
         raise UsageError(
             "the quantized model takes no cache of keys and values",
             where="as_generator",
@@ -102,7 +110,7 @@ def as_generator(quantized: nn.Module, model: nn.Module) -> Any:
         )
     made = copy.copy(model)
     made.__dict__ |= {"_modules": {}, "_parameters": {}, "_buffers": {}}
-    made.__dict__ |= {"quantized": quantized, "taken": taken}
+    made.__dict__ |= {"quantized": run, "taken": taken}
     made.__class__ = _generator_class(type(model))
     return made.eval()
 
@@ -131,10 +139,10 @@ def _arguments(taken: list[Argument], given: Mapping[str, Any]) -> dict[str, Any
         raise UsageError(
             "generate() from token ids", where="as_generator", fix="generate(input_ids=ids)"
         )
-    cache = given.get(_CACHE)
+    cache = given.get(CACHE)
     shapes = {argument.name: argument.shapes for argument in taken}
     if cache is None or not tensors_of(cache):
-        cache = _empty_cache(shapes[_CACHE], len(ids))
+        cache = _empty_cache(shapes[CACHE], len(ids))
     past = int(tensors_of(cache)[0].shape[-2])
     length = past + ids.shape[1]
     mask = given.get("attention_mask")
@@ -143,7 +151,7 @@ def _arguments(taken: list[Argument], given: Mapping[str, Any]) -> dict[str, Any
     positions = given.get("position_ids")
     if positions is None:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-    made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, _CACHE: cache}
+    made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, CACHE: cache}
     missing = [name for name in shapes if name not in made]
     if missing:
         raise UsageError(
@@ -157,7 +165,8 @@ def _arguments(taken: list[Argument], given: Mapping[str, Any]) -> dict[str, Any
 def _empty_cache(shapes: tuple[tuple[int | str | None, ...], ...], batch: int) -> Any:
     """A cache of as many layers as the quantized model has, with no token in it."""
     cache = _cache()
-    sizes = [tuple(n if isinstance(n, int) else 0 for n in shape[1:]) for shape in shapes]
+    numbers = [[n if isinstance(n, int) else 0 for n in shape] for shape in shapes]
+    sizes = [(*shape[1:-2], 0, shape[-1]) for shape in numbers]
     for index, (keys, values) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
         cache.update(torch.zeros(batch, *keys), torch.zeros(batch, *values), index)
     return cache

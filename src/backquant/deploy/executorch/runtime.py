@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class LoadedProgram:
 
     def __init__(self, path: Path) -> None:
         self._model = ExecuTorchModel(path)
+        self.inputs: Mapping[str, Sequence[int | None]] = {}  # the format has no names
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""

@@ -6,7 +6,7 @@ are oneDNN's kernels chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class LoadedPackage:
 
     def __init__(self, path: Path) -> None:
         self._run = torch._inductor.aoti_load_package(str(path))
+        self.inputs: Mapping[str, Sequence[int | None]] = {}  # a package has no names of them
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""

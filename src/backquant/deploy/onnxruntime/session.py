@@ -20,7 +20,10 @@ class OnnxRuntimeSession:
     def __init__(self, path: Path, threads: int) -> None:
         self._path, self._threads = path, threads
         self._session = self._loaded(self._options())
-        self._names = [given.name for given in self._session.get_inputs()]
+        self.inputs: Mapping[str, Sequence[int | None]] = {
+            given.name: [size if isinstance(size, int) else None for size in given.shape]
+            for given in self._session.get_inputs()
+        }
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""
@@ -79,4 +82,4 @@ class OnnxRuntimeSession:
         )
 
     def _feed(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(self._names, inputs, strict=True))
+        return dict(zip(self.inputs, inputs, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ class OpenVinoSession:
         self._path, self._threads = path, threads
         self._compiled = self._loaded({})
         self._request = self._compiled.create_infer_request()
+        self.inputs: Mapping[str, Sequence[int | None]] = {
+            given.get_any_name(): [
+                size.get_length() if size.is_static else None for size in given.get_partial_shape()
+            ]
+            for given in self._compiled.inputs
+        }
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""
