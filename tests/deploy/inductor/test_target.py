@@ -22,7 +22,8 @@ FAST = {"inductor_configs": {"aot_inductor.compile_wrapper_opt_level": "O0"}}
 
 class Tiny(nn.Module):
     """A residual addition, and what Inductor overlooks by itself: a convolution that is called twice, linear
-    layers with one transposed input, a batch norm over flattened rows; and a weight that it packs wrongly."""
+    layers with one transposed input, a batch norm over flattened rows; a weight that it packs wrongly, and a
+    1-d convolution whose shape it computes wrongly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,11 +31,13 @@ class Tiny(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)  # 8 rows to 4; Inductor drops the mode
         self.body = nn.Conv2d(8, 8, 3, padding=1)
         self.gate, self.fc, self.norm = nn.Linear(8, 12), nn.Linear(8, 12), nn.BatchNorm1d(12)
+        self.line = nn.Sequential(nn.Conv1d(8, 8, 3, 2, padding=1), nn.GroupNorm(2, 8))
         self.stored_transposed = nn.Parameter(torch.randn(12, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.stem(x))
-        x = self.body(torch.relu(self.body(x) + x)).flatten(2).transpose(1, 2)
+        x = self.body(torch.relu(self.body(x) + x)).flatten(2)
+        x = self.line(x).transpose(1, 2)
         y = self.fc(x)
         y = self.norm(y.flatten(0, 1)).reshape_as(y) * self.gate(x)
         return torch.mm(y.mean(1), self.stored_transposed)
@@ -64,10 +67,10 @@ def test_convolutions_and_dynamic_batch(tmp_path) -> None:
     exported = backquant.export(model, path, example_inputs=x, dynamic_shapes=shapes, options=FAST)
     assert exported.integer_share == 1.0
     found = Counter(use.kernel.split("_")[0] for use in exported.kernels if use.integer)
-    assert found == {"qconv": 2, "qconv2d": 1, "qlinear": 3}
+    assert found == {"qconv": 3, "qconv2d": 1, "qlinear": 3}
     nodes = [use.nodes for use in exported.kernels if use.integer]
-    assert nodes[:3] == [("stem_0",), ("body",), ("body_1",)]
-    assert set(nodes[3:]) == {("fc",), ("gate",), ("linear",)}
+    assert nodes[:4] == [("stem_0",), ("body",), ("body_1",), ("line_0",)]
+    assert set(nodes[4:]) == {("fc",), ("gate",), ("linear",)}
     with quiet():
         run = torch._inductor.aoti_load_package(str(path))
         for batch in (1, 4, 7):

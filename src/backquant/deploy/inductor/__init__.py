@@ -17,9 +17,11 @@ from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.around_zero import hold_zero
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
+from backquant.deploy.inductor.conv1d import with_height
 from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.inductor.split_dequantize import split_dequantize
+from backquant.deploy.inductor.transposed import keep_transposed
 from backquant.deploy.inductor.wrong_numbers import check_numbers
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.program import export_program, quiet
@@ -56,6 +58,8 @@ class InductorTarget:
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
         keep_ceil_mode(program)
         hold_zero(program)
+        with_height(program)
+        keep_transposed(program)
         program = made_fusible(program)
         configs = {"freezing": True, **job.options.get("inductor_configs", {})}
         try:

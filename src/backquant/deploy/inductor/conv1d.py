@@ -1,0 +1,86 @@
+"""1-d convolutions as 2-d ones of height 1.
+
+Inductor packs the weight of an integer 1-d convolution with a height of 1, and the operator's shape function
+(torch 2.13, ``meta_qconv_pointwise``) then takes this height for the length of the kernel: the result is said
+to be longer than it is, and what reads its shape, such as a group norm, stops. Of a 2-d convolution it is right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from backquant.deploy.edits import before, replace
+from backquant.deploy.program import Program
+from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
+from backquant.operators import overloads
+
+_CONVOLUTIONS = overloads("conv1d")
+_CONV2D = torch.ops.aten.conv2d.default
+_CONV2D_NAMED = torch.ops.aten.conv2d.padding
+_DEFAULTS = (None, 1, 0, 1, 1)  # bias, stride, padding, dilation, groups
+#: What Inductor computes in the same kernel, between a convolution and its quantize node.
+_FUSED = overloads("relu", "hardtanh", "hardswish", "silu", "gelu")
+
+
+def with_height(program: Program) -> None:
+    """Write the integer 1-d convolutions of ``program`` so, in ``program`` itself; the values are the same.
+
+    >>> from backquant.deploy.program import export_program
+    >>> made = export_program(fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
+    >>> with_height(made)
+    >>> len(made.exported.graph.nodes)  # has none
+    3
+    """
+    for node in list(program.exported.graph.nodes):
+        if node.target in _CONVOLUTIONS and _is_integer(node):
+            _widen(node)
+    program.exported.graph.eliminate_dead_code()
+    program.exported.graph_module.recompile()
+
+
+def _is_integer(conv: fx.Node) -> bool:
+    value, weight = conv.args[:2]
+    batched = isinstance(value, fx.Node) and value.meta["val"].dim() == 3
+    return batched and is_dequantize(value) and is_channel_dequantize(weight)
+
+
+def _widen(conv: Any) -> None:
+    """Integers are widened, and the height goes after what is fused with the convolution."""
+    value, weight, bias, stride, padding, dilation, groups = (
+        *conv.args,
+        *_DEFAULTS[len(conv.args) - 2 :],
+    )
+    named = isinstance(padding, str)
+    sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
+    operator = _CONV2D_NAMED if named else _CONV2D
+    made = before(conv, operator, (_widened(conv, value), _widened(conv, weight), bias, *sizes))
+    last = conv
+    while (user := _fused_reader(last)) is not None:
+        made = before(user, user.target, (made, *user.args[1:]), **user.kwargs)
+        last = user
+    replace(last, before(last, torch.ops.aten.squeeze.dim, (made, -2)))
+
+
+def _widened(conv: fx.Node, dequantize: Any) -> Any:
+    """What ``dequantize`` gives, of height 1: the integers are."""
+    integers, *qparams = dequantize.args
+    wide = before(conv, torch.ops.aten.unsqueeze.default, (integers, 2))
+    return before(conv, dequantize.target, (wide, *qparams))
+
+
+def _fused_reader(node: fx.Node) -> Any:
+    """The only reader of ``node``, where it quantizes its value or is an activation that is."""
+    if len(node.users) != 1 or is_quantize(node):
+        return None
+    [user] = node.users
+    if is_quantize(user):
+        return user
+    return user if user.target in _FUSED and _fused_reader(user) is not None else None
+
+
+def _pair(size: Any, narrow: int) -> list[Any]:
+    """``size`` of the length, with ``narrow`` for the height."""
+    return [narrow, size[0] if isinstance(size, (list, tuple)) else size]
