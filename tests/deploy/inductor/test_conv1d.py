@@ -26,7 +26,9 @@ def test_a_convolution_its_activation_and_its_rounding_are_widened_together() ->
     wanted = program.exported.module()(x)
     with_height(program)
     assert torch.equal(program.exported.module()(x), wanted)
-    targets = [str(node.target) for node in program.exported.graph.nodes if node.op != "placeholder"]
+    targets = [
+        str(node.target) for node in program.exported.graph.nodes if node.op != "placeholder"
+    ]
     assert not any("conv1d" in target for target in targets)
     [squeeze, _] = [i for i, target in enumerate(targets) if "squeeze.dim" in target]
     assert "quantize_per_tensor" in targets[squeeze - 1]

@@ -2,7 +2,7 @@
 
 Inductor packs the weight of an integer 1-d convolution with a height of 1, and the operator's shape function
 (torch 2.13, ``meta_qconv_pointwise``) then takes this height for the length of the kernel: the result is said
-to be longer than it is, and what reads its shape, such as a group norm, stops. Of a 2-d convolution it is right.
+to be longer than it is, and what reads its shape, such as a group norm, stops. Of 2-d ones it is right.
 """
 
 from __future__ import annotations
