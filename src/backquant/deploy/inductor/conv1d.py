@@ -49,10 +49,8 @@ def _is_integer(conv: fx.Node) -> bool:
 
 def _widen(conv: Any) -> None:
     """Integers are widened, and the height goes after what is fused with the convolution."""
-    value, weight, bias, stride, padding, dilation, groups = (
-        *conv.args,
-        *_DEFAULTS[len(conv.args) - 2 :],
-    )
+    given: tuple[Any, ...] = (*conv.args, *_DEFAULTS[len(conv.args) - 2 :])
+    value, weight, bias, stride, padding, dilation, groups = given
     named = isinstance(padding, str)
     sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
     operator = _CONV2D_NAMED if named else _CONV2D
