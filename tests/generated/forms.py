@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
 import backquant
+from backquant.artifact import store
 from backquant.errors import EngineError
 from backquant.lower.kernels.integer.normalized import IntegerNorm
 from backquant.lower.kernels.integer.weighted import IntegerWeighted
@@ -24,10 +26,34 @@ __all__ = ["as_compiled", "as_loaded", "cuts_a_bias", "dithered", "in_integers",
 
 def as_loaded(model: QuantizedModel) -> QuantizedModel:
     """``model``, saved and read back."""
-    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+    with _one_description(), tempfile.TemporaryDirectory(dir=_memory()) as folder:
         path = Path(folder) / "model.bq"
         backquant.save(model, path)
         return backquant.load(path)
+
+
+_written: dict[str, dict[str, str]] = {}
+_read: dict[str, backquant.BackendConfig] = {}
+
+
+@contextmanager
+def _one_description() -> Iterator[None]:
+    """An engine's description is most of a small file, and the same in each: written and read once."""
+    write, read = store._spec, store._config
+
+    def spec(config: backquant.BackendConfig) -> dict[str, str]:
+        if config.name not in _written:
+            _written[config.name] = write(config)
+        return _written[config.name]
+
+    def config(stored: dict[str, str], allow: tuple[str, ...]) -> backquant.BackendConfig:
+        name = stored["name"]
+        if name not in _read:
+            _read[name] = read(stored, allow)
+        return _read[name]
+
+    with mock.patch.multiple(store, _spec=spec, _config=config):
+        yield
 
 
 def _memory() -> str | None:
