@@ -97,6 +97,7 @@ class _Recorder(fx.Interpreter):
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _NORM_FUNCTIONS = (F.layer_norm, F.group_norm, F.instance_norm)
 _ROUGH = 0.5
+_LEAST_SCALE = 6.1e-5  # of an input that is quantized at each call, in torch's kernels
 _SMALL = 0.01  # of what a recurrent layer gives at most: no distance, however small the result
 
 
@@ -224,7 +225,7 @@ def _step(x: torch.Tensor, parts: dict[str, torch.Tensor], name: str) -> float:
     weight = (parts[name].double() - parts[f"{name}_zero_point"].reshape(-1, 1)) * scale
     x = x.double()
     span = float(x.amax().clamp(min=0) - x.amin().clamp(max=0)) if x.numel() else 0.0
-    return span / 127 * float(weight.abs().sum(1).max())
+    return max(span / 127, _LEAST_SCALE) * float(weight.abs().sum(1).max())
 
 
 # size: the arguments of the kernel.

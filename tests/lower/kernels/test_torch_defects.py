@@ -11,7 +11,12 @@ from torch.nn import functional as F
 
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.packed import WeightTensors
-from backquant.lower.kernels.pooling import adaptive_avg_pool2d, avg_pool1d
+from backquant.lower.kernels.pooling import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    avg_pool1d,
+)
 from backquant.lower.kernels.resize import resize_bilinear
 from backquant.lower.kernels.views import laid_out, quantized_view
 
@@ -49,6 +54,20 @@ def test_pooling_of_transposed_sequences() -> None:
     torchs = F.avg_pool1d(quantized_view(x, 1.0, 0), 3, 3).int_repr()
     assert _far(torchs, expected) > 100
     assert _far(avg_pool1d(x, 1.0, 0, [3], [3], [0], False, True), expected) <= 0.51
+
+
+def test_adaptive_pooling_of_permuted_single_pixels() -> None:
+    x = torch.randint(0, 256, (5, 1, 3), dtype=torch.uint8).permute(2, 0, 1)
+    torchs = F.adaptive_avg_pool2d(quantized_view(x.unsqueeze(-2).contiguous(), 1.0, 0), [1, 3])
+    assert _far(torchs.int_repr().squeeze(-2), x.expand(3, 5, 3)) > 10
+    assert torch.equal(adaptive_avg_pool1d(x, 1.0, 0, [3]), x.expand(3, 5, 3))
+
+
+def test_adaptive_pooling_of_one_volume_of_single_voxels() -> None:
+    x = torch.randint(0, 256, (3, 1, 1, 1), dtype=torch.uint8)
+    torchs = F.adaptive_avg_pool3d(quantized_view(x, 1.0, 0), [3, 3, 3]).int_repr()
+    assert _far(torchs, x.expand(3, 3, 3, 3)) > 10
+    assert torch.equal(adaptive_avg_pool3d(x, 1.0, 0, [3, 3, 3]), x.expand(3, 3, 3, 3))
 
 
 def test_a_layout_is_what_a_new_tensor_has() -> None:

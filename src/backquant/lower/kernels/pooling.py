@@ -208,8 +208,9 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(x, 1.0, 0, [1, 1, 1]).item()
     3
     """
-    q = as_quantized_image(x, scale, zero_point)
-    return integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
+    q = as_quantized_image(x if x.dim() == 5 else x.unsqueeze(0), scale, zero_point)
+    found = integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
+    return found if x.dim() == 5 else found.squeeze(0)
 
 
 def mean(

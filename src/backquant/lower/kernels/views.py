@@ -63,7 +63,9 @@ def laid_out(x: torch.Tensor) -> torch.Tensor:
         return _restrided(x, order)
     if x.stride(1) == 1 and not x.is_contiguous():
         return _restrided(x.contiguous(memory_format=memory_format), order)
-    return _restrided(x.contiguous(), range(x.dim()))
+    dense = x.contiguous()
+    is_either = dense.is_contiguous(memory_format=memory_format)
+    return _restrided(dense, order if is_either else range(x.dim()))
 
 
 def _restrided(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
