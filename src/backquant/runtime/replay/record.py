@@ -26,6 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
+from backquant.runtime.replay.fast_paths import as_without_modes
 
 _SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -112,7 +113,7 @@ def record(
     (tensor([1.]), NotReplayable('tolist reads the values of a tensor'))
     """
     recorder = _Recorder(distinct_tensors((args, dict(kwargs))), origin)
-    with recorder, _Reads(recorder):
+    with recorder, _Reads(recorder), as_without_modes():
         result = function(*args, **kwargs)
     try:
         return result, recorder.finish(result, constants())

@@ -1,0 +1,60 @@
+"""Modules of torch that ask whether their arguments override torch's functions, while a call is recorded.
+
+``nn.MultiheadAttention`` and the transformer layers compute all as one operator, unless an argument overrides
+torch's functions; ``torch.overrides.has_torch_function`` says that of any argument below a function mode, as
+that of a recording is. They would record other operators than they run, of which the last bits differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (torch.Tensor, nn.Parameter, type(None))
+_here = threading.local()
+_lock = threading.Lock()
+_recording = 0  # threads
+
+
+@contextmanager
+def as_without_modes() -> Iterator[None]:
+    """To this thread, plain tensors override nothing, whatever modes there are; to others all is as it was.
+
+    >>> class Mode(torch.overrides.TorchFunctionMode):
+    ...     def __torch_function__(self, func, types, args=(), kwargs=None):
+    ...         return func(*args, **(kwargs or {}))
+    >>> with Mode():
+    ...     before = torch.overrides.has_torch_function((torch.ones(1),))
+    ...     with as_without_modes():
+    ...         before, torch.overrides.has_torch_function((torch.ones(1),))
+    (True, False)
+    """
+    outer, _here.recording = getattr(_here, "recording", False), True
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+        _here.recording = outer
+
+
+_original = torch.overrides.has_torch_function
+
+
+def _answer(relevant_args: Iterable[Any]) -> bool:
+    given = tuple(relevant_args)
+    if getattr(_here, "recording", False) and all(type(each) in _PLAIN for each in given):
+        return False
+    return bool(_original(given))
+
+
+def _count(change: int) -> None:
+    global _recording
+    with _lock:
+        _recording += change
+        torch.overrides.has_torch_function = _answer if _recording else _original
