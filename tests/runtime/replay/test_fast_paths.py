@@ -12,7 +12,6 @@ from backquant.api import convert_fx, prepare_fx
 from backquant.runtime.replay.fast_paths import as_without_modes
 from backquant.runtime.replay.record import Recording, known_constants, record
 
-
 LEAVES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
