@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 _PLAIN = (torch.Tensor, nn.Parameter, type(None))
-_here = threading.local()
+_original = torch.overrides.has_torch_function
+_recording: set[int] = set()  # threads
 _lock = threading.Lock()
-_recording = 0  # threads
 
 
 @contextmanager
@@ -34,27 +34,24 @@ def as_without_modes() -> Iterator[None]:
     ...         before, torch.overrides.has_torch_function((torch.ones(1),))
     (True, False)
     """
-    outer, _here.recording = getattr(_here, "recording", False), True
-    _count(1)
+    here = threading.get_ident()
+    if here in _recording:
+        yield
+        return
+    with _lock:
+        _recording.add(here)
+        torch.overrides.has_torch_function = _answer
     try:
         yield
     finally:
-        _count(-1)
-        _here.recording = outer
-
-
-_original = torch.overrides.has_torch_function
+        with _lock:
+            _recording.remove(here)
+            if not _recording:
+                torch.overrides.has_torch_function = _original
 
 
 def _answer(relevant_args: Iterable[Any]) -> bool:
     given = tuple(relevant_args)
-    if getattr(_here, "recording", False) and all(type(each) in _PLAIN for each in given):
+    if threading.get_ident() in _recording and all(type(each) in _PLAIN for each in given):
         return False
     return bool(_original(given))
-
-
-def _count(change: int) -> None:
-    global _recording
-    with _lock:
-        _recording += change
-        torch.overrides.has_torch_function = _answer if _recording else _original
