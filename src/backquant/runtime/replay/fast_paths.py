@@ -50,8 +50,8 @@ def as_without_modes() -> Iterator[None]:
                 torch.overrides.has_torch_function = _original
 
 
-def _answer(relevant_args: Iterable[Any]) -> bool:
-    given = tuple(relevant_args)
+def _answer(args: Iterable[Any]) -> bool:
+    given = tuple(args)
     if threading.get_ident() in _recording and all(type(each) in _PLAIN for each in given):
         return False
     return bool(_original(given))
