@@ -89,8 +89,11 @@ def _told(error: Exception) -> str:
 
 
 def _is_rank_check(error: Exception) -> bool:
-    """What ``nn.BatchNorm2d`` and the like say of images without a batch: operators take them."""
-    return isinstance(error, ValueError) and str(error).startswith("expected ")
+    """What modules say of inputs without a batch, which operators take: ``nn.BatchNorm2d`` that it expects
+    another rank, ``nn.BatchNorm1d`` behind a convolution that it has statistics for other channels."""
+    text = str(error)
+    batch_norm = isinstance(error, RuntimeError) and text.startswith("running_mean should contain")
+    return batch_norm or (isinstance(error, ValueError) and text.startswith("expected "))
 
 
 def _outcome(run: Callable[[Any], Any], x: torch.Tensor) -> Any:

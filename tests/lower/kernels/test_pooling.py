@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backquant.errors import InputError
-from backquant.lower.kernels.pooling import avg_pool2d, mean
+from backquant.lower.kernels.pooling import avg_pool1d, avg_pool2d, avg_pool3d, mean
 
 
 @pytest.mark.parametrize("keepdim", [True, False])
@@ -30,3 +30,14 @@ def test_images_of_one_dimension_more(snapshot) -> None:
     with pytest.raises(InputError) as caught:
         avg_pool2d(x, 0.1, 3, *window, False, True, None)
     snapshot("five-dimensions", caught.value)
+
+
+def test_the_average_of_nothing_is_refused(snapshot) -> None:
+    """As the float operators do; with padding torch's integer ones give zeros."""
+    for shape in ((2, 3, 0), (2, 3, 4, 0), (2, 3, 4, 4, 0)):
+        pool, x = (avg_pool1d, avg_pool2d, avg_pool3d)[len(shape) - 3], torch.zeros(shape)
+        window = [[2] * (len(shape) - 2), [1] * (len(shape) - 2), [1] * (len(shape) - 2)]
+        rest = (None,) if len(shape) > 3 else ()
+        with pytest.raises(InputError) as caught:
+            pool(x.to(torch.uint8), 1.0, 0, *window, False, True, *rest)
+        snapshot(f"average-of-no-value-{len(shape) - 2}d", caught.value)

@@ -129,6 +129,7 @@ def avg_pool2d(
             where=f"{list(x.shape)}",
             fix="inputs of the shape that the float model takes",
         )
+    _check_not_empty(x, 2)
     q = as_quantized_image(x, scale, zero_point)
     pooled = F.avg_pool2d(
         q,
@@ -160,6 +161,7 @@ def avg_pool3d(
     >>> avg_pool3d(x, 1.0, 0, [1, 2, 2], [1, 2, 2], [0, 0, 0], False, True, None).item()
     3
     """
+    _check_not_empty(x, 3)
     q = as_quantized_image(x if x.dim() == 5 else x.unsqueeze(0), scale, zero_point)
     pooled = F.avg_pool3d(
         q,
@@ -211,6 +213,16 @@ def adaptive_avg_pool3d(
     q = as_quantized_image(x if x.dim() == 5 else x.unsqueeze(0), scale, zero_point)
     found = integer_view(F.adaptive_avg_pool3d(q, list(output_size)))  # type: ignore[arg-type]
     return found if x.dim() == 5 else found.squeeze(0)
+
+
+def _check_not_empty(x: torch.Tensor, dimensions: int) -> None:
+    """torch's kernels give averages of padding for a map of nothing, which its float ones refuse."""
+    if not all(x.shape[-dimensions:]):
+        raise InputError(
+            "the average of no value is not a number, and has no integer",
+            where=f"{list(x.shape)}",
+            fix="inputs whose last dimensions have one value at least",
+        )
 
 
 def mean(
