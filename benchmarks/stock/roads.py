@@ -238,8 +238,8 @@ def compiled(made: Quantized) -> Outcome:
 def _near(made: Quantized, got: Any, found: float) -> None:
     """One step somewhere may become several farther on: what counts is the noise at the end.
 
-    Near enough is 20 dB; or no more than 3 dB more noise to the float model than the reference model has. Where
-    that one has more noise than signal (random weights), nothing is left to be near to.
+    Near enough is 20 dB; or no more than 3 dB more noise to the float model than the reference model has.
+    Where that one has more noise than signal (random weights), nothing is left to be near to.
     """
     if found >= 20.0:
         return
