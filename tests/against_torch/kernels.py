@@ -97,6 +97,7 @@ class _Recorder(fx.Interpreter):
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _NORM_FUNCTIONS = (F.layer_norm, F.group_norm, F.instance_norm)
 _ROUGH = 0.5
+_GREATEST = 1e37  # beyond it sums of products overflow float32
 _LEAST_SCALE = 6.1e-5  # of an input that is quantized at each call, in torch's kernels
 _SMALL = 0.01  # of what a recurrent layer gives at most: no distance, however small the result
 
@@ -184,7 +185,7 @@ class _Forced(fx.Interpreter):
         return isinstance(x, torch.Tensor) and max(_step(x, parts, k) for k in inputs) > _ROUGH
 
     def _dynamic(self, value: torch.Tensor, expected: torch.Tensor, step: float) -> torch.Tensor:
-        if not bool(expected.isfinite().all()):  # ranges of NaN and infinities are undefined
+        if not bool((expected.abs() < _GREATEST).all()):  # ranges of NaN and infinities are undefined
             return expected.clone()
         far = float((value.double() - expected.double()).abs().max()) if value.numel() else 0.0
         small = 1e-6 * float(expected.abs().max()) if value.numel() else 0.0

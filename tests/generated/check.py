@@ -90,10 +90,12 @@ def _told(error: Exception) -> str:
 
 def _is_rank_check(error: Exception) -> bool:
     """What modules say of inputs without a batch, which operators take: ``nn.BatchNorm2d`` that it expects
-    another rank, ``nn.BatchNorm1d`` behind a convolution that it has statistics for other channels."""
+    another rank, ``nn.BatchNorm1d`` behind a convolution that it has statistics for other channels. And of
+    the norm of single values, which is the bias, that it is nothing to train with."""
     text = str(error)
     batch_norm = isinstance(error, RuntimeError) and text.startswith("running_mean should contain")
-    return batch_norm or (isinstance(error, ValueError) and text.startswith("expected "))
+    said = ("expected ", "Expected more than 1 value per channel when training")
+    return batch_norm or (isinstance(error, ValueError) and text.startswith(said))
 
 
 def _outcome(run: Callable[[Any], Any], x: torch.Tensor) -> Any:

@@ -101,8 +101,13 @@ def test_what_is_refused(tools):
     def float_output(self, x, y):
         return tools.qdq(x, tools.u8) + tools.qdq(y, tools.u8)
 
+    def far_apart(self, x, y):
+        step = tools.qparams(tools.u8.scale * 2**22, 128)
+        return tools.qdq(tools.qdq(x, step) + tools.qdq(y, tools.u8), tools.u8)
+
     for forward, rule in (
         (alpha, "arguments"),
+        (far_apart, "kernel-defect"),
         (float_input, "float-input"),
         (float_output, "float-output"),
     ):

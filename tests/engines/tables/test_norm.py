@@ -97,6 +97,15 @@ def test_norms_that_measure_or_keep_other_statistics_are_refused(tools):
         assert [r.rule for r in tools.lower(reference).left_in_float] == ["statistics"]
 
 
+def test_a_batch_norm_of_values_far_beyond_its_result_is_refused(tools):
+    module = _settled(nn.BatchNorm2d(4))
+    module.running_var[2] = 1e-30
+    module.eps = 1e-30
+
+    reference = tools.trace(_one(tools, lambda m, x: m.op(x), tools.u8), op=module)
+    assert [r.rule for r in tools.lower(reference).left_in_float] == ["kernel-defect"]
+
+
 def test_a_float_result_is_refused(tools):
     def forward(self, x):
         return self.op(tools.qdq(x, tools.u8))

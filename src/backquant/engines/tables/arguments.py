@@ -88,3 +88,15 @@ def joined(site: Site) -> Joined | Reason:
     if not parts or len(qparams) != len(parts):
         return refuse_float_input(site)
     return Joined([part.node for part in operands], qparams, found["dim"])
+
+
+FAR_APART = 2.0**22  # times 255 steps: the end of 32 bits
+
+
+def refuse_far_apart(site: Site) -> Reason:
+    """One step of an input is ``FAR_APART`` steps of the result or more: engines add up in 32 bits."""
+    return site.refuse(
+        ReasonCode.KERNEL_DEFECT,
+        "a step of the input beyond 2**22 steps of the result",
+        "scales of one magnitude: further out the kernel's integers overflow",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from backquant.engines.tables.arguments import bind
+from backquant.engines.tables.arguments import FAR_APART, bind, refuse_far_apart
 from backquant.engines.tables.spellings import RELUS
 from backquant.lower.kernels import elementwise
 from backquant.lower.rule import Emit, LowerRule, Site, operand
@@ -64,6 +64,8 @@ def _build(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Emit | Reaso
                 "a product of one step by one step beyond 2**15 steps of the result",
                 "scales of one magnitude: further out the kernel's integers overflow",
             )
+        if max(x.qparams.scale, y.qparams.scale) >= FAR_APART * site.out.scale:
+            return refuse_far_apart(site)
         args = (x.node, *x.qparams.args, y.node, *y.qparams.args, *site.out.args)
         return Emit(kernel, args, f"quantized.{kernel.__name__}", site.out)
 

@@ -12,7 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from backquant.dtypes import QParams
-from backquant.engines.tables.arguments import bind, integer_pair
+from backquant.engines.tables.arguments import (
+    FAR_APART,
+    bind,
+    integer_pair,
+    refuse_far_apart,
+)
 from backquant.engines.tables.spellings import RELUS
 from backquant.engines.tables.weights import constant
 from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig, Norm, NormConfig
@@ -92,6 +97,11 @@ def _batch_norm(site: Site) -> Emit | Reason:
         "mean": module.running_mean,
         "var": module.running_var,
     }
+    assert x.qparams is not None
+    deviation = (module.running_var.double() + module.eps).sqrt()
+    factor = (tensors["weight"].detach().double() / deviation).abs()
+    if channels.numel() and x.qparams.scale * float(factor.max()) >= FAR_APART * out.scale:
+        return refuse_far_apart(site)
     config = BatchNormConfig(
         BATCH_NORMS[site.steps[0].key],
         module.eps,

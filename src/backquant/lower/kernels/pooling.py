@@ -225,6 +225,18 @@ def _check_not_empty(x: torch.Tensor, dimensions: int) -> None:
         )
 
 
+def _mean_of_nothing(x: torch.Tensor, dim: Sequence[int], keepdim: bool) -> torch.Tensor:
+    """No means where there are none, but no mean of no value."""
+    shape = torch.empty(x.shape, device="meta").sum(tuple(dim), keepdim).shape
+    if shape.numel():
+        raise InputError(
+            "the mean of no value is not a number, and has no integer",
+            where=f"{list(x.shape)}, over {list(dim)}",
+            fix="inputs with one value at least along the dimensions of the mean",
+        )
+    return x.new_empty(shape)
+
+
 def mean(
     x: torch.Tensor, scale: float, zero_point: int, dim: Sequence[int], keepdim: bool
 ) -> torch.Tensor:
@@ -233,12 +245,8 @@ def mean(
     >>> mean(torch.tensor([[1, 5], [2, 4]], dtype=torch.uint8), 1.0, 0, [1], False)
     tensor([3, 3], dtype=torch.uint8)
     """
-    if not x.numel() and any(not x.shape[d] for d in dim):
-        raise InputError(
-            "the mean of no value is not a number, and has no integer",
-            where=f"{list(x.shape)}, over {list(dim)}",
-            fix="inputs with one value at least along the dimensions of the mean",
-        )
+    if not x.numel():
+        return _mean_of_nothing(x, dim, keepdim)
     # dimensions of size 1 may have any stride, and torch gives the result the memory format they suggest,
     # which one of fewer dimensions cannot have
     pooled = integer_view(torch.mean(as_quantized_image(x, scale, zero_point), list(dim), True))
