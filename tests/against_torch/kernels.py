@@ -185,8 +185,8 @@ class _Forced(fx.Interpreter):
         return isinstance(x, torch.Tensor) and max(_step(x, parts, k) for k in inputs) > _ROUGH
 
     def _dynamic(self, value: torch.Tensor, expected: torch.Tensor, step: float) -> torch.Tensor:
-        if not bool((expected.abs() < _GREATEST).all()):  # ranges of NaN and infinities are undefined
-            return expected.clone()
+        if bool((expected.abs() >= _GREATEST).any()) or not bool(expected.isfinite().all()):
+            return expected.clone()  # ranges of NaN and infinities are undefined
         far = float((value.double() - expected.double()).abs().max()) if value.numel() else 0.0
         small = 1e-6 * float(expected.abs().max()) if value.numel() else 0.0
         steps = far / max(step, small, 1e-300)

@@ -1,15 +1,17 @@
 """Defects of torch's own kernels that ours go around.
 
 Those of resizing and pooling are shown on torch's kernels: such a test fails when torch mends one. Of
-oneDNN's convolutions only ours are compared.
+oneDNN's convolutions, and of norms, which read memory beyond a buffer, only ours are compared.
 """
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional as F
 
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
+from backquant.lower.kernels.norm import Norm, NormConfig
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.kernels.pooling import (
     adaptive_avg_pool1d,
@@ -110,3 +112,19 @@ def test_3d_convolutions_whose_stride_skips_elements() -> None:
     expected = F.conv3d(x.double() - 63, weight.double(), stride=(3, 3, 2))
     config = ConvConfig((3, 3, 2), (0,) * 3, (1,) * 3, 1, 1.0, 63, 1.0, 0, torch.float32)
     assert torch.equal(OnednnConv(config, tensors)(x).double(), expected)
+
+
+@pytest.mark.parametrize("kind", ["group", "instance"])
+@pytest.mark.parametrize(
+    "batch, size", [(64, (1, 7, 7)), (17, (1, 4, 4)), (3, (1, 1, 1)), (9, (2, 2, 2))]
+)
+def test_norms_of_large_batches_of_small_maps(kind: str, batch: int, size: tuple[int, ...]) -> None:
+    weight, bias = torch.rand(6) + 0.5, torch.randn(6)
+    kernel = Norm(NormConfig(kind, (6,), 1e-5, 0.1, 128, 0.05, 120), weight, bias)
+    for spatial in (size, size[1:]):
+        x = torch.randint(0, 256, (batch, 6, *spatial), dtype=torch.uint8)
+        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        expected = F.group_norm((x.double() - 128) * 0.1, 6, weight.double(), bias.double())
+        expected = (expected / 0.05 + 120).round().clamp(0, 255)
+        for memory_format in (torch.contiguous_format, last):
+            assert _far(kernel(x.contiguous(memory_format=memory_format)), expected) <= 1

@@ -137,10 +137,22 @@ class Norm(KernelModule):
         # Where all values of a row are equal, what float32 rounds of large ones is divided by the root of
         # eps: a norm of the integers and an eps in their steps is the same, and exact there.
         scale, eps = (1.0, c.eps / c.x_scale**2) if c.x_scale > 1 else (c.x_scale, c.eps)
-        q = as_quantized_image(x, scale, c.x_zero_point)
+        measured = self._as_rows(x)
+        q = as_quantized_image(measured, scale, c.x_zero_point)
         rest = (self.weight, self.bias, eps, c.out_scale, c.out_zero_point)
         if c.kind == "layer":
-            return integer_view(torch.ops.quantized.layer_norm(q, list(c.size), *rest))
-        if c.kind == "group":
-            return integer_view(torch.ops.quantized.group_norm(q, c.size[0], *rest))
-        return integer_view(torch.ops.quantized.instance_norm(q, *rest))
+            result = torch.ops.quantized.layer_norm(q, list(c.size), *rest)
+        elif c.kind == "group":
+            result = torch.ops.quantized.group_norm(q, c.size[0], *rest)
+        else:
+            result = torch.ops.quantized.instance_norm(q, *rest)
+        return integer_view(result).view(x.shape) if measured is not x else integer_view(result)
+
+    def _as_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, or ``[batch, channels, positions]`` where the batch is larger than what one norm measures:
+        the kernels for channels last keep their sums in a buffer of that length, and read beyond it."""
+        if self.config.kind == "layer" or x.dim() < 4:
+            return x
+        norms = self.config.size[0] if self.config.kind == "group" else x.shape[1]
+        is_short = x.shape[0] * norms > x[:1].numel()
+        return x.flatten(2).contiguous() if is_short else x
