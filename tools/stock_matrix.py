@@ -177,15 +177,21 @@ def _is_chosen(entry: Entry, chosen: argparse.Namespace) -> bool:
     return not chosen.only or any(part.lower() in entry.name.lower() for part in chosen.only)
 
 
+def known_failures() -> dict[str, dict[str, str]]:
+    """Reasons by model and road."""
+    listed: dict[str, dict[str, str]] = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    return listed
+
+
 def unexpected(rows: dict[tuple[str, str], Row]) -> list[str]:
     """Cells that fail and are not listed, and listed ones that work."""
-    listed = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    listed = known_failures()
     found = []
     for (model, road), row in rows.items():
-        known = listed.get(model, {}).get(road)
-        if row["outcome"] == "ok" and known:
+        reason = listed.get(model, {}).get(road)
+        if row["outcome"] == "ok" and reason:
             found.append(f"{model}, {road}: works, and is listed in {KNOWN.name}")
-        if row["outcome"] != "ok" and not known:
+        if row["outcome"] != "ok" and not reason:
             found.append(f"{model}, {road}: {row['error'].splitlines()[0]}")
     return found
 
@@ -243,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     page = chosen.out.read_text(encoding="utf-8") if chosen.out.exists() else ""
     rows = rows_of(page) | read(chosen.results)
     entries = list(catalogue().values())
-    chosen.out.write_text(table(entries, rows, commits_of(page)), encoding="utf-8")
+    made = table(entries, rows, known_failures(), commits_of(page))
+    chosen.out.write_text(made, encoding="utf-8")
     found = unexpected(rows)
     print("\n".join(found))
     return 1 if found else 0

@@ -14,6 +14,7 @@ __all__ = ["commits_of", "rows_of", "table"]
 
 Row = Mapping[str, Any]
 Rows = Mapping[tuple[str, str], Row]
+Known = Mapping[str, Mapping[str, str]]
 TITLES = {
     "kernels": "x86",
     "sizes": "other sizes",
@@ -40,7 +41,8 @@ compares roads, not accuracy: in deep networks with random weights one step of o
 the end.
 
 - **x86**: every kernel, given the integers of the reference model, gives the reference model's within one
-  step (two where an activation is part of a kernel that rounds once; 1 % where it gives floats). The
+  step (two where an activation is part of a kernel that rounds once; 1 % where it gives floats; 20 dB where
+  it is recurrent: it quantizes its state to 7 bits at each step, which the reference model does not). The
   share is that of the multiply-adds that the report counts as quantized.
 - **other sizes**: batches and lengths that it was not quantized with give outputs of the float model's
   structure.
@@ -60,17 +62,19 @@ run. Speeds were taken beside other work on the machine: differences below 20 % 
 """
 
 
-def table(entries: Sequence[Entry], rows: Rows, commits: Collection[str] = ()) -> str:
+def table(
+    entries: Sequence[Entry], rows: Rows, known: Known, commits: Collection[str] = ()
+) -> str:
     """The page: a table for each family, and the reasons of what failed.
 
-    ``commits``: of rows that do not say theirs.
+    ``known``: reasons in our words, by model and road. ``commits``: of rows that do not say theirs.
     """
     parts = [HEAD, _versions(rows, commits), _counts(entries, rows)]
     for family in FAMILIES:
         mine = [entry for entry in entries if entry.family == family]
         if any((entry.name, road) in rows for entry in mine for road in ROADS):
             parts += [f"## {family[0].upper()}{family[1:]}\n", _models(mine, rows)]
-    parts.append(_failures(entries, rows))
+    parts.append(_failures(entries, rows, known))
     return "\n".join(part for part in parts if part)
 
 
@@ -114,14 +118,15 @@ def _cell(row: Row | None) -> str:
     return " · ".join(parts) or "✓"
 
 
-def _failures(entries: Sequence[Entry], rows: Rows) -> str:
-    """By road and reason, with the models."""
+def _failures(entries: Sequence[Entry], rows: Rows, known: Known) -> str:
+    """By road and reason, with the models: what is known of a failure, or the first line of its error."""
     names: dict[tuple[str, str], list[str]] = {}
     for road, title in TITLES.items():
         for entry in entries:
             row = rows.get((entry.name, road))
             if row is not None and row["outcome"] != "ok":
-                reason = row["error"].strip().splitlines()[0][:200].replace("|", "\\|")
+                first = (row["error"].strip().splitlines() or [""])[0][:200]
+                reason = known.get(entry.name, {}).get(road, first).replace("|", "\\|")
                 names.setdefault((title, reason), []).append(entry.name)
     if not names:
         return ""

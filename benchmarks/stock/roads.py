@@ -86,7 +86,9 @@ class Quantized:
         with torch.no_grad():
             found = call(self.reference, self.inputs)
         interface = self.result.interface
-        return found if interface is None else interface.restored(found)
+        if interface is None or self.reference is self.model:
+            return found
+        return interface.restored(found)
 
 
 def quantized(entry: Entry, setup: Setup) -> Quantized:

@@ -33,8 +33,9 @@ class KernelCheck:
     call, some of
     them to 7 bits: by how many steps of 7 bits, where one of each input adds up, is ``dynamic``.
 
-    ``tuples``: kernels that give several tensors of floats, as recurrent layers do, which quantize their
-    state at each step as the reference model does not; ``decibels``: the smallest distance of their noise.
+    ``tuples``: recurrent layers and cells, which quantize their state at each step as the reference model
+    does not, and other kernels that give several tensors of floats; ``decibels``: the smallest distance of
+    their noise.
 
     A kernel that joins operators and rounds once is not compared where the reference model cuts a value off
     in between: ``cut`` is the largest share of such values among its results; elsewhere what the reference
@@ -130,7 +131,7 @@ class _Forced(fx.Interpreter):
         expected = self.expected.get(n.name)
         if n.target is requantize:
             expected = _requantized(*self.fetch_args_kwargs_from_env(n)[0])
-        if isinstance(expected, tuple):
+        if isinstance(expected, tuple) or self._is_gru_cell(n):
             return expected if self._is_rough(n) else self._several(value, expected)
         if expected is None or not isinstance(value, torch.Tensor):
             return value
@@ -175,6 +176,11 @@ class _Forced(fx.Interpreter):
             return None
         return _step(given[0], dict(kernel.named_buffers()), "weight")
 
+    def _is_gru_cell(self, n: fx.Node) -> bool:
+        """Recurrent, and one tensor; cells without gates have their steps counted."""
+        kernel = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        return isinstance(kernel, QuantizedCell) and kernel.config.kind == "gru"
+
     def _is_rough(self, n: fx.Node) -> bool:
         """Whether a step of a recurrent layer's input moves its gates from one end to the other."""
         kernel = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
@@ -206,8 +212,8 @@ class _Forced(fx.Interpreter):
         self.found = replace(self.found, floats=self.found.floats + 1)
         return expected.clone()
 
-    def _several(self, value: Any, expected: tuple[Any, ...]) -> Any:
-        """A kernel that gives a tuple of floats; what is only split is moved as integers."""
+    def _several(self, value: Any, expected: Any) -> Any:
+        """A recurrent kernel, or one that gives a tuple; what is only split is moved as integers."""
         pairs = list(zip(tree_leaves(expected), tree_leaves(value), strict=True))
         if any(wanted.dtype != got.dtype for wanted, got in pairs):
             return value

@@ -18,10 +18,14 @@ def test_the_page_is_read_back(monkeypatch) -> None:
     rows = rows_of(page)
     assert len(rows) > 400
     assert {row["outcome"] for row in rows.values()} == {"ok", "failed"}
-    again = table(list(catalogue().values()), rows, commits_of(page))
+    again = table(list(catalogue().values()), rows, {}, commits_of(page))
     named = page.partition(" with torch")  # versions are those that are installed
     assert again.startswith(named[0])
     assert again.partition("| road |")[2] == page.partition("| road |")[2]
     key = ("torchvision.resnet18", "kernels")
-    changed = table(list(catalogue().values()), rows | {key: {"outcome": "ok", "share": 0.5}})
+    entries = list(catalogue().values())
+    changed = table(entries, rows | {key: {"outcome": "ok", "share": 0.5}}, {})
     assert "| torchvision.resnet18 | 50% |" in changed
+    failed = {"outcome": "failed", "error": "Error: raw"}
+    changed = table(entries, rows | {key: failed}, {key[0]: {key[1]: "Error: why"}})
+    assert "| x86 | Error: why | torchvision.resnet18 |" in changed
