@@ -62,9 +62,7 @@ run. Speeds were taken beside other work on the machine: differences below 20 % 
 """
 
 
-def table(
-    entries: Sequence[Entry], rows: Rows, known: Known, commits: Collection[str] = ()
-) -> str:
+def table(entries: Sequence[Entry], rows: Rows, known: Known, commits: Collection[str] = ()) -> str:
     """The page: a table for each family, and the reasons of what failed.
 
     ``known``: reasons in our words, by model and road. ``commits``: of rows that do not say theirs.
