@@ -137,6 +137,20 @@ def test_bert() -> None:
     check_close(off, rough=("integer.softmax", "integer.layer_norm"))
 
 
+def test_a_bias_that_has_no_integer_is_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3)).eval()
+    model[0].bias.data.fill_(1e30)
+    with pytest.raises(EngineError, match="a bias beyond 2"):
+        backquant.convert_to_integer_reference(prepared(model, (torch.randn(1, 3, 4, 4),), "x86"))
+
+
+@pytest.mark.parametrize("size", [1e-4, 3e-5])
+def test_norms_of_values_far_below_eps(size: float) -> None:
+    x = torch.randn(4, 6, 8) * size
+    _, off = beside(prepared(nn.LayerNorm(8), (x,), "x86"), x)
+    check_close(off, rough=("integer.layer_norm",))
+
+
 def test_every_operator_of_the_backends() -> None:
     """What a backend quantizes is computed in integers, or refused by name."""
     refused: dict[str, str] = {}

@@ -16,7 +16,7 @@ from torch._inductor import config as inductor_config
 import backquant
 from backquant.artifact import store
 from backquant.errors import EngineError
-from backquant.lower.kernels.integer.normalized import IntegerNorm
+from backquant.lower.kernels.integer.normalized import IntegerBatchNorm, IntegerNorm
 from backquant.lower.kernels.integer.weighted import IntegerWeighted
 from backquant.lower.qdq import is_quantize
 from backquant.runtime import QuantizedModel
@@ -76,10 +76,15 @@ def cuts_a_bias(model: QuantizedModel) -> bool:
             far = kernel.bias.double().abs() >= 2.0**30
             if bool(far.any()) or bool((kernel.unit > kernel.config.out_scale / 2).any()):
                 return True
+        config: Any = getattr(kernel, "config", None)
+        is_coarse = isinstance(kernel, IntegerBatchNorm) and (
+            config.x_scale * config.gamma_scale > config.out_scale / 2
+        )
         if isinstance(kernel, IntegerNorm):
             far = kernel.beta.double().abs() >= 2.0**30
-            if bool(far.any()) or kernel.config.gamma_scale < 1e-30:
-                return True
+            is_coarse = bool(far.any()) or config.gamma_scale < 1e-30
+        if is_coarse:
+            return True
     return False
 
 

@@ -28,6 +28,7 @@ from backquant.dtypes.arithmetic import Rounding, round_to
 
 _SLACK = 2**-18  # scales are float32: what rounding makes of a power of two is still that power
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
+_FAR = 2.0**40  # steps: beyond any range, and within 64 bits
 
 
 class Requantization(Enum):
@@ -100,7 +101,7 @@ def requantize_sums(
     tensor([ 2, -2])
     """
     if arithmetic is Requantization.FLOAT:
-        return round_to(sums.double() * real.double(), rounding).to(torch.int64)
+        return round_to(sums.double() * real.double(), rounding).clamp(-_FAR, _FAR).to(torch.int64)
     sums = sums.to(torch.int64).clamp(_LOW, _HIGH)
     if arithmetic is Requantization.SHIFT:
         power = torch.ceil(torch.log2(real.double()) - _SLACK)

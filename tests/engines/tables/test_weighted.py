@@ -266,6 +266,19 @@ def test_a_kernel_of_fbgemm_that_returns_undefined_values_is_not_used(tools):
     assert "qnnpack" in reason.fix
 
 
+def test_a_bias_finer_than_what_qnnpack_adds_is_refused(tools):
+    linear = nn.Linear(4, 3)
+    linear.weight.data.fill_(100.0)
+    module = nnqr.Linear.from_float(linear, tools.weight_qparams(linear, None))
+
+    def forward(self, value):
+        return tools.qdq(self.op(tools.qdq(value, tools.qparams(1.0, 0))), tools.qparams(0.01, 0))
+
+    reference = tools.trace(forward, op=module)
+    for engine, refused in (("qnnpack", ["kernel-defect"]), ("fbgemm", [])):
+        assert [each.rule for each in _run(tools, reference, engine).left_in_float] == refused
+
+
 def test_a_transposed_convolution_per_channel_is_refused_with_the_fix(tools):
     conv = nn.ConvTranspose2d(4, 6, 3)
     module = nnqr.ConvTranspose2d.from_float(conv, tools.weight_qparams(conv, 1))

@@ -67,13 +67,20 @@ def _saturates_depthwise(site: Site, call: WeightedCall) -> bool:
 
 
 def _check_bias(site: Site, call: WeightedCall, engine: str) -> Reason | None:
-    """qnnpack adds the bias as an integer of 32 bits, of one step by one step; fbgemm as a float."""
+    """qnnpack adds the bias as an integer of 32 bits, of one step by one step, which has to be finer than a
+    step of the result; fbgemm as a float."""
     bias, x = call.weight.bias, call.x.qparams
     if engine != "qnnpack" or bias is None or not bias.numel():
         return None
     assert x is not None
-    steps = bias.detach().abs().double() / (call.weight.scale.detach().double() * x.scale)
-    if steps.max().item() < _MOST:
+    step = call.weight.scale.detach().double() * x.scale
+    if site.out is not None and bool((step > site.out.scale).logical_and(bias.detach() != 0).any()):
+        return site.refuse(
+            ReasonCode.KERNEL_DEFECT,
+            "a bias where one step of the input by one of the weight is beyond a step of the result",
+            "a finer step: qnnpack rounds the bias to whole products",
+        )
+    if (bias.detach().abs().double() / step).max().item() < _MOST:
         return None
     return site.refuse(
         ReasonCode.KERNEL_DEFECT,

@@ -19,6 +19,7 @@ from backquant.engines.tables.pooling import (
     mean_dims,
 )
 from backquant.lower.kernels.integer.normalized import (
+    LARGEST_EPS,
     BatchNormConfig,
     IntegerBatchNorm,
     IntegerNorm,
@@ -41,6 +42,7 @@ from backquant.operators import spellings
 from backquant.reason_codes import ReasonCode
 
 _GAMMA_LIMIT = (1 << 15) - 1
+_MOST = 2.0**52  # of a bias in integer steps
 
 
 def pooling_rules() -> list[LowerRule]:
@@ -172,7 +174,10 @@ def _batch_norm(site: Site) -> Emit | Reason:
     fields = result_fields(site, out)
     if len(site.steps) == 2:
         fields["quant_min"] = max(out.quant_min, quantized_value(0.0, out))
-    scale, gamma, beta = _integers(factor, shift, x.scale)
+    affine = _integers(site, factor, shift, x.scale)
+    if isinstance(affine, Reason):
+        return affine
+    scale, gamma, beta = affine
     config = BatchNormConfig(
         **fields, x_scale=x.scale, x_zero_point=x.zero_point, gamma_scale=scale
     )
@@ -189,16 +194,31 @@ def _norm(site: Site, call: NormCall) -> Emit | Reason:
     gamma = gamma if call.weight is None else call.weight.detach().double()
     beta = beta if call.bias is None else call.bias.detach().double()
     fields = result_fields(site, out)
+    if call.eps > x.scale**2 * LARGEST_EPS:
+        return site.refuse(
+            ReasonCode.KERNEL_DEFECT,
+            "an eps beyond 2**61 squares of the input's steps",
+            "a larger scale: further out sums leave 64 bits",
+        )
     numbers: dict[str, Any] = norm_numbers(call.eps, x.scale, x.dtype, fields["requantization"])
-    scale, factors, biases = _integers(gamma, beta, 2.0 ** -numbers["norm_bits"])
+    affine = _integers(site, gamma, beta, 2.0 ** -numbers["norm_bits"])
+    if isinstance(affine, Reason):
+        return affine
+    scale, factors, biases = affine
     config = NormConfig(**fields, **numbers, kind=call.kind, size=call.size, gamma_scale=scale)
     return emit(site, IntegerNorm(config, gamma=factors, beta=biases), node)
 
 
 def _integers(
-    factor: torch.Tensor, bias: torch.Tensor, step: float
-) -> tuple[float, torch.Tensor, torch.Tensor]:
+    site: Site, factor: torch.Tensor, bias: torch.Tensor, step: float
+) -> tuple[float, torch.Tensor, torch.Tensor] | Reason:
     """The scale of factors of 16 bits, these, and biases in steps of ``step`` times that scale."""
     scale = float(factor.abs().max()) / _GAMMA_LIMIT or 1.0
-    gamma = torch.round(factor / scale).to(torch.int64)
-    return scale, gamma, torch.round(bias / (scale * step)).to(torch.int64)
+    gamma, beta = torch.round(factor / scale), torch.round(bias / (scale * step))
+    if not bool((beta.abs() < _MOST).all()):
+        return site.refuse(
+            ReasonCode.KERNEL_DEFECT,
+            "a bias beyond 2**52 of its integer steps",
+            "a bias of the magnitude of the normalised values",
+        )
+    return scale, gamma.to(torch.int64), beta.to(torch.int64)

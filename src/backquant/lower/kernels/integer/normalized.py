@@ -14,7 +14,7 @@ from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
 
 _EXP_BITS = 23  # of the table of exponentials
 _SHARE_BITS = 24  # of a part of their sum
-_LARGEST_EPS = 1 << 44
+_LARGEST_WITH_ROOT, LARGEST_EPS = 1 << 44, 1 << 61  # in squares of the steps of a mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,15 +147,25 @@ def norm_numbers(
     {'eps': 3, 'root_bits': 8, 'mean_bits': 8, 'norm_bits': 10}
     >>> norm_numbers(1e-5, 0.5, torch.int8)
     {'eps': 671, 'root_bits': 8, 'mean_bits': 12, 'norm_bits': 16}
+
+    Where eps is far larger than the integers' variance, its root needs no bits of its own, and normalised
+    values are small, of as many more bits:
+
+    >>> norm_numbers(1e-5, 1e-8, torch.int8)
+    {'eps': 1677721600000000000, 'root_bits': 0, 'mean_bits': 12, 'norm_bits': 26}
     """
     narrow, wide = dtype.itemsize == 1, requantization == "float"
     mean_bits = 12 if narrow and wide else 8
-    whole = round(eps / scale**2 * 4**mean_bits)
+    squares = eps / scale**2
+    while mean_bits and squares * 4**mean_bits > LARGEST_EPS:
+        mean_bits -= 1
+    whole = round(squares * 4**mean_bits)
+    small = math.floor(math.log2(squares) / 2) - 8 * dtype.itemsize if squares else 0
     return {
-        "eps": max(1, min(whole, _LARGEST_EPS)),
-        "root_bits": 8 if narrow else 0,
+        "eps": max(1, whole),
+        "root_bits": 8 if narrow and whole <= _LARGEST_WITH_ROOT else 0,
         "mean_bits": mean_bits,
-        "norm_bits": 16 if wide else 10,
+        "norm_bits": (16 if wide else 10) + max(0, small),
     }
 
 
