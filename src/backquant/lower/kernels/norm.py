@@ -95,6 +95,17 @@ class NormConfig:
     out_scale: float
     out_zero_point: int
 
+    @property
+    def measured(self) -> tuple[float, float]:
+        """The scale and eps to measure with. Where all values of a row are equal, what float32 rounds of
+        large ones is divided by the root of eps: a norm of the integers and an eps in their steps is the
+        same, and exact there.
+
+        >>> NormConfig("layer", (2,), 1.0, 4.0, 0, 0.5, 10).measured
+        (1.0, 0.0625)
+        """
+        return (1.0, self.eps / self.x_scale**2) if self.x_scale > 1 else (self.x_scale, self.eps)
+
 
 class Norm(KernelModule):
     """``quantized::layer_norm``, ``quantized::group_norm`` or ``quantized::instance_norm``.
@@ -134,11 +145,9 @@ class Norm(KernelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """8-bit integers to 8-bit integers of the same shape."""
         c = self.config
-        # Where all values of a row are equal, what float32 rounds of large ones is divided by the root of
-        # eps: a norm of the integers and an eps in their steps is the same, and exact there.
-        scale, eps = (1.0, c.eps / c.x_scale**2) if c.x_scale > 1 else (c.x_scale, c.eps)
-        measured = self._as_rows(x)
-        q = as_quantized_image(measured, scale, c.x_zero_point)
+        scale, eps = c.measured
+        rows = self._as_rows(x)
+        q = as_quantized_image(rows, scale, c.x_zero_point)
         rest = (self.weight, self.bias, eps, c.out_scale, c.out_zero_point)
         if c.kind == "layer":
             result = torch.ops.quantized.layer_norm(q, list(c.size), *rest)
@@ -146,7 +155,7 @@ class Norm(KernelModule):
             result = torch.ops.quantized.group_norm(q, c.size[0], *rest)
         else:
             result = torch.ops.quantized.instance_norm(q, *rest)
-        return integer_view(result).view(x.shape) if measured is not x else integer_view(result)
+        return integer_view(result).view(x.shape) if rows is not x else integer_view(result)
 
     def _as_rows(self, x: torch.Tensor) -> torch.Tensor:
         """``x``, or ``[batch, channels, positions]`` where the batch is larger than what one norm measures:

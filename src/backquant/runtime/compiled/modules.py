@@ -135,13 +135,14 @@ class _Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         c = self.config
-        value = as_float(x, c.x_scale, c.x_zero_point)
+        scale, eps = c.measured
+        value = as_float(x, scale, c.x_zero_point)
         if c.kind == "layer":
-            value = F.layer_norm(value, c.size, self.weight, self.bias, c.eps)
+            value = F.layer_norm(value, c.size, self.weight, self.bias, eps)
         elif c.kind == "group":
-            value = F.group_norm(value, c.size[0], self.weight, self.bias, c.eps)
+            value = F.group_norm(value, c.size[0], self.weight, self.bias, eps)
         else:
-            value = F.instance_norm(value, None, None, self.weight, self.bias, eps=c.eps)
+            value = F.instance_norm(value, None, None, self.weight, self.bias, eps=eps)
         return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
 
 
