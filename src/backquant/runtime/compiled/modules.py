@@ -24,6 +24,7 @@ from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.postop import PostOp
 from backquant.lower.kernels.quantized import QuantizedWeighted
 from backquant.runtime.compiled import operators
+from backquant.runtime.compiled.as_run import AS_RUN, AsItRuns
 from backquant.runtime.compiled.dynamic import dynamic_linear
 from backquant.runtime.compiled.functions import as_float, as_integer
 from backquant.runtime.compiled.transposed import TransposedConvolution
@@ -182,6 +183,7 @@ _MODULES: dict[type, Callable[[Any], nn.Module | None]] = {
     BatchNorm: _BatchNorm,
     DynamicLinear: dynamic_linear,
     QuantizedWeighted: _transposed,
+    **dict.fromkeys(AS_RUN, AsItRuns),
 }
 
 

@@ -21,6 +21,7 @@ from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims
 from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
+from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
 from backquant.runtime.compiled.readback import called_kernels
 
@@ -29,7 +30,7 @@ from backquant.runtime.compiled.readback import called_kernels
 class CompiledProgram:
     """``signature``: the arguments of the graph, with defaults. ``inputs``: the tensors that it takes.
     ``kernels``: what its code calls, and how often. ``seconds``: how long compiling took. ``threads``: how
-    many torch had then."""
+    many torch had then. ``kept``: what its code calls as it runs in the lowered model."""
 
     signature: Sequence[tuple[str, Any]]
     inputs: tuple[InputKind, ...]
@@ -37,6 +38,7 @@ class CompiledProgram:
     seconds: float
     threads: int
     run: Callable[..., Any]
+    kept: tuple[AsItRuns, ...] = ()
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """What ``run`` is called with; None for arguments that the code was not made for."""
@@ -85,7 +87,7 @@ def compile_graph(
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=str(path), inductor_configs={"freezing": True, **configs}
             )
-            kernels = called_kernels(path)
+            kernels = {**called_kernels(path), **calls_as_they_run(exported.graph)}
             run = torch._inductor.aoti_load_package(str(path))
     except Exception as error:
         raise EngineError(
@@ -95,7 +97,8 @@ def compile_graph(
         ) from error
     seconds = time.perf_counter() - start
     inputs = kinds_of(exported)
-    return CompiledProgram(signature, inputs, kernels, seconds, torch.get_num_threads(), run)
+    kept = tuple(module for module in graph_module.modules() if isinstance(module, AsItRuns))
+    return CompiledProgram(signature, inputs, kernels, seconds, torch.get_num_threads(), run, kept)
 
 
 def _exported(
