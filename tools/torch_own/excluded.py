@@ -29,9 +29,6 @@ EXCLUDED: dict[str, str] = {
 _CLIPPED = (
     "the input of a sigmoid is measured; PyTorch gives it the qparams of the output, which clips it"
 )
-_NO_ENGINE = (
-    "a description without an engine gives the reference model; PyTorch runs native's kernels"
-)
 _KEPT = (
     "what the backend has no entry for runs on integers between integers, as a table of 256 results"
 )
@@ -45,8 +42,6 @@ _NO_KERNEL = (
 
 #: Tests that count and fail, by outputs or by graph, because of what is done otherwise.
 ON_PURPOSE: dict[str, str] = {
-    "TestQuantizeFx.test_backend_config_quantization_range": _NO_ENGINE,
-    "TestQuantizeFx.test_backend_config_scale_min": _NO_ENGINE,
     "TestQuantizeFx.test_convtranspose_per_channel_fails_early": "a kernel runs it: fails nowhere",
     "TestQuantizeFx.test_qconfig_mapping_from_dict": "an unknown key of a dict is an error, not nothing",
     "TestQuantizeFx.test_static_lstm": _LSTM,

@@ -43,7 +43,7 @@ LINES: tuple[Line, ...] = (
         "TorchScript: likewise, where it is loaded",
     ),
     Line(
-        r"(?m)^ +FileCheck\(\)\.check_count\('FakeQuantize = prim::GetAttr.*\n.*\.run\(scripted.*$",
+        r"(?m)^ +FileCheck\(\)\.check_count\(\s*'FakeQuantize = prim::GetAttr.*\n.*\.run\(scripted.*$",
         "",
         "TorchScript: the code of the scripted model is looked at",
     ),
@@ -63,7 +63,7 @@ LINES: tuple[Line, ...] = (
         "weights are stored as integers with scales, under the kernel's name, not packed",
     ),
     Line(
-        r'torch\.ops\.quantized\.conv2d_unpack\(state_dict\["_packed_weight_0"\]\)',
+        r'torch\.ops\.quantized\.conv2d_unpack\(\s*state_dict\["_packed_weight_0"\]\s*\)',
         'state_dict["graph_module.conv2d_kernel.weight"], state_dict["graph_module.conv2d_kernel.bias"]',
         "likewise",
     ),
@@ -73,7 +73,8 @@ LINES: tuple[Line, ...] = (
         "likewise",
     ),
     Line(
-        r'self\.assertIn\("_packed_weight_0", result_dict\["quantized"\]\.state_dict\(\)\.keys\(\)\)',
+        r'self\.assertIn\(\s*"_packed_weight_0", '
+        r'result_dict\["quantized"\]\.state_dict\(\)\.keys\(\)\s*\)',
         'self.assertIsNotNone(torch_own.names.weight_of(result_dict["quantized"]))',
         "likewise",
     ),
@@ -125,8 +126,8 @@ LINES: tuple[Line, ...] = (
         "batch norms are folded in another order of float operations: an integer may be the next one",
     ),
     Line(
-        r"self\.assertEqual\((result_dict\[\"quantized_output\"\], "
-        r"result_dict\[\"quantized_reference_output\"\])\)",
+        r"self\.assertEqual\(\s*(result_dict\[\"quantized_output\"\],\s*"
+        r"result_dict\[\"quantized_reference_output\"\]),?\s*\)",
         r"torch_own.names.assert_within_a_step(self, \1)",
         "a kernel rounds once where the reference model rounds twice: within one step",
     ),
@@ -137,9 +138,21 @@ LINES: tuple[Line, ...] = (
         "quantize and dequantize are kernels of backquant: see graphs.py",
     ),
     Line(
-        r"(?s)('input_quantized_idxs': \[0\].{0,120}?MinMaxObserver\)): 2",
+        r"(?s)(prepare_custom_config_dict = \{\s*['\"]input_quantized_idxs['\"]: \[0\]"
+        r".{0,160}?MinMaxObserver\)): 2",
         r"\1: 3",
         "a quantized input is observed: plain integers do not say what they stand for",
+    ),
+    Line(
+        r"(backend_config = BackendConfig\(\))(\.set_backend_pattern_config\(\s*BackendPatternConfig)",
+        r"\1.set_engine(backquant.get_native_backend_config().engine)\2",
+        "a description says which engine runs it, or the reference model is what converts; PyTorch always "
+        "runs its current engine",
+    ),
+    Line(
+        r"(torch\.ops\.quantized_decomposed\.(?:de)?quantize_per_(?:tensor|channel))\)",
+        r"\1.default)",
+        "graphs hold operators with their overload; tests before 2.2 name them without",
     ),
 )
 
