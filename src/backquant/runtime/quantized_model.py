@@ -32,6 +32,7 @@ from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
 from backquant.runtime.uncompiled import uncompiled
+from backquant.runtime.unlowered import calls_little, run_plainly, without_gradients
 
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
@@ -48,9 +49,8 @@ class QuantizedModel(nn.Module):
     ``source``: its file, if it was loaded. ``original_weights_lookup``: set by ``convert_fx`` if asked for.
 
     ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
-    input is a plain integer
-    tensor, or one of PyTorch's quantized tensors, which is brought to these qparams; such an output
-    is a plain integer tensor.
+    input is a plain integer tensor, or one of PyTorch's quantized tensors, which is brought to these qparams;
+    such an output is a plain integer tensor.
 
     ``replays``: inputs of a kind (shapes and dtypes) that came before run as one recorded graph, without
     Python between the operators; ``model.replays = None`` switches that off.
@@ -60,8 +60,7 @@ class QuantizedModel(nn.Module):
     ``torch._inductor.config.freezing`` is set.
 
     NaN and infinities in inputs that are quantized are refused: as integers they are numbers like others.
-    The check takes some 10 µs of a call; with ``check_finite`` set to ``False``, which
-    ``save`` keeps, they are taken.
+    The check takes some 10 µs of a call; with ``check_finite = False``, which ``save`` keeps, they are taken.
 
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
 
@@ -98,7 +97,8 @@ class QuantizedModel(nn.Module):
     def _begin_replays(self) -> None:
         """Without an engine, or on the integer reference, the model is there to be read, not to be fast."""
         slow = self.engine is None or self.engine.as_described
-        self.replays = None if slow else Replays(self.graph_module)
+        self._is_plain = not self._quantized_inputs and calls_little(self.graph_module, self.record)
+        self.replays = None if slow or self._is_plain else Replays(self.graph_module)
 
     def __getattr__(self, name: str) -> Any:
         """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
@@ -223,7 +223,7 @@ class QuantizedModel(nn.Module):
             raise told from error
 
     def _check_inputs(self, args: Any, kwargs: dict[str, Any]) -> None:
-        if isinstance(args, tuple):  # symbolic_trace gives a proxy
+        if isinstance(args, tuple) and not self._is_plain:  # symbolic_trace gives a proxy
             check_storages(args, kwargs)
             check_finite(self._quantized_inputs if self.check_finite else (), args, kwargs)
 
@@ -233,13 +233,14 @@ class QuantizedModel(nn.Module):
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
-        with torch.no_grad():
-            result = self._run(args, kwargs)
+        result = without_gradients(self._run, args, kwargs)
         return result if interface is None else interface.restored(result)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.record.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
+        if self._is_plain:
+            return run_plainly(self._modules, args, kwargs)
         run: Executor = self.graph_module
         if self.record.engine is not None:
             run = Interpreted(self.graph_module) if self.replays is None else self.replays
