@@ -11,6 +11,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import DTypeConfig
+from backquant.conformance.plan import claimed
 from backquant.deploy import Exported
 from backquant.errors import CoverageError
 
@@ -126,6 +127,19 @@ def test_which_transposed_convolutions_have_integer_kernels(transposed, why, tmp
     [up] = [use for use in exported.kernels if use.kernel == "Deconvolution"]
     assert up.integer == (not why)
     assert torch.allclose(run(tmp_path / "m.xml", x), model(x), atol=5e-2)
+
+
+def test_a_transposed_convolution_whose_name_is_lost_is_found(tmp_path) -> None:
+    """With one channel out OpenVINO's kernel names what follows alone, two steps on."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 5)
+    config = claimed(backquant.get_backend_config("openvino"))
+    layer = nn.ConvTranspose1d(9, 1, 2, stride=2, padding=1).eval()
+    model = backquant.quantize(layer, x, backend=config, calibration=[x])
+    exported = backquant.export(model, tmp_path / "m.xml", to="openvino")
+    assert exported.integer == exported.expected == 1
+    [kernel] = [use for use in exported.kernels if use.kernel == "Deconvolution"]
+    assert kernel.integer and any(node in kernel.nodes for node in model.plan.decisions)
 
 
 def test_a_float_kernel_that_gives_integers_is_read_back_as_float(tmp_path) -> None:

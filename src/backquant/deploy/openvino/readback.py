@@ -6,7 +6,7 @@ its nodes names the layer type, the precision, and the layers of the file that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,8 +44,8 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
     two, if some of its products are on integers only.
 
     1. A Subgraph leaves out the name of its first product, and a convolution its own where a factor for
-       each channel (a batch norm) became part of its weight: what no kernel names and only it reads is a
-       part of it.
+       each channel (a batch norm) became part of its weight, or where it has one channel: what no kernel
+       names and only it reads is a part of it, and so on.
     2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
        of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
     """
@@ -108,13 +108,21 @@ def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> list[T
         if node not in named:
             before.setdefault(reader, []).append(node)
     return [
-        replace(
-            use, nodes=(*use.nodes, *(one for node in use.nodes for one in before.get(node, ())))
-        )
-        if use.kernel in _JOINED
-        else use
+        replace(use, nodes=tuple(_reaching(use.nodes, before))) if use.kernel in _JOINED else use
         for use in found
     ]
+
+
+def _reaching(nodes: Sequence[str], before: Mapping[str, Sequence[str]]) -> list[str]:
+    """``nodes``, then what leads to them, step by step.
+
+    >>> _reaching(["dequantize"], {"dequantize": ["quantize"], "quantize": ["conv"]})
+    ['dequantize', 'quantize', 'conv']
+    """
+    reached = list(nodes)
+    for node in reached:  # grows
+        reached.extend(before.get(node, ()))
+    return reached
 
 
 def _runtime_info(node: Any) -> dict[str, str]:
