@@ -30,7 +30,7 @@ from backquant.conformance.data import (
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
-from backquant.conformance.rounded_once import rounded_once
+from backquant.conformance.rounded_once import references_behind
 from backquant.conformance.seam import (
     Answer,
     Build,
@@ -234,8 +234,7 @@ def on_engine(
         yield replace(blank, verdict=Verdict.NOT_INTEGER, detail=why)
         return
     references, exact = references_of(prepared.module)
-    if any("rounds once" in kernel for kernel in ran.kernels):
-        references += rounded_once(convert_to_reference(prepared.module))
+    references += references_behind(ran.kernels, prepared.module)
     unit = output_scale(prepared.module) if _gives_integers(config) else None
     running = _Running(prepared, built, references, input_grids(prepared.module), unit)
     integers = _gives_integers(config)

@@ -25,7 +25,8 @@ from backquant.conformance.seam import Answer, Build, Ran, RefusedByEngineError
 from backquant.conformance.side_by_side import joined_jobs, named
 from backquant.conformance.torch_engines import said
 from backquant.convert import convert_to_reference
-from backquant.deploy import Exported, check_installed, run_export
+from backquant.deploy import Exported, ExportJob, check_installed, run_export
+from backquant.deploy.exported import TargetKernel
 from backquant.deploy.session import Loaded, LoadingTarget
 from backquant.errors import BackquantError, EngineError, MissingExtraError
 from backquant.graph.silence import without_warnings
@@ -87,7 +88,7 @@ class TargetEngine(BuildsTogether[FedIntegers]):
         first = 0
         for at, each in enumerate(fed):
             own = slice(first, first + len(each.job.args))
-            ran = _ran(exported, at, len(fed) == 1)
+            ran = _ran(exported, job, at, len(fed) == 1)
             made.append(BuiltFile(loaded, job.args, own, at, each.quantize, ran))
             first = own.stop
         return made
@@ -103,7 +104,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ran(exported: Exported, at: int, alone: bool) -> Ran:
+def _ran(exported: Exported, job: ExportJob, at: int, alone: bool) -> Ran:
     """The kernels of the model at this position, those on integers first, and what of it stays float."""
     own = named(at, "")
     kernels = [
@@ -112,13 +113,19 @@ def _ran(exported: Exported, at: int, alone: bool) -> Ran:
         if any(name.startswith(own) for name in use.nodes) or (alone and not use.nodes)
     ]
     kernels.sort(key=lambda use: not use.integer)
-    names = dict.fromkeys(f"{use.kernel} ({use.dtype})" for use in kernels)
+    names = dict.fromkeys(f"{use.kernel} ({use.dtype}{_rounds(use, job)})" for use in kernels)
     left = tuple(
         reason
         for reason in exported.left_in_float
         if reason.node.startswith(own) and reason.rule != ReasonCode.GENERATED  # of integers, too
     )
     return Ran(tuple(names), left)
+
+
+def _rounds(use: TargetKernel, job: ExportJob) -> str:
+    """Of a kernel on integers that computes several operators: what lies between them is clamped, not rounded."""
+    inside = [one for one in job.expected if not set(one.nodes).isdisjoint(use.nodes)]
+    return ", saturates, rounds once" if use.integer and len(inside) > 1 else ""
 
 
 @dataclass(frozen=True)
