@@ -143,6 +143,15 @@ def test_a_transposed_convolution_whose_name_is_lost_is_found(tmp_path) -> None:
     assert kernel.integer and any(node in kernel.nodes for node in model.plan.decisions)
 
 
+def test_bounds_of_clamps_are_rounded(tmp_path) -> None:
+    """As written OpenVINO cuts them off: all that is clamped comes out a step lower."""
+    x = torch.linspace(-1.0, 1.3, 64)
+    config = claimed(backquant.get_backend_config("openvino"))
+    model = backquant.quantize(nn.Hardtanh().eval(), x, backend=config, calibration=[x])
+    backquant.export(model, tmp_path / "m.xml", to="openvino")
+    torch.testing.assert_close(run(tmp_path / "m.xml", x), model(x), rtol=0, atol=1e-3)
+
+
 def test_a_float_kernel_that_gives_integers_is_read_back_as_float(tmp_path) -> None:
     """The runtime model calls it i8; the name of its primitive tells."""
     torch.manual_seed(0)

@@ -46,9 +46,7 @@ def saturated_and_rounded_once(reference: fx.GraphModule) -> Iterator[fx.GraphMo
         yield made
 
 
-def references_behind(
-    kernels: Sequence[str], prepared: fx.GraphModule
-) -> Iterator[fx.GraphModule]:
+def references_behind(kernels: Sequence[str], prepared: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """The reference models of ``prepared`` for kernels that say of themselves that they round once."""
     once = [kernel for kernel in kernels if "rounds once" in kernel]
     saturating = [kernel for kernel in once if "saturates" in kernel]
