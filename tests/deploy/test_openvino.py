@@ -114,6 +114,10 @@ def upsampled(transposed: nn.Module) -> nn.Module:
         (nn.ConvTranspose1d(8, 8, 8, stride=4), "stride[-1] 4"),
         (nn.ConvTranspose2d(8, 8, 4, stride=(2, 4)), "stride[-1] 4"),
         (nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2), "groups 2"),
+        (
+            nn.ConvTranspose2d(8, 8, 2, padding=2),
+            "padding 2, 2, dilation * (kernel_size - 1) 1, 1",
+        ),
         (nn.ConvTranspose2d(8, 8, (1, 3), stride=(2, 1)), "stride 2, 1, kernel_size 1, 3"),
     ],
     ids=str,

@@ -6,8 +6,9 @@ that depend on no input are not quantized: an addition of a quantized constant f
 
 Measured on OpenVINO 2026.4: float weights behind quantize nodes make the convolutions run in bfloat16;
 unsigned weights, too. Transposed convolutions have integer kernels for inputs without a zero point and
-weights scaled by output channel, where they are not grouped, no stride is larger than the kernel, and their
-last stride is at most 2 (with 3, values at the end are memory that nobody wrote).
+weights scaled by output channel, where they are not grouped, no stride is larger than the kernel, padding
+does not reach beyond it, and their last stride is at most 2 (with 3, values at the end are memory that
+nobody wrote).
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ DECONVOLUTION = DTypeConfig(
             {"groups": 1, "stride[-1]": {"max": 2}},
             # OpenVINO's canBeExecutedInInt8: no axis on which places of the result lie between the taps
             {"stride": {"max": "kernel_size"}},
+            # padding that crops what taps reach: wrong by 5 to 94 steps (2026.4)
+            {"padding": {"max": "dilation * (kernel_size - 1)"}},
             # without AMX the integer kernel is wrong for the others (2026.4): some 20 steps, memory that
             # nobody wrote
             {"any": [{"dilation": 1}, {"stride": 1}]},

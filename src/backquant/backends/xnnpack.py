@@ -34,6 +34,7 @@ from backquant.backend_config import (
     LeaveFloat,
     QDQRules,
     QuantDefault,
+    Tolerance,
 )
 from backquant.backends.defaults import RESHAPE, TRANSPOSED
 from backquant.backends.dtypes import AT_EACH_CALL, FLOAT32
@@ -78,13 +79,16 @@ MEAN = DTypeConfig(
 WHOLE_MEAN = DTypeConfig(
     ACTIVATION, ACTIVATION, where={"output_size": {"one_of": [1, (1, 1)]}}, tolerance=FLOAT32
 )
+# Of a batch XNNPACK measures each row of a linear layer and each image of a convolution by itself.
+BY_ROW = Tolerance(1, "the kernel measures each row by itself at each call")
+BY_IMAGE = Tolerance(1, "the kernel measures each image of a batch by itself at each call")
 DYNAMIC = DTypeConfig(
     torch.qint8,
     torch.float,
     _weight(ch_axis=0, granularity="per_channel"),
     torch.float,
     is_dynamic=True,
-    tolerance=AT_EACH_CALL,
+    tolerance=BY_ROW,
 )
 
 # 8da4w: each row of the activations is quantized at each call, groups of a row of the weight share a scale
@@ -107,7 +111,7 @@ DYNAMIC_CONV = DTypeConfig(
     torch.float,
     is_dynamic=True,
     where=NOT_DEPTHWISE,
-    tolerance=AT_EACH_CALL,
+    tolerance=BY_IMAGE,
 )
 
 _INTEGER_WEIGHT = QuantDefault(

@@ -27,6 +27,7 @@ from backquant.conformance.data import (
     input_grids,
     output_scale,
 )
+from backquant.conformance.each_part import references_of_parts
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
@@ -235,6 +236,8 @@ def on_engine(
         return
     references, exact = references_of(prepared.module)
     references += references_behind(ran.kernels, prepared.module)
+    if not exact:
+        references += references_of_parts(ran.kernels, references[0])
     unit = output_scale(prepared.module) if _gives_integers(config) else None
     running = _Running(prepared, built, references, input_grids(prepared.module), unit)
     integers = _gives_integers(config)
