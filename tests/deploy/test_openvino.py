@@ -251,3 +251,42 @@ def test_layers_that_openvino_joins_in_one_kernel_are_counted_as_integers(tmp_pa
     assert exported.integer == exported.expected == 3
     assert {use.dtype for use in exported.kernels if use.integer} <= {"i8", "u8"}
     assert torch.allclose(run(tmp_path / "m.xml", batch), model(batch), atol=3e-2)
+
+
+class OneToken(nn.Module):
+    """Scores over one key, as where attention reduces a small map: a transposition that moves nothing."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16, bias=bias)
+        if bias:
+            nn.init.zeros_(self.key.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = self.key(x[:, :1]).view(2, 1, 1, 16).transpose(1, 2)
+        return self.query(x).view(2, -1, 1, 16).transpose(1, 2) @ key.transpose(-1, -2)
+
+
+class Unfolded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.unfold(self.conv(x), 2, stride=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(OneToken(False), (2, 9, 16)), (OneToken(True), (2, 9, 16)), (Unfolded(), (2, 3, 8, 8))],
+    ids=["no bias", "zeros", "unfold"],
+)
+def test_layers_without_a_bias_before_what_moves_their_result(model, shape, tmp_path) -> None:
+    """OpenVINO moves their scales on, and throws where that is ambiguous."""
+    torch.manual_seed(0)
+    batch = torch.randn(shape)
+    quantized = backquant.quantize(model.eval(), backend="openvino", calibration=[batch])
+    backquant.export(quantized, tmp_path / "m.xml")
+    got = run(tmp_path / "m.xml", batch)
+    assert torch.allclose(got, quantized(batch), atol=3e-2)
+    assert float(got.std()) > 0.1

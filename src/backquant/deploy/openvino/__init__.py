@@ -10,7 +10,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.amx import check_amx
-from backquant.deploy.openvino.biases import separate_biases
+from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
 from backquant.deploy.openvino.clamps import shift_bounds
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.session import OpenVinoSession
@@ -45,6 +45,7 @@ class OpenVinoTarget:
         model = onnx_model(job)
         separate_biases(model)
         shift_bounds(model)
+        keep_zero_biases(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
         save_onnx(model, through)
         with quiet():
