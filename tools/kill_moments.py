@@ -3,11 +3,11 @@
     python tools/kill_moments.py --count 500 --seed 0
     python tools/kill_moments.py --count 10 --only compile inductor    # a C++ compiler each, some 20 s
 
-``save``, ``quantize -o`` with a report, exports to every target (OpenVINO's are two files). Each kind has a
-process of its own, which does it once: what is imported and made at the first time (of an export 15 seconds
-of 17) is there then. Each attempt is a fork of that, killed with -9 after a random part of the time that the
-whole takes. Then the files are read; the same is run to its end, and nothing may be there but its files.
-Exit status 1 where something else was.
+Everything of ``writers.py``: models, reports, descriptions, checkpoints, exports (OpenVINO's are two files).
+Each kind has a process of its own, which does it once: what is imported and made at the first time (of an
+export 15 seconds of 17) is there then. Each attempt is a fork of that, killed with -9 after a random part of
+the time that the whole takes. Then the files are read; the same is run to its end, and nothing may be there
+but its files. Exit status 1 where something else was.
 """
 
 from __future__ import annotations
@@ -27,72 +27,19 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from torch import nn
+from tools.writers import OLD, SLOW, SUFFIXES, writer
 
-import backquant
-from backquant.cli import main as command
-
-EXAMPLE = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
-FILES = {
-    "save": ("model.bq",),
-    "quantize -o": ("model.bq", "report.html"),
-    "onnx": ("model.onnx",),
-    "openvino": ("model.xml", "model.bin"),
-    "tensorrt": ("model.onnx",),
-    "qdq-onnx": ("model.onnx",),
-    "executorch": ("model.pte",),
-    "pt2e": ("model.pt2",),
-    "inductor": ("model.pt2",),
-    "compile": (),
-}
-BACKENDS = {  # by target
-    "onnx": "onnxruntime",
-    "openvino": "openvino",
-    "tensorrt": "tensorrt",
-    "qdq-onnx": "onnxruntime",
-    "executorch": "xnnpack",
-    "pt2e": "executorch",
-    "inductor": "inductor_x86",
-}
-SLOW = ("inductor", "compile")
+FILES = {kind: ["model" + suffix for suffix in suffixes] for kind, suffixes in SUFFIXES.items()}
 GOOD = ("old", "new")  # outcomes begin with one of them
 
 
-def factory() -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), EXAMPLE
-
-
-def data() -> list[torch.Tensor]:
-    return [EXAMPLE]
-
-
-def actions(folder: Path = Path()) -> dict[str, Callable[[], Any]]:
-    """What writes into ``folder``, by kind. Default: where the process is then."""
-    sys.modules["kill_moments"] = sys.modules[__name__]
-    models = {
-        name: backquant.quantize(factory()[0], backend=name, calibration=data(), slower="keep")
-        for name in ("x86", *BACKENDS.values())
-    }
-
-    def quantize() -> None:
-        words = "quantize kill_moments:factory --data kill_moments:data --slower keep -f --json"
-        places = ["-o", str(folder / "model.bq"), "--html", str(folder / "report.html")]
-        sys.argv = ["backquant", *words.split(), *places]
-        command()
-
-    def export(target: str) -> Callable[[], Any]:
-        model, path = models[BACKENDS[target]], folder / FILES[target][0]
-        return lambda: backquant.export(model, path, to=target, overwrite=True)
-
-    return {
-        "save": lambda: backquant.save(models["x86"], folder / "model.bq"),
-        "quantize -o": quantize,
-        **{target: export(target) for target in BACKENDS},
-        "compile": lambda: models["x86"].compile(EXAMPLE),
-    }
+def action_of(kind: str) -> Callable[[], object]:
+    """What writes into the folder that the process is in then."""
+    write, name = writer(kind), FILES[kind][0] if FILES[kind] else "model"
+    return lambda: write(Path.cwd() / name)
 
 
 def child(action: Callable[[], Any]) -> int:
@@ -123,11 +70,20 @@ def content(folder: Path) -> dict[str, bytes]:
     return {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
 
 
-def attempt(action: Callable[[], Any], folder: Path, after: float, new: dict[str, bytes]) -> str:
+def filled(kind: str, folder: Path) -> dict[str, bytes]:
+    """The old files."""
+    text = OLD.get(kind, b"old")
+    old = {} if text is None else dict.fromkeys(FILES[kind], text)
+    for name, content in old.items():
+        (folder / name).write_bytes(content)
+    return old
+
+
+def attempt(
+    kind: str, action: Callable[[], Any], folder: Path, after: float, new: dict[str, bytes]
+) -> str:
     """What a kill after so many seconds left: old or new files, or a defect."""
-    old = dict.fromkeys(new, b"old")
-    for name, text in old.items():
-        (folder / name).write_bytes(text)
+    old = filled(kind, folder)
     pid = child(action)
     time.sleep(after)
     try:
@@ -137,13 +93,15 @@ def attempt(action: Callable[[], Any], folder: Path, after: float, new: dict[str
     os.waitpid(pid, 0)
     found = content(folder)
     litter = any(item.is_dir() for item in folder.iterdir())
-    if any(found[name] not in (old[name], new[name]) for name in found):
+    if kind == "checkpoint":  # it is there until all is done, whole or not at all
+        found = {name: text for name, text in found.items() if not name.endswith(".checkpoint")}
+    if any(text not in (old.get(name), new.get(name)) for name, text in found.items()):
         return "half a file"
     if "model.xml" in new:
         together = {found[name] == new[name] for name in found}
         if len(together) > 1 or (len(found) == 1 and "model.xml" in found):
             return "files that do not belong together"
-    elif set(found) != set(new):
+    elif not set(old) <= set(found):
         return "no file"
     whole(action, folder)
     if {item.name: item.is_file() for item in folder.iterdir()} != dict.fromkeys(new, True):
@@ -171,15 +129,19 @@ def moments(
     kind: str, action: Callable[[], Any], folder: Path, count: int, seed: int
 ) -> Counter[str]:
     """How often each outcome was."""
+    filled(kind, folder)
     warmed(action, folder)
     dice = random.Random(f"{kind} {seed}")
+    for item in folder.iterdir():
+        item.unlink()
+    filled(kind, folder)
     seconds = whole(action, folder)
     new = {file: (folder / file).read_bytes() for file in FILES[kind]}
     counts: Counter[str] = Counter()
     for _ in range(count):
         for item in folder.iterdir():
             item.unlink()
-        counts[attempt(action, folder, dice.uniform(0, 1.1 * seconds), new)] += 1
+        counts[attempt(kind, action, folder, dice.uniform(0, 1.1 * seconds), new)] += 1
     return counts
 
 
@@ -219,10 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[kind for kind in FILES if kind not in SLOW],
     )
     chosen = parser.parse_args(arguments)
-    todo, good, total = actions(), True, 0
+    good, total = True, 0
     for number, kind in enumerate(chosen.only):
         count = len(range(number, chosen.count, len(chosen.only)))
-        counts = elsewhere(kind, todo[kind], count, chosen.seed)
+        counts = elsewhere(kind, action_of(kind), count, chosen.seed)
         for outcome, times in sorted(counts.items()):
             print(f"{kind:12} {outcome:36} {times:5}", flush=True)
         good &= all(outcome.startswith(GOOD) for outcome in counts)

@@ -33,6 +33,7 @@ except ImportError:  # Windows: nothing tells a folder that is in use from one t
 
 _AT_ONCE = 64  # processes that write one file
 _LOCK, _NEW, _READY, _OLD = "lock", "new", "ready", "old"
+_ROOM = 1 << 16  # bytes
 _PATIENCE = 10.0  # seconds; renaming takes less than a thousandth of one
 _used: dict[Path, Path] = {}  # hidden folders of this process, each with the file that it is for
 
@@ -73,8 +74,13 @@ def replace_file(
                 stream.write(piece)
     except OSError as error:
         if error.filename is None or ".backquant-" in str(error.filename):
-            error.filename, error.filename2 = str(target), None  # what the caller has named
+            _rename(error, target)  # what the caller has named
         raise
+
+
+def _rename(error: OSError, path: Path) -> None:
+    error.filename = str(path)
+    del error.filename2  # None would be said: "… -> None"
 
 
 def write_text(path: str | os.PathLike[str], text: str, where: str) -> None:
@@ -142,10 +148,37 @@ def workspace() -> Iterator[Path]:
     []
     """
     owner = os.geteuid() if fcntl else 0
-    with _hidden(Path(tempfile.gettempdir(), f"backquant-{owner}")) as slot:
-        folder = slot / _NEW
-        folder.mkdir()
-        yield folder
+    place = Path(tempfile.gettempdir())
+    try:
+        with _hidden(place / f"backquant-{owner}") as slot:
+            folder = slot / _NEW
+            folder.mkdir()
+            try:
+                yield folder
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    check_room(folder)
+                raise
+    except OSError as error:
+        if error.filename is None or str(error.filename).startswith(str(place / ".backquant-")):
+            _rename(error, place)  # what was in it is gone
+        raise
+
+
+def check_room(folder: Path) -> None:
+    """Raise the ``OSError`` that the system has for those who write to ``folder``.
+
+    For when a library has failed that tells no reason: each file there, and a new one, is made longer.
+
+    >>> with workspace() as folder:
+    ...     check_room(folder)
+    """
+    for path in [*folder.iterdir(), folder / "room"]:
+        if path.name == "room" or path.is_file():
+            with path.open("ab") as stream:
+                stream.write(bytes(_ROOM))
+                stream.flush()
+                os.fsync(stream.fileno())
 
 
 @contextlib.contextmanager
@@ -209,6 +242,10 @@ def _held(slot: Path, *, make: bool = False) -> IO[bytes] | None:
         stream = (slot / _LOCK).open("ab")
     except FileNotFoundError:
         return None  # removed by the one that had it
+    except OSError:
+        with contextlib.suppress(OSError):
+            slot.rmdir()  # empty: there was room for the folder, and for nothing in it
+        raise
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(stream.fileno()), (slot / _LOCK).stat()):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from backquant.cli import main
 from backquant.cli.data import Batches
 from backquant.cli.ranks import launched, of_rank, rank_in
 from backquant.errors import RankError, first_line
@@ -48,3 +56,63 @@ def test_a_launcher_that_says_nonsense(
     with pytest.raises(RankError) as caught, launched(1):
         pass
     snapshot("launcher", caught.value, {first_line(caught.value.__cause__): "<torch's words>"})
+
+
+def factory() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(1, 4)
+
+
+def data() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 4, generator=generator) for _ in range(5)]
+
+
+def started(rank: int, size: int, port: int, words: list[str]) -> int:
+    """A process of a launcher that says ``words``; what it prints is in a file named like its rank."""
+    child = os.fork()
+    if child:
+        return child
+    status = 99
+    try:
+        said = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in said.items()} if size > 1 else {})
+        torch.set_num_threads(1)
+        os.dup2(os.open(f"{rank}-of-{size}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.argv = ["backquant", *words]
+        with contextlib.suppress(SystemExit):
+            main()
+        sys.stdout.flush()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sensitivity", "search -b tensorrt --budget max_bytes=200 -o found.bq"],
+    ids=["sensitivity", "search"],
+)
+def test_a_command_of_two_ranks_says_what_one_says(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... and writes the same file; the second of them says nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "factory_of_ranks", sys.modules[__name__])
+    named = "factory_of_ranks:factory --data factory_of_ranks:data --json --timeout 60"
+    command, *options = words.split()
+    files = []
+    for size in (1, 2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        spoken = [command, *named.split(), *options]
+        children = [started(rank, size, port, spoken) for rank in range(size)]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
+        files.append(Path("found.bq").read_bytes() if options else b"")
+    one, two = (json.loads(Path(f"0-of-{size}.txt").read_text()) for size in (1, 2))
+    one.pop("seconds", None), two.pop("seconds", None)
+    assert one == two and len(one) > 2
+    assert files[0] == files[1]
+    assert Path("1-of-2.txt").read_text() == ""

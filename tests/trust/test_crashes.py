@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ from backquant.cli import main
 from backquant.deploy import run
 from backquant.deploy.files import check_place, staged
 from backquant.errors import ArtifactError, ExportError
-from backquant.files import replace_file
+from backquant.files import replace_file, workspace
 
 OPERATIONS = {"open", "fcntl.flock"} | {
     f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "chmod", "scandir", "listdir")
@@ -189,6 +191,53 @@ def test_a_full_disk_is_not_said_to_be_the_models_fault(
     target: Any = SimpleNamespace(name="any", write=full)
     with pytest.raises(ExportError, match=r"model\.pt2 cannot be written: No space left"):
         run.run_export(job, target, folder / "model.pt2", None)
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file of this process may grow beyond 999 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (999, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_library_that_does_not_say_why_it_cannot_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO's words for a full disk are "iostream error"; the system has better ones."""
+
+    def write(_: object, path: Path) -> Any:
+        path.write_bytes(bytes(990))
+        raise RuntimeError("iostream error")
+
+    monkeypatch.setattr(run, "check_operators", lambda *_: None)
+    target: Any = SimpleNamespace(name="any", write=write)
+    with pytest.raises(ExportError, match=r"model\.xml cannot be written: File too large\n"):
+        run.run_export(SimpleNamespace(), target, folder / "model.xml", None)  # type: ignore[arg-type]
+    assert not list(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(OSError, match="File too large") as caught, workspace() as inner:
+        write(None, inner / "model.bin")
+    assert caught.value.filename == str(folder)
+    assert "None" not in str(caught.value)
+    assert not list(folder.iterdir())
+
+
+def test_room_for_a_folder_and_nothing_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def full(path: Path, *args: Any) -> Any:
+        if path.name == "lock":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, *args)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        replace_file(folder / "model.bq", b"new")
+    assert caught.value.filename == str(folder / "model.bq")
     assert not list(folder.iterdir())
 
 

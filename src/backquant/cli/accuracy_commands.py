@@ -1,14 +1,15 @@
-"""Commands about accuracy: ``compare``, ``sensitivity``, ``search``."""
+"""Commands about accuracy: ``compare``, ``sensitivity``, ``search``; the last two take ranks, too."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backquant.cli.console import emit, guarded
-from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, save_page
+from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, Timeout, save_page
 
 if TYPE_CHECKING:
     from backquant.accuracy.comparison import Comparison
@@ -77,6 +78,7 @@ def sensitivity(  # size: one parameter per option of the command
     inputs: Inputs = None,
     batch_size: BatchSize = 32,
     resume: Resume = None,
+    timeout: Timeout = 600.0,
     html: Html = None,
     allow: Allow = None,
     as_json: Json = False,
@@ -86,19 +88,27 @@ def sensitivity(  # size: one parameter per option of the command
     from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
     from backquant.cli.models import load_model, parse_inputs
+    from backquant.cli.ranks import launched, of_rank, rank_in
 
-    with guarded(as_json=as_json):
+    with guarded(as_json=as_json), launched(timeout) as group:
         config = sound_backend(backend, allow)
         module, example = load_model(model)
+
+        def batches(text: str) -> Iterable[Any]:
+            return of_rank(load_data(text, module, batch_size), group)
+
         found = backquant.sensitivity(
             module,
             parse_inputs(inputs) if inputs else example,
             config,
-            load_data(data, module, batch_size),
-            calibration=None if calibration is None else load_data(calibration, module, batch_size),
-            progress=not as_json,
+            batches(data),
+            calibration=None if calibration is None else batches(calibration),
+            progress=not as_json and not rank_in(group),
             resume=resume,
+            group=group,
         )
+        if rank_in(group):
+            return  # the first one says what all found
         save_page(found, html)
     _emit(found, as_json)
 
@@ -121,6 +131,7 @@ def search(  # size: one parameter per option of the command
     inputs: Inputs = None,
     batch_size: BatchSize = 32,
     resume: Resume = None,
+    timeout: Timeout = 600.0,
     html: Html = None,
     allow: Allow = None,
     as_json: Json = False,
@@ -131,24 +142,32 @@ def search(  # size: one parameter per option of the command
     from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model, parse_inputs
+    from backquant.cli.ranks import launched, of_rank, rank_in
 
-    with guarded(as_json=as_json):
+    with guarded(as_json=as_json), launched(timeout) as group:
         limits = parsed(budget)
         config = sound_backend(backend, allow)
         module, example = load_model(model)
+
+        def batches(text: str) -> Iterable[Any]:
+            return of_rank(load_data(text, module, batch_size), group)
+
         found = backquant.search(
             module,
-            load_data(data, module, batch_size),
+            batches(data),
             config,
             budget=limits,
             metric=None if metric is None else import_object(metric, "--metric"),
             lower_is_better=lower_is_better,
             example_inputs=parse_inputs(inputs) if inputs else example,
-            calibration=None if calibration is None else load_data(calibration, module, batch_size),
+            calibration=None if calibration is None else batches(calibration),
             recipe=recipe,
-            progress=not as_json,
+            progress=not as_json and not rank_in(group),
             resume=resume,
+            group=group,
         )
+        if rank_in(group):
+            return  # the first one says what all found
         backquant.save(found.model, output)
         save_page(found, html)
     _emit(found, as_json)

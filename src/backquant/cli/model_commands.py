@@ -51,6 +51,11 @@ Allow = Annotated[
     typer.Option("--allow", help="Package that the backend's file and the artifact may name."),
 ]
 
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=1, help="Under torchrun: seconds that a rank may be silent."),
+]
+
 
 def explain(
     model: Model,
@@ -157,10 +162,7 @@ def quantize(  # size: one parameter per option of the command
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from what is in the folder of --checkpoint.")
     ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout", min=1, help="Under torchrun: seconds that a rank may be silent."),
-    ] = 600.0,
+    timeout: Timeout = 600.0,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace OUTPUT if it exists.")
     ] = False,

@@ -47,8 +47,10 @@ def staged(path: Path, files: list[Path]) -> Iterator[Path]:
                 raise ExportError(f"the target wrote no {path.name}", where=str(path))
         files += [path.parent / item.name for item in names]
     except OSError as error:
+        elsewhere = error.filename is not None and Path(error.filename).is_dir()
         raise ExportError(
-            f"{path} cannot be written: {error.strerror or error}",
+            f"{path} cannot be written: {error.strerror or error}"
+            + (f" in {error.filename}" if elsewhere else ""),
             where=str(path),
             fix="make room, or choose a folder that can be written to",
         ) from error

@@ -13,6 +13,7 @@ from backquant.deploy.files import staged
 from backquant.deploy.job import ExpectedOperator, ExportJob
 from backquant.deploy.target import Target
 from backquant.errors import BackquantError, CoverageError, ExportError, UsageError
+from backquant.files import check_room
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
@@ -52,6 +53,7 @@ def _written(job: ExportJob, target: Target, staging: Path) -> Written:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NOT_THE_MODEL:
             raise  # ``staged`` names the file
+        check_room(staging.parent)
         layer = _layer(job, str(error))
         raise ExportError(
             f"{target.name} does not take {layer or 'the model'}: {_first_words(error)}",
