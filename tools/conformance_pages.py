@@ -1,87 +1,91 @@
-"""Try PyTorch's own backend configs on the kernels behind them, and write docs/conformance.
+"""Try PyTorch's backend configs and our descriptions on the engines behind them; write docs/conformance.
 
     python -m tools.conformance_pages                       # all of them, ten minutes each at most
-    python -m tools.conformance_pages --minutes 3 x86
+    python -m tools.conformance_pages --minutes 3 x86       # goes on where the last call ended
+    python -m tools.conformance_pages --minutes 0           # writes the pages of what has run
 
-Writes a page for each backend, ``findings.md`` with a script for each kind of failure, and the table engine ×
-outcome in ``README.md``. ``outcomes`` of a run that was ended lie in ``--work``; the same call goes on there.
+Writes a page for each, ``findings.md`` with a script for each kind of failure of PyTorch's, and the tables
+engine × outcome in ``README.md``. Outcomes lie in ``--work``, a folder for each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tools.conformance_table import Tried, compilers, outcomes
 from tools.torch_specs import torch_spec
 
 import backquant
+from backquant import BackendConfig, get_backend_config
 from backquant.conformance import Conformance
-from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.case import Outcome
 from backquant.conformance.reproducer import script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "conformance"
-BACKENDS = ("x86", "onednn", "fbgemm", "qnnpack", "native", "executorch")
+#: PyTorch's configs, which have pages of their names.
+PYTORCH = ("x86", "onednn", "fbgemm", "qnnpack", "native", "executorch")
+#: By page: our description, and the engine where it is not the description's own.
+OURS: dict[str, tuple[str, str | None]] = {
+    **{f"shipped_{name}": (name, None) for name in PYTORCH[:-1]},
+    "compiled": ("x86", "compiled"),
+    **{name: (name, None) for name in ("onnxruntime", "openvino", "xnnpack", "inductor_x86")},
+}
 _FINDINGS = 36
 
 
-def tried(name: str, work: Path, options: argparse.Namespace) -> Conformance:
-    """The run of one backend, begun or gone on with in ``work``."""
-    return backquant.conform(
-        torch_spec(name),
-        minutes=options.minutes,
+def description(page: str) -> tuple[BackendConfig, str | None]:
+    """What is tried for a page, and on which engine."""
+    if page in PYTORCH:
+        return torch_spec(page), None
+    backend, engine = OURS[page]
+    return get_backend_config(backend), engine
+
+
+def tried(page: str, options: argparse.Namespace) -> Tried | None:
+    """The run of one page, begun or gone on with; None where nothing has run and nothing is to."""
+    folder = options.work / (f"pytorch_{page}" if page in PYTORCH else page)
+    minutes = options.minutes if page in options.pages else 0.0
+    if not minutes and not (folder / "outcomes.jsonl").exists():
+        return None
+    backend, engine = description(page)
+    run = backquant.conform(
+        backend,
+        engine=engine,
+        minutes=minutes,
         rounds=options.rounds,
         jobs=options.jobs,
-        output=work / f"pytorch_{name}",
+        limit=options.limit,
+        output=folder,
         resume=True,
     )
+    return Tried(page, run, backend, folder)
 
 
-def beyond_tried(run: Conformance, work: Path) -> int:
-    """Of how many claims the refused side was tried, too."""
-    with (work / f"pytorch_{run.backend}" / "outcomes.jsonl").open(encoding="utf-8") as lines:
-        done = (json.loads(line).get("done", "") for line in lines)
-        return sum(key.endswith(" beyond") for key in done)
-
-
-def index(runs: Sequence[Conformance], work: Path) -> Iterator[str]:
-    """The table engine × outcome."""
-    verdicts = [v for v in Verdict if any(run.counts[v] for run in runs)]
-    yield "# PyTorch's backend configs, judged"
+def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Iterator[str]:
+    """The tables of all engines."""
+    yield "# Engines beside their descriptions"
     yield ""
     yield (
-        "What `torch.ao.quantization.backend_config` claims, tried on the kernels behind it. Ours claim what "
-        "is kept: `tests/unkept.py` lists where they differ. Written by `python -m tools.conformance_pages`; "
-        "[conformance.md](../conformance.md) has the words. `tensorrt` and `qnnpack_pt2e` have no kernels in "
-        "PyTorch and are not judged; `executorch` is tried on qnnpack's."
+        "Written by `python -m tools.conformance_pages`; [conformance.md](../conformance.md) has the words. "
+        "Trials: one claim with one use of its operator, called several times (accepted side), or all that "
+        "lies one step beyond one claim (refused side)."
+    )
+    yield from ("", "## Our descriptions", "")
+    yield from outcomes(ours, rounds)
+    yield from ("", "## Descriptions beside a compiler's answers", "")
+    yield from compilers()
+    yield from ("", "## PyTorch's backend configs, judged", "")
+    yield (
+        "What `torch.ao.quantization.backend_config` claims, tried on the kernels behind it. Ours claim "
+        "what is kept: `tests/unkept.py` lists where they differ. `tensorrt` and `qnnpack_pt2e` have no "
+        "kernels in PyTorch and are not judged; `executorch` is tried on qnnpack's. [Findings](findings.md), a script "
+        "each."
     )
     yield ""
-    heads = (
-        "description",
-        "cases",
-        *(v.value for v in verdicts),
-        "integers equal",
-        "steps at worst",
-        "claims, of them also beyond",
-    )
-    yield f"| {' | '.join(heads)} |"
-    yield "| --- " * len(heads) + "|"
-    for run in runs:
-        counts = (f"{run.counts[v]:,}" for v in verdicts)
-        cells = (
-            f"[{run.backend}]({run.backend}.md)",
-            f"{run.cases:,}",
-            *counts,
-            f"{run.bit_equal:.3%}",
-            f"{run.worst:g}",
-            f"{len(run.tallies)}, {beyond_tried(run, work)}",
-        )
-        yield f"| {' | '.join(cells)} |"
-    yield ""
-    yield "[Findings](findings.md), a script each. [Runtimes of exports, compiled code](targets.md)."
+    yield from outcomes(pytorch, rounds)
 
 
 def findings(runs: Sequence[Conformance]) -> Iterator[str]:
@@ -112,20 +116,25 @@ def _script(outcome: Outcome, run: Conformance) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("backends", nargs="*", default=BACKENDS)
+    parser.add_argument("pages", nargs="*", default=(*PYTORCH, *OURS))
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "conformance")
     options = parser.parse_args()
     PAGES.mkdir(exist_ok=True)
-    runs = []
-    for name in options.backends:
-        run = tried(name, options.work, options)
-        print(run, flush=True)
-        run.save_markdown(PAGES / f"{name}.md")
-        runs.append(run)
-    for page, lines in (("README.md", index(runs, options.work)), ("findings.md", findings(runs))):
+    ours, pytorch = (
+        [one for one in (tried(page, options) for page in pages) if one is not None]
+        for pages in (OURS, PYTORCH)
+    )
+    for one in (*ours, *pytorch):
+        one.run.save_markdown(PAGES / f"{one.page}.md")
+    found = findings([one.run for one in pytorch])
+    for page, lines in (
+        ("README.md", index(ours, pytorch, options.rounds)),
+        ("findings.md", found),
+    ):
         (PAGES / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -236,8 +236,7 @@ def on_engine(
         return
     references, exact = references_of(prepared.module)
     references += references_behind(ran.kernels, prepared.module)
-    if not exact:
-        references += references_of_parts(ran.kernels, references[0])
+    references += references_of_parts(ran.kernels, prepared.module)
     unit = output_scale(prepared.module) if _gives_integers(config) else None
     running = _Running(prepared, built, references, input_grids(prepared.module), unit)
     integers = _gives_integers(config)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from backquant.convert import convert_to_reference
+
 #: Dimensions of what is measured, by the kernels that do it.
 _MEASURED = {"Conv2d (int8)": 3, "FullyConnected (int8)": 1}
 
@@ -36,11 +38,11 @@ class EachPart:
         return made.reshape(*x.shape[: -self.dimensions], *made.shape[1:])
 
 
-def references_of_parts(kernels: Sequence[str], reference: fx.GraphModule) -> Iterator[EachPart]:
-    """``reference`` for kernels that measure parts; none of what they are given already on a grid."""
-    if not any("Convert (qdint8)" in kernel for kernel in kernels):
+def references_of_parts(kernels: Sequence[str], prepared: fx.GraphModule) -> Iterator[EachPart]:
+    """The reference model of ``prepared``, of one input, for kernels that measure parts of it."""
+    alone = len(prepared.graph.find_nodes(op="placeholder")) == 1
+    if not alone or not any("Convert (qdint8)" in kernel for kernel in kernels):
         return
-    if len(reference.graph.find_nodes(op="placeholder")) == 1:
-        for words, dimensions in _MEASURED.items():
-            if any(words in kernel for kernel in kernels):
-                yield EachPart(reference, dimensions)
+    for words, dimensions in _MEASURED.items():
+        if any(words in kernel for kernel in kernels):
+            yield EachPart(convert_to_reference(prepared), dimensions)
