@@ -81,8 +81,8 @@ def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Itera
     yield (
         "What `torch.ao.quantization.backend_config` claims, tried on the kernels behind it. Ours claim "
         "what is kept: `tests/unkept.py` lists where they differ. `tensorrt` and `qnnpack_pt2e` have no "
-        "kernels in PyTorch and are not judged; `executorch` is tried on qnnpack's. [Findings](findings.md), a script "
-        "each."
+        "kernels in PyTorch and are not judged; `executorch` is tried on qnnpack's. "
+        "[Findings](findings.md), a script each."
     )
     yield ""
     yield from outcomes(pytorch, rounds)
