@@ -30,3 +30,32 @@ def test_they_are_neither_run_nor_counted(tmp_path) -> None:
     assert exported.integer_share == 1.0
     assert "project" not in {node for use in exported.kernels for node in use.nodes}
     assert quantized.code == before
+
+
+class Windows(nn.Module):
+    """A mask that is written region by region, of which one is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = x.new_zeros((6,))
+        for number, (start, end) in enumerate(((0, -6), (-6, -2), (-2, None))):
+            mask[start:end] = number
+        return self.last(self.first(x) + mask.masked_fill(mask == 1, -1.0))
+
+
+def test_masks_written_region_by_region_are_constants(tmp_path) -> None:
+    """OpenVINO does not write into nothing."""
+    x = torch.randn(2, 6)
+    quantized = backquant.quantize(Windows().eval(), x, backend="openvino", calibration=[x])
+    assert "slice_scatter" in quantized.code
+    exported = backquant.export(quantized, tmp_path / "m.xml", example_inputs=x)
+    assert exported.integer_share == 1.0
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(tmp_path / "m.xml", "CPU", settings)
+    assert torch.allclose(torch.from_numpy(compiled(x.numpy())[0]), quantized(x), atol=3e-2)

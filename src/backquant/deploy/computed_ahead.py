@@ -1,7 +1,10 @@
-"""Products that depend on no input, in a file of fixed sizes: constants, computed once.
+"""Products and tables that depend on no input, in a file of fixed sizes: constants, computed once.
 
-The first self-attention of a detector's decoder reads its queries alone, which are parameters repeated for
-each image. A runtime folds what it reads to a float constant, and computes the product in float at each call.
+1. The first self-attention of a detector's decoder reads its queries alone, which are parameters repeated for
+   each image. A runtime folds what it reads to a float constant, and computes the product in float at each
+   call.
+2. Masks of shifted windows are written region by region into new zeros. Regions of a small input are empty,
+   and OpenVINO does not write into nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from backquant.deploy.read_sizes import Recorder, known_nodes
 from backquant.graph.edit import NamePool
 from backquant.graph.folding import changed_tensors
 
+_WRITES = ("slice_scatter", "select_scatter")
+
 
 def compute_ahead(
     module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], products: Collection[str]
 ) -> frozenset[str]:
-    """Replace, in place, the ``products`` that depend on constants and sizes by their values; their names.
+    """Replace, in place, what depends on constants and sizes by its value: the ``products``, and what is made
+    of writes into tensors. The names of these products.
 
     Args:
         module: a reference graph, which is run once if it has such products.
@@ -43,6 +49,7 @@ def compute_ahead(
     """
     known = known_nodes(module, changed_tensors(module))
     wanted = [node for node in module.graph.nodes if node in known and node.name in products]
+    wanted = list(dict.fromkeys((*wanted, *_written(module, known))))
     if not wanted:
         return frozenset()
     recorded = Recorder(module, set(wanted))
@@ -60,4 +67,22 @@ def compute_ahead(
         if node in known and not node.users:
             module.graph.erase_node(node)
     module.recompile()
-    return frozenset(node.name for node in computed)
+    return frozenset(node.name for node in computed if node.name in products)
+
+
+def _written(module: fx.GraphModule, known: Collection[fx.Node]) -> list[fx.Node]:
+    """Of what is made of writes into known tensors, that which anything else reads."""
+    made: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        if node in known and (_writes(node) or not made.isdisjoint(node.all_input_nodes)):
+            made.add(node)
+    return [
+        node
+        for node in module.graph.nodes
+        if node in made and any(user not in known and user.op != "output" for user in node.users)
+    ]
+
+
+def _writes(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+    return node.op.startswith("call_") and name in _WRITES
