@@ -3,7 +3,7 @@
 Source: torch 2.13, ``torch/_inductor/fx_passes/quantization.py``; counted in the code it generates.
 
 1. Activations are unsigned 8-bit, weights signed 8-bit with one scale per output channel: only these
-   become oneDNN's ``qconv`` and ``qlinear``. Biases stay float.
+   become oneDNN's ``qconv`` and ``qlinear``. Biases stay float. Convolutions in 3d are computed in float.
 2. A convolution takes a following ReLU, ReLU6, Hardtanh or Hardswish, and an addition (with ReLU) into its
    kernel; a linear layer ReLU.
 3. A result that only float operators read stays float: the kernels write either.
@@ -39,6 +39,7 @@ from backquant.operators import clamped, conv, conv_add, elementwise, linear, sh
 from backquant.operators.entry import admit, observed, swapped
 
 WEIGHT = DTypeWithConstraints(torch.qint8, symmetric=True, granularity="per_channel", ch_axis=0)
+DIMENSIONS = (1, 2)  # of convolutions on integers
 STATIC = DTypeConfig(torch.quint8, torch.quint8, WEIGHT, torch.float, tolerance=FLOAT32)
 DYNAMIC = DTypeConfig(
     torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True, tolerance=AT_EACH_CALL
@@ -87,10 +88,10 @@ def backend_config() -> BackendConfig:
         .set_qdq(rules)
         .set_backend_pattern_configs(
             [
-                *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
+                *(e for d in DIMENSIONS for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
                 *conv_add.entries([STATIC]),
                 *linear.entries([STATIC, DYNAMIC]),
-                *clamped.entries([STATIC]),
+                *clamped.entries([STATIC], dimensions=DIMENSIONS),
                 *admit(_activated(), [STATIC]),
                 *elementwise.binary_entries([VALUES], ADDITIONS),
                 *shape.cat_entries([VALUES], shape.CAT),

@@ -30,17 +30,19 @@ CLAMPS: tuple[Any, ...] = (
 
 
 def entries(
-    dtype_configs: Sequence[DTypeConfig], linear: Sequence[DTypeConfig] = ()
+    dtype_configs: Sequence[DTypeConfig],
+    linear: Sequence[DTypeConfig] = (),
+    dimensions: Sequence[int] = (1, 2, 3),
 ) -> list[BackendPatternConfig]:
     """Each convolution and the linear layer, as module and as function, before each clamp; ``linear``: more
-    that linear layers admit.
+    that linear layers admit. ``dimensions``: of the convolutions.
 
     >>> from backquant.backend_config import DTypeConfig
     >>> len(entries([DTypeConfig()]))
     56
     """
     rows = []
-    for conv in CONV.values():
+    for conv in (CONV[each] for each in dimensions):
         for clamp in CLAMPS:
             rows.append(swapped((conv.root, clamp), conv.root, conv.reference))
             rows += [observed((function, clamp)) for function in conv.functions]
