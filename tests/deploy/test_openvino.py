@@ -290,3 +290,35 @@ def test_layers_without_a_bias_before_what_moves_their_result(model, shape, tmp_
     got = run(tmp_path / "m.xml", batch)
     assert torch.allclose(got, quantized(batch), atol=3e-2)
     assert float(got.std()) > 0.1
+
+
+class ScaledTable(nn.Module):
+    """Embeddings times the root of their width, as encoder-decoders scale them, and scores of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(ids) * 4.0 + positions)
+        return self.query(x) @ self.key(x).transpose(1, 2)
+
+
+def test_tables_of_embeddings_are_scaled_ahead(tmp_path) -> None:
+    torch.manual_seed(0)
+    batch = (torch.randint(20, (2, 6)), torch.randn(2, 6, 16))
+    quantized = backquant.quantize(
+        ScaledTable().eval(), batch, backend="openvino", calibration=[batch], slower="keep"
+    )
+    backquant.export(quantized, tmp_path / "m.xml", example_inputs=batch)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", settings)
+    got = torch.from_numpy(compiled([value.numpy() for value in batch])[0])
+    assert torch.allclose(got, quantized(*batch), atol=0.1)
+    assert not [
+        node
+        for node in openvino.Core().read_model(tmp_path / "m.xml").get_ordered_ops()
+        if node.get_type_name() == "Multiply"
+        and "Gather" in {given.get_node().get_type_name() for given in node.input_values()}
+    ]
