@@ -40,7 +40,7 @@ from generated.forms import (
 from generated.values import FOREIGN, NOT_FINITE, extreme_weights, fill
 from kernel_audit.layouts import LAYOUTS
 
-__all__ = ["ENGINES", "Result", "check"]
+__all__ = ["ENGINES", "Result", "check", "compare"]
 
 ENGINES = ("native", "fbgemm", "qnnpack", "x86", "onednn")
 _FLOAT_SHARE = 1e-3  # of the greatest value: kernels that give floats
@@ -73,6 +73,11 @@ def check(seed: int, engine: str) -> Result:
     made = draw(family, choice)
     changed = extreme_weights(made.model, choice) if choice.random() < 0.3 else ""
     result = Result(seed, engine, family, f"{made.model} on {made.shape} {changed}")
+    return compare(made, engine, choice, result)
+
+
+def compare(made: Drawn, engine: str, choice: random.Random, result: Result) -> Result:
+    """``result``, with what was found of all forms of ``made``."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
