@@ -141,8 +141,7 @@ def _check(name: str, args: Any, kwargs: Any, where: str, *, is_method: bool) ->
         raise ArtifactError(
             f"{name} may not be called with {wrong[:120]}",
             where=where,
-            fix="numbers that are written in the model, and of the size that layers have; or, if you trust "
-            "the file, allow= with the name of the operator, as the node has it, to save and to load",
+            fix="numbers that are written in the model, and of the size that layers have",
         )
 
 

@@ -146,10 +146,15 @@ def _check_arguments(
     """Arguments of a call, but for operators that ``allow`` names one by one."""
     if path in allow:
         return
-    if op == "call_function":
-        check_call(path, target, args, kwargs, where)
-    elif op == "call_method":
-        check_method_call(path, args, kwargs, where)
+    try:
+        if op == "call_function":
+            check_call(path, target, args, kwargs, where)
+        elif op == "call_method":
+            check_method_call(path, args, kwargs, where)
+    except ArtifactError as error:
+        trusted = f"if you trust the file, allow=[{path!r}], to save and to load"
+        fix = f"{error.fix}; or, {trusted}" if error.fix else trusted
+        raise ArtifactError(error.what, where=error.where, fix=fix) from None
 
 
 def check_targets(graph: Graph, module: nn.Module, where: str) -> None:

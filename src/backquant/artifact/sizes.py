@@ -126,6 +126,5 @@ def _refused(what: str, where: str, most: int) -> ArtifactError:
     return ArtifactError(
         what,
         where=where,
-        fix=f"numbers in a file ask for at most {most:,} at once; if you trust the file, allow= with the "
-        "name of the operator, as the node has it, to save and to load",
+        fix=f"numbers in a file ask for at most {most:,} at once",
     )

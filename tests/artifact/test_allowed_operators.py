@@ -1,0 +1,40 @@
+"""An operator that files may not call with what a model gives it, named by who trusts the file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.errors import ArtifactError
+
+
+class Repeated(nn.Module):
+    """Each position as often as the second input says: durations of a speech model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.repeat_interleave(self.first(x), repeats, dim=1))
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_the_error_says_what_to_pass(capture, tmp_path) -> None:
+    x, path = torch.randn(2, 3, 4), tmp_path / "model.bq"
+    batch = (x, torch.tensor([1, 2, 1]))
+    model = backquant.quantize(
+        Repeated().eval(), batch, backend="x86", calibration=[batch], capture=capture
+    )
+    with pytest.raises(ArtifactError, match="repeats that is computed") as caught:
+        backquant.save(model, path)
+    assert not path.exists()
+    name = caught.value.fix.partition("allow=['")[2].partition("'")[0]
+    backquant.save(model, path, allow=[name])
+    with pytest.raises(ArtifactError):
+        backquant.load(path)
+    loaded = backquant.load(path, allow=[name])
+    assert torch.equal(loaded(*batch), model(*batch))
+    assert loaded(x, torch.tensor([1, 2, 4])).shape == (2, 7, 4)
