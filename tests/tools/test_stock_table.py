@@ -38,7 +38,7 @@ ROWS = {
 
 
 def test_cells_say_what_was_measured(tool) -> None:
-    page = tool.table(ENTRIES, ROWS)
+    page = tool.table(ENTRIES, ROWS, {})
     assert "| one | 50% · 31 · 2.0× | – | ✓ | – | – | – | – | – | – |" in page
     assert "| two | ✗ | – | – | – | – | – | – | – | – |" in page
     assert "three" not in page  # nothing of it was run
@@ -48,7 +48,9 @@ def test_cells_say_what_was_measured(tool) -> None:
 
 
 def test_failures_have_reasons(tool) -> None:
-    assert "| x86 | UsageError: no \\| way | two |" in tool.table(ENTRIES, ROWS)
+    assert "| x86 | UsageError: no \\| way | two |" in tool.table(ENTRIES, ROWS, {})
+    known = {"two": {"kernels": "UsageError: in our words"}}
+    assert "| x86 | UsageError: in our words | two |" in tool.table(ENTRIES, ROWS, known)
 
 
 def test_an_unknown_family_is_refused() -> None:
