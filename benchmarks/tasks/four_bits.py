@@ -3,8 +3,8 @@
     python -m benchmarks.tasks.four_bits --models faces pitch sentences
 
 Activations have 8 bits, as on x86 by default; so has what the loss is counted from. Calibration and recipes
-have all data that are apart from the tests. Of each: the task on test data, SQNR of the outputs in dB, and the share that is gone of the noise that 4 bits add when they are
-rounded to the nearest.
+have all data that are apart from the tests. Of each: the task on test data, SQNR of the outputs in dB, and
+the share that is gone of the noise that 4 bits add when they are rounded to the nearest.
 """
 
 from __future__ import annotations
