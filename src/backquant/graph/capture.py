@@ -13,7 +13,7 @@ from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy
 from backquant.graph.decompose import Decomposition
-from backquant.graph.in_place import read_changed_values
+from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
@@ -26,7 +26,8 @@ class Captured:
 
     The graph's modules are copies of the model's and hold the model's own tensors. ``origin`` says
     how it was captured, ``notes`` what a user should know of that, ``whole`` why which modules were left
-    whole, by path, ``free`` the axes of tensors whose sizes were declared free, by node name.
+    whole, by path, ``free`` the axes of tensors whose sizes were declared free, by node name; ``lost_change``
+    names a call in place that the graph does not show to all who read what it changes.
     """
 
     module: fx.GraphModule
@@ -35,6 +36,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     whole: dict[str, str] = field(default_factory=dict)
     free: dict[str, frozenset[int]] = field(default_factory=dict)
+    lost_change: str = ""
 
 
 def capture(
@@ -76,13 +78,15 @@ def capture(
             graph = tracer.trace(copied)
     except Exception as error:
         raise _explained(error, model, tracer) from error
-    read_changed_values(graph, copied)
+    read_changed_values(graph, copied, tracer.changed)
+    lost = lost_change(graph, copied, tracer.changed)
+    tracer.changed.clear()
     module = assemble(DeferredGraphModule, graph, copied)
     keep_returned(module, tracer.returned)
     tracer.returned = None
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
-    return Captured(module, scopes, whole=dict(decomposition.whole))
+    return Captured(module, scopes, whole=dict(decomposition.whole), lost_change=lost)
 
 
 def called_whole(module: nn.Module) -> fx.GraphModule:

@@ -210,14 +210,25 @@ def graph_costs(module: GraphModule, example_inputs: Any) -> GraphCosts:
     >>> costs.multiply_adds, sorted(costs.bookkeeping)
     ({'matmul': 8}, ['mul', 'size'])
     """
+    return costs_and_outputs(module, example_inputs)[0]
+
+
+def costs_and_outputs(module: GraphModule, example_inputs: Any) -> tuple[GraphCosts, Any]:
+    """``graph_costs``, and what the graph returned in that run.
+
+    >>> from torch.fx import symbolic_trace
+    >>> costs_and_outputs(symbolic_trace(lambda x: x + 1), (torch.zeros(2),))[1]
+    tensor([1., 1.])
+    """
     module.recompile()  # a deferred graph module has no signature before
     args, kwargs = as_arguments(example_inputs)
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     bound.apply_defaults()
     runner = _Runner(module, MultiplyAdds())
     with torch.no_grad():
-        runner.run(*bound.args, *bound.kwargs.values())
-    return GraphCosts(runner.counts, runner.uncounted, frozenset(runner.bookkeeping))
+        outputs = runner.run(*bound.args, *bound.kwargs.values())
+    costs = GraphCosts(runner.counts, runner.uncounted, frozenset(runner.bookkeeping))
+    return costs, outputs
 
 
 def multiply_adds(module: GraphModule, example_inputs: Any) -> dict[str, int]:

@@ -5,21 +5,63 @@ A trace records ``F.relu(x, inplace=True)`` as a call like any other, and reader
 change would be lost.
 
 1. Later readers of the changed value read the result instead; the call itself stays as it was written.
-2. A change of a view (``x[:, :4].mul_(2)``) has no result that stands for the whole tensor:
-   ``changed_view`` names it where the tensor is read later.
+2. Where another value shares the changed one's memory (``x[:, :4].mul_(2)``, an ``nn.Identity`` before the
+   change) and is read later, no result stands for it: ``lost_change`` names the call.
+3. ``x += y`` changes a tensor, and gives numbers, shapes and lists a new value. ``Changeable`` notes such
+   calls, which stay the addition that a trace makes of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from torch import fx, nn
 
 from backquant.graph.mutation import changes_argument, is_view
 
+_READ_SIZES = frozenset({"size", "dim", "numel", "nelement", "stride", "ndimension", "item"})
+_SIZES = frozenset({"shape", "ndim"})
+_OF_SIZES = frozenset({"dtype", "device", "is_cuda", "layout", *_SIZES})
+_NUMBERS = frozenset({len, int, float, bool, round, min, max})
 
-def read_changed_values(graph: fx.Graph, root: nn.Module) -> None:
-    """Rule 1, in place.
+
+class Changeable(fx.Proxy):
+    """A value of a trace that may be a tensor; its tracer notes in ``changed`` what changes it by ``+=``."""
+
+    def _changed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
+        made = self.tracer.create_proxy("call_function", function, (self, other), {})
+        self.tracer.changed.add(made.node)  # type: ignore[attr-defined]
+        return made
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.add, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.sub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.mul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.truediv, other)
+
+    def __ifloordiv__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.floordiv, other)
+
+    def __imod__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.mod, other)
+
+    def __ipow__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.pow, other)
+
+
+def read_changed_values(
+    graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node] = frozenset()
+) -> None:
+    """Rule 1, in place. ``changed``: calls that rule 3 noted.
 
     >>> import torch
     >>> def twice(x):
@@ -31,43 +73,93 @@ def read_changed_values(graph: fx.Graph, root: nn.Module) -> None:
     ['relu_', '1']
     """
     position = {node: index for index, node in enumerate(graph.nodes)}
-    for node, value in _changes(graph, root):
+    for node, value in _changes(graph, root, changed):
         for user in list(value.users):
             if position[user] > position[node]:
                 user.replace_input_with(value, node)
 
 
-def changed_view(graph: fx.Graph, root: nn.Module) -> str:
-    """The name of a call that changes a view of a tensor which is read later; ``""`` where none does.
+def lost_change(
+    graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node] = frozenset()
+) -> str:
+    """Rule 2, once rule 1 was applied: the name of the first such call; ``""`` where there is none.
 
     >>> def first(x):
     ...     y = x + 1
     ...     y[0].mul_(2)
     ...     return y
-    >>> changed_view(fx.symbolic_trace(first).graph, nn.Module())
+    >>> lost_change(fx.symbolic_trace(first).graph, nn.Module())
     'mul_'
     """
+    changes = dict(_changes(graph, root, changed))
+    base = _memory(graph, root, changes)
     position = {node: index for index, node in enumerate(graph.nodes)}
-    for node, value in _changes(graph, root):
-        base = _viewed(value)
-        while base is not None:
-            if any(position[user] > position[node] for user in base.users):
-                return node.name
-            base = _viewed(base)
+    last = {node: _last_reader(node, position) for node in graph.nodes}
+    ending: dict[int, list[fx.Node]] = {}
+    for node, end in last.items():
+        ending.setdefault(end, []).append(node)
+    is_open: Counter[fx.Node] = Counter()  # by the tensor, how many of its names are read later
+    for index, node in enumerate(graph.nodes):
+        for other in ending.get(index, ()):
+            is_open[base[other]] -= int(position[other] < index)
+        value = changes.get(node)
+        if value is not None and is_open[base[value]] > int(last[value] > index):
+            return str(node.name)
+        is_open[base[node]] += int(last[node] > index)
     return ""
 
 
-def _changes(graph: fx.Graph, root: nn.Module) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Each call in place with the value that it changes, in graph order."""
+def _memory(
+    graph: fx.Graph, root: nn.Module, changes: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Of each value the one whose memory it may share, the first such."""
+    base: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
+        called = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        source = node.args[0] if node.args else node.kwargs.get("input")
+        is_shared = node in changes or (
+            node.op.startswith("call_") and is_view(node, called) and not _reads_only_sizes(node)
+        )
+        base[node] = base[source] if is_shared and isinstance(source, fx.Node) else node
+    return base
+
+
+def _last_reader(node: fx.Node, position: dict[fx.Node, int]) -> int:
+    """The position of the last node that reads the values of ``node``; -1 where none does."""
+    readers = (position[user] for user in node.users if not _reads_only_sizes(user))
+    return max(readers, default=-1)
+
+
+def _reads_only_sizes(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _READ_SIZES and node.target != "item"
+    return node.target is getattr and node.args[1] in _OF_SIZES
+
+
+def _changes(
+    graph: fx.Graph, root: nn.Module, changed: Collection[fx.Node]
+) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each call in place with the value that it changes, in graph order."""
+    numbers: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _is_number(node, numbers):
+            numbers.add(node)
         value = node.args[0] if node.args else node.kwargs.get("input")
         called = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(value, fx.Node) and changes_argument(node, called):
+        if not isinstance(value, fx.Node):
+            continue
+        if changes_argument(node, called) or (node in changed and value not in numbers):
             yield node, value
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """What ``node`` may be a view of."""
-    source = node.args[0] if node.args else None
-    called = node.op in ("call_method", "call_function") and is_view(node)
-    return source if called and isinstance(source, fx.Node) else None
+def _is_number(node: fx.Node, numbers: Collection[fx.Node]) -> bool:
+    """Whether ``node`` gives a size, or what is computed from ``numbers`` alone."""
+    if node.op == "call_method":
+        return node.target in _READ_SIZES
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _SIZES
+    return node.target in _NUMBERS or (
+        bool(node.all_input_nodes) and all(each in numbers for each in node.all_input_nodes)
+    )

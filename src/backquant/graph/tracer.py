@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
+from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
@@ -84,7 +85,8 @@ class ModuleTracer(fx.Tracer):
     ``forms``: by path, what is traced in the place of a module's ``forward``; such a module is no leaf. What
     is computed there and read nowhere is dropped.
 
-    After a trace ``returned`` is what the model returned, with proxies for tensors.
+    After a trace ``returned`` is what the model returned, with proxies for tensors, and ``changed`` has the
+    calls that stand for ``+=`` and its like.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -99,6 +101,7 @@ class ModuleTracer(fx.Tracer):
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
         self.returned: Any = None
+        self.changed: set[fx.Node] = set()
         self._nested = 0
         self._names = frozenset(non_traceable_names)
         self._classes = frozenset(non_traceable_classes)
@@ -135,6 +138,9 @@ class ModuleTracer(fx.Tracer):
             if node in self._by_forms and not node.users and not kept:
                 graph.erase_node(node)
                 self.node_name_to_scope.pop(node.name, None)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return Changeable(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)

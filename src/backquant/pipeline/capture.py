@@ -39,7 +39,6 @@ from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.example import as_arguments
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.export.as_called import as_called
-from backquant.graph.in_place import changed_view
 from backquant.graph.objects import fresh
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
@@ -133,15 +132,15 @@ def captured_with(
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
-    """``traced``, if none of its tensors is changed through a view.
+    """``traced``, if no change in place is lost in it.
 
     Such a change is one of the tensor, which only ``torch.export`` writes as values: with quantize nodes
     between the two it would be lost. ``as_pytorch``: a note in place of the refusal.
     """
-    name = changed_view(traced.module.graph, traced.module)
+    name = traced.lost_change
     if not name:
         return traced
-    what = f"{name!r} changes a part of a tensor in place, and the tensor is read later"
+    what = f"{name!r} changes a tensor in place that is read later under another name"
     if as_pytorch:
         note = f"{what}: the change may be lost where the tensor is quantized"
         return replace(traced, notes=(*traced.notes, note))

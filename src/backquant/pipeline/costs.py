@@ -9,13 +9,14 @@ from torch import fx
 
 from backquant.errors import CaptureError, first_line
 from backquant.graph import as_arguments
-from backquant.graph.costs import GraphCosts, graph_costs
+from backquant.graph.costs import GraphCosts, costs_and_outputs
 
 
 def costs_of(
     module: fx.GraphModule, example_inputs: Any, origin: str = "symbolic trace"
-) -> GraphCosts:
-    """Multiply-adds of the nodes of ``module`` on inputs that the model accepts, and their kinds of values.
+) -> tuple[GraphCosts, Any]:
+    """Multiply-adds of the nodes of ``module`` on inputs that the model accepts, their kinds of values, and
+    what the graph returns for them.
 
     Raises ``CaptureError`` when the graph fails on them: the capture, of which ``origin`` is the name, took
     another way through ``forward`` than a call does (``if mask is None:`` is decided while tracing, where
@@ -23,11 +24,11 @@ def costs_of(
 
     >>> import torch
     >>> module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))
-    >>> costs_of(module, torch.zeros(1, 2)).multiply_adds
+    >>> costs_of(module, torch.zeros(1, 2))[0].multiply_adds
     {'_0': 6}
     """
     try:
-        return graph_costs(module, example_inputs)
+        return costs_and_outputs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)
         if origin == "torch.export":

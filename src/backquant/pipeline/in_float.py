@@ -38,7 +38,7 @@ def planned_in_float(
         model = called_whole(model)
     nothing = replace(request, qconfig_mapping=QConfigMapping())
     step = planned(model, nothing, replace(capturing, own=None, decompose=False))
-    costs = costs_of(step.module, capturing.example_inputs)
+    costs, _ = costs_of(step.module, capturing.example_inputs)
     plan = step.record.plan
     reasons = {
         name: replace(reason, node=name)

@@ -38,6 +38,7 @@ from backquant.pipeline.capture import (
 )
 from backquant.pipeline.choose_capture import described, kept_whole, on_integers, worth_an_export
 from backquant.pipeline.costs import costs_of, left_out
+from backquant.pipeline.faithful import differs
 from backquant.prepare import Record, Request
 from backquant.qconfig import QConfigMapping
 
@@ -108,18 +109,27 @@ def planned(
     ):
         return made
     try:
-        made = _counted(made, capturing.example_inputs, captured)
+        made = _counted(made, model, capturing.example_inputs, captured)
     except CaptureError as error:
         # a trace takes one way for all values, and decides about arguments that are left out as if given
         if not is_open:
             raise
         again = exported_instead(request.custom, model, capturing, error)
-        return _counted(planning.plan(again), capturing.example_inputs, again)
+        return _counted(planning.plan(again), model, capturing.example_inputs, again)
     return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
 
 
-def _counted(made: Planned, example_inputs: Any, captured: Captured) -> Planned:
-    costs = costs_of(made.module, example_inputs, captured.origin)
+def _counted(made: Planned, model: nn.Module, example_inputs: Any, captured: Captured) -> Planned:
+    """With what a run on the example inputs shows. Raises ``CaptureError`` where the graph fails on them, or
+    gives other values than ``model``."""
+    costs, outputs = costs_of(made.module, example_inputs, captured.origin)
+    if differs(model, example_inputs, outputs):
+        raise CaptureError(
+            f"the graph of {captured.origin} gives other values than the model",
+            where="forward, on the example inputs",
+            fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
+            "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
+        )
     return made._replace(record=replace(made.record, costs=costs))
 
 
@@ -209,7 +219,7 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     try:
         captured = exported(planning.request.custom, model, capturing)
-        other = _counted(planning.plan(captured), capturing.example_inputs, captured)
+        other = _counted(planning.plan(captured), model, capturing.example_inputs, captured)
     except CaptureError as error:
         why = first_sentence(error)
         return made.noted(f"{largest} stays float as a whole: it cannot be exported ({why})")
