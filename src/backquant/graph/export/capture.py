@@ -137,6 +137,8 @@ def lifted(
     owned = _owned(program, graph, root)
     tensors = {node: tensor for node, (_, tensor) in owned.items()}
     leaves = find_leaves(graph, tensors, _ModuleFinder(root, tensors, speller))
+    for leaf in leaves:
+        _out_of_place(leaf.module)
     lifting = Lifting(
         graph=graph,
         root=root,
@@ -154,6 +156,12 @@ def lifted(
     return Captured(
         module, result.scopes, "torch.export", exported.notes, dict(exported.opaque), free
     )
+
+
+def _out_of_place(module: nn.Module) -> None:
+    """The program gives a changed value a name of its own, and what reads it reads that."""
+    if getattr(module, "inplace", False) is True:
+        module.inplace = False  # type: ignore[assignment]
 
 
 def _tidied(program: ExportedProgram, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:

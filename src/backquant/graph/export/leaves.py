@@ -63,13 +63,29 @@ def find_leaves(
         if node.op == "call_function":
             groups.setdefault(place_of(node), []).append(node)
     found = []
-    for place, nodes in groups.items():
+    for place, called in groups.items():
+        nodes = _without_written_views(called)
         module = module_at(place, tuple(nodes)) if place.path else None
         if module is not None:
             leaf = _leaf(place, module, nodes, owned)
             if leaf is not None:
                 found.append(leaf)
     return found
+
+
+_WRITTEN_VIEWS = frozenset(
+    {
+        *(_aten.slice.Tensor, _aten.slice_scatter.default),
+        *(_aten.select.int, _aten.select_scatter.default),
+    }
+)
+
+
+def _without_written_views(nodes: list[fx.Node]) -> list[fx.Node]:
+    """``nodes`` without the views of a changed tensor that making a program functional puts in front of the
+    one call that reads it, in the name of the module that it belongs to."""
+    own = [node for node in nodes if node.target not in _WRITTEN_VIEWS]
+    return own if len(own) == 1 and own[0] is nodes[-1] else nodes
 
 
 def _leaf(

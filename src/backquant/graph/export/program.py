@@ -60,6 +60,7 @@ class _Attempt:
     kwargs: dict[str, Any]
     dynamic_shapes: Any
     note: str = ""
+    is_doubled: bool = False
 
 
 def export_model(  # size: the model, its call, and what is known of both
@@ -161,9 +162,18 @@ def _exported(
             if attempt is attempts[-1] or failure.reason == _DEPENDS or trial.failed:
                 raise failure from error
             continue
+        if attempt.is_doubled and _fixes_the_batch(program):
+            continue
         notes = (attempt.note,) if attempt.note else ()
         return Exported(program, opaque, calls, notes)
     raise AssertionError("there is always one attempt")
+
+
+def _fixes_the_batch(program: ExportedProgram) -> bool:
+    """Whether a program takes tensors of this first size alone."""
+    inputs = set(program.graph_signature.user_inputs)
+    values = (n.meta.get("val") for n in program.graph.nodes if n.name in inputs)
+    return any(type(v.shape[0]) is int for v in values if isinstance(v, torch.Tensor) and v.dim())
 
 
 def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
@@ -185,9 +195,9 @@ def _attempts(
         return
     free = _free(_combine_args(model, args, kwargs), _free_sizes)
     doubled = _doubled((args, kwargs))
-    for inputs in (doubled, (args, kwargs)):
-        if inputs is not None:
-            yield _Attempt(inputs[0], inputs[1], free)
+    if doubled is not None:
+        yield _Attempt(doubled[0], doubled[1], free, is_doubled=True)
+    yield _Attempt(args, kwargs, free)
     note = "sizes are those of the example inputs: with dynamic sizes the model cannot be exported"
     yield _Attempt(args, kwargs, None, note)
 

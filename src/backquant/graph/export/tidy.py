@@ -2,7 +2,8 @@
 
 1. Blocks under ``torch.no_grad`` and under a disabled autocast are put in their place.
 2. Assertions about sizes and dtypes go; the arguments are checked when the model is called.
-3. Casts to the dtype that a value has, full slices, copies, dropout in evaluation: their input.
+3. Casts to the dtype that a value has, full slices, copies, dropout in evaluation: their input. What is
+   the tensor itself is replaced before calls in place are, copies behind them.
 4. What an operator was decomposed to becomes that operator again (``composed``).
 5. A call in place becomes the call that returns a new value, and later readers read that. Of a slice
    (``mask[:, 2:] = 1``) it is scattered into what it is a slice of. Where other views of the value are read
@@ -59,12 +60,9 @@ def tidy(
             graph.erase_node(node)
         elif _trains(node):
             raise NotExportedError("it was exported in training mode: batch norm is trained")
+    _replace(graph, _itself)
     _resolve_in_place(graph)
-    for node in list(graph.nodes):
-        value = _same_value(node)
-        if value is not None:
-            node.replace_all_uses_with(value)
-            graph.erase_node(node)
+    _replace(graph, _same_value)
     for node in list(graph.nodes):
         value = composed(node) if node.op == "call_function" else None
         if value is not None:
@@ -179,10 +177,17 @@ def _dropout(node: fx.Node) -> fx.Node | None:
     return _first(node)
 
 
-_SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+_ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.alias.default: _first,
     _aten.detach.default: _first,
     _aten.detach_.default: _first,
+    _aten.type_as.default: _cast,
+    _aten.slice.Tensor: _slice,
+    _aten.dropout.default: _dropout,
+    _aten.feature_dropout.default: _dropout,
+    _aten.alpha_dropout.default: _dropout,
+}
+_SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = _ITSELF | {
     _aten.lift_fresh_copy.default: _first,
     _aten.lift_fresh.default: _first,
     _aten.clone.default: _cast,
@@ -191,17 +196,25 @@ _SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.to.device: _cast,
     _aten.to.other: _cast,
     _aten._to_copy.default: _cast,
-    _aten.type_as.default: _cast,
-    _aten.slice.Tensor: _slice,
-    _aten.dropout.default: _dropout,
-    _aten.feature_dropout.default: _dropout,
-    _aten.alpha_dropout.default: _dropout,
 }
+
+
+def _itself(node: fx.Node) -> fx.Node | None:
+    find = _ITSELF.get(node.target)
+    return None if find is None else find(node)
 
 
 def _same_value(node: fx.Node) -> fx.Node | None:
     find = _SAME.get(node.target)
     return None if find is None else find(node)
+
+
+def _replace(graph: fx.Graph, value_of: Callable[[fx.Node], fx.Node | None]) -> None:
+    for node in list(graph.nodes):
+        value = value_of(node)
+        if value is not None:
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
 
 
 def _is_pure(node: fx.Node) -> bool:
