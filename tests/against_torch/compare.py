@@ -123,7 +123,12 @@ class _Run:
         self.batches = batches(self.model, seed)
 
     def run(self) -> None:
-        causes = self._compare_matches()
+        try:
+            causes = self._compare_matches()
+        except Difference:
+            if not _is_changed_in_place(self.model):
+                raise
+            causes = {IN_PLACE}
         if causes:
             self._explained(causes)
             self._check_alone()
@@ -196,11 +201,9 @@ class _Run:
             return made[-1]
 
         unchecked = mock.patch("backquant.prepare.insert.check_groups", lambda *_: None)
-        unread = mock.patch("backquant.graph.capture.read_changed_values", lambda *_: None)
         placed = mock.patch("backquant.prepare.placement.Placement", place)
-        read = str(capture(self.model).module.graph)
-        with placed, unchecked, unread:
-            changed = {IN_PLACE} if str(capture(self.model).module.graph) != read else set()
+        changed = {IN_PLACE} if _is_changed_in_place(self.model) else set()
+        with placed, unchecked, _as_traced():
             return self._prepare(), made[-1].causes | changed
 
     def _under_torch_rules(self, theirs: fx.GraphModule) -> PreparedModule:
@@ -269,6 +272,22 @@ class _Run:
         self.result.kernels = check_kernels(self.reference, lowered, self.batches[0])
         if self.result.kernels.worst > 1:
             raise Difference(f"a kernel is far from the reference model: {self.result.kernels}")
+
+
+@contextmanager
+def _as_traced() -> Iterator[None]:
+    """Captures in which later readers of what is changed in place read what was there before."""
+    capturing = "backquant.graph.capture"
+    unread = mock.patch(f"{capturing}.read_changed_values", lambda *_: None)
+    with unread, mock.patch(f"{capturing}.lost_change", lambda *_: ""):
+        yield
+
+
+def _is_changed_in_place(model: torch.nn.Module) -> bool:
+    ours = capture(model)
+    with _as_traced():
+        plain = capture(model)
+    return bool(ours.lost_change) or str(ours.module.graph) != str(plain.module.graph)
 
 
 def _names(module: fx.GraphModule) -> list[str]:

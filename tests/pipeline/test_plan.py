@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import fx, nn
@@ -39,3 +41,35 @@ def test_a_trace_that_does_not_run_is_an_export_by_default() -> None:
     assert any("captured by torch.export" in note for note in result.report.notes)
     with torch.no_grad():
         assert (result(x) - model(x)).norm() < 0.05 * model(x).norm()
+
+
+class Asks(nn.Module):
+    """Does something else for what stands for a tensor while it is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        return y * 3 if type(x) is torch.Tensor else y
+
+
+def test_a_graph_that_gives_other_values_is_refused(snapshot: Callable[..., None]) -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(CaptureError) as caught:
+        backquant.quantize(Asks(), x, calibration=[x])
+    snapshot("other_values", str(caught.value))
+
+
+def test_a_model_that_amplifies_roundings_is_not() -> None:
+    class Sorts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.frac(self.fc(x) * 1e9)
+
+    x = torch.randn(3, 4)
+    assert backquant.quantize(Sorts(), x, calibration=[x], slower="keep")(x).shape == (3, 4)
