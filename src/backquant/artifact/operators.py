@@ -62,7 +62,7 @@ scatter_add scatter_reduce select select_copy select_scatter slice slice_copy sl
 split_copy split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t
 t_copy take take_along_dim tensor tensor_split tile trace transpose transpose_copy tril tril_indices
 triu triu_indices unbind unbind_copy unflatten unfold unsqueeze unsqueeze_copy vander view view_as
-view_as_complex view_as_real view_copy vsplit vstack zeros zeros_like arange linspace logspace eye
+view_as_complex view_as_real view_copy vsplit vstack zero zeros zeros_like arange linspace logspace eye
 scalar_tensor cartesian_prod _unsafe_view _to_copy _reshape_copy _conj fold im2col col2im
 affine_grid affine_grid_generator grid_sample grid_sampler grid_sampler_2d grid_sampler_3d
 interpolate upsample upsample_nearest upsample_bilinear hann_window hamming_window bartlett_window

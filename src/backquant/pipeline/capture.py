@@ -44,6 +44,7 @@ from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
+from backquant.pipeline.faithful import differs
 from backquant.prepare import Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
@@ -305,29 +306,34 @@ _AS_CALLED = (
 )
 
 
+_FIXED = "sizes are those of the example inputs: what changes a tensor in place is written as values for one size"
+
+
 def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
-    """``model``, exported; where the graph fails on inputs that the model takes, without the arguments that a
-    call leaves out (``backquant.graph.export.as_called``)."""
+    """``model``, exported; where the graph does not give what the model gives, without the arguments that a
+    call leaves out (``backquant.graph.export.as_called``), or for the sizes of the inputs alone."""
     captured = capture_export(model, example_inputs, AtenSpeller(), options)
-    if isinstance(model, ExportedModel) or _runs(captured, example_inputs):
+    if isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs):
         return captured
-    with contextlib.suppress(CaptureError):
-        again = capture_export(
-            model, example_inputs, AtenSpeller(), replace(options, around=as_called)
-        )
-        if _runs(again, example_inputs):
-            return replace(again, notes=(*again.notes, _AS_CALLED))
+    others = [(replace(options, around=as_called), _AS_CALLED)]
+    if options.dynamic_shapes is None:
+        others.append((replace(options, dynamic_shapes={}), _FIXED))
+    for other, note in others:
+        with contextlib.suppress(CaptureError):
+            again = capture_export(model, example_inputs, AtenSpeller(), other)
+            if _agrees(again, model, example_inputs):
+                return replace(again, notes=(*again.notes, note))
     return captured
 
 
-def _runs(captured: Captured, example_inputs: Any) -> bool:
+def _agrees(captured: Captured, model: nn.Module, example_inputs: Any) -> bool:
     args, kwargs = as_arguments(example_inputs)
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():
-            own_buffers(captured.module)(*fresh(args), **fresh(kwargs))
+            found = own_buffers(captured.module)(*fresh(args), **fresh(kwargs))
     except Exception:  # what fails is said when the costs are counted
         return False
-    return True
+    return not differs(model, example_inputs, found)
 
 
 def _paths(model: nn.Module, names: Collection[str], classes: Collection[type]) -> Iterator[str]:
