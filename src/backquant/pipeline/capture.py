@@ -306,7 +306,9 @@ _AS_CALLED = (
 )
 
 
-_FIXED = "sizes are those of the example inputs: what changes a tensor in place is written as values for one size"
+_FIXED = (
+    "sizes are those of the example inputs: a change in place is written as values for one size"
+)
 
 
 def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
