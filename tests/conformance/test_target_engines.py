@@ -18,7 +18,7 @@ from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
 from backquant.conformance.plan import claimed, claims
 from backquant.conformance.side_by_side import joined_graphs
-from backquant.errors import BackquantError
+from backquant.errors import BackquantError, EngineError
 
 # a product, what computes values, what is spelled anew for the sake of its kernel, what moves values
 ENTRIES = {
@@ -62,6 +62,16 @@ def test_graphs_side_by_side() -> None:
     inputs = (torch.randn(1, 2), torch.randn(4, 2))
     for model, x, result in zip(models, inputs, joined(*inputs), strict=True):
         torch.testing.assert_close(result, model(x), rtol=0, atol=0)
+
+
+def test_a_package_has_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from backquant.conformance.torch_engines import TorchEngine\nENGINE = TorchEngine('qnnpack')"
+    (tmp_path / "mynpu.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    x86 = backquant.get_backend_config("x86")
+    assert find_conformance_engine(x86, "mynpu").name == "qnnpack"
+    with pytest.raises(EngineError, match="there is no engine 'mynpus'"):
+        find_conformance_engine(x86, "mynpus")
 
 
 def test_compiled_code_is_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

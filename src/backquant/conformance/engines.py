@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def find_conformance_engine(
     """``engine`` itself, or the one of that name; ``None``: the one that the description names, else the
     runtime of the target that the description is for, else the reference model.
 
-    ``mypkg.module:NAME`` is imported. Raises ``EngineError``.
+    ``mypkg.module:NAME`` is imported; ``mypkg`` is ``mypkg:ENGINE``. Raises ``EngineError``.
 
     >>> from backquant.backend_config import get_backend_config
     >>> find_conformance_engine(get_backend_config("native"), None).name
@@ -46,6 +47,8 @@ def find_conformance_engine(
     target = _target(engine)
     if target is not None:
         return target
+    if engine.isidentifier() and importlib.util.find_spec(engine) is not None:
+        return _checked(imported(f"{engine}:ENGINE", "engine"), f"{engine}:ENGINE")
     names = [*list_engines(), COMPILED, *(found.name for found in _loading())]
     near = did_you_mean(engine, names, f"one of {', '.join(names)}, or mypkg.module:NAME")
     raise EngineError(f"there is no engine {engine!r} to try", where="engine", fix=near)

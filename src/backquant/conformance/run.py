@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -219,6 +220,7 @@ class _Log:
 def _write(found: Conformance, backend: BackendConfig, folder: Path) -> None:
     """The pages, and a script for the first finding of each kind of each claim."""
     name = f"{found.backend}_{found.engine}" if found.engine != found.backend else found.backend
+    name = re.sub(r"[^\w.-]+", "_", name)
     found.save_json(folder / f"{name}.json")
     found.save_html(folder / f"{name}.html")
     found.save_markdown(folder / f"{name}.md")
