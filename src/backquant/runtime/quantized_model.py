@@ -47,7 +47,6 @@ class QuantizedModel(nn.Module):
     kernel or, where it stayed float, the module. ``qparams``: scales and zero points by the same names.
     ``record``: what is known of it; ``plan``, ``report``, ``engine`` and the like read that.
     ``source``: its file, if it was loaded. ``original_weights_lookup``: set by ``convert_fx`` if asked for.
-
     ``input_qparams`` and ``output_qparams`` are of those that ``PrepareCustomConfig`` has quantized. Such an
     input is a plain integer tensor, or one of PyTorch's quantized tensors, which is brought to these qparams;
     such an output is a plain integer tensor.
@@ -63,11 +62,10 @@ class QuantizedModel(nn.Module):
     The check takes some 10 µs of a call; with ``check_finite = False``, which ``save`` keeps, they are taken.
 
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
+    Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
     A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
     model with the same qparams of activations. ``backquant.save`` stores everything.
-
-    Inference only: there are no gradients through integers, and ``train()`` does not change it.
 
     >>> from backquant import BackendConfig, QConfigMapping
     >>> graph_module = torch.fx.symbolic_trace(nn.Identity())
@@ -233,7 +231,8 @@ class QuantizedModel(nn.Module):
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
-        result = without_gradients(self._run, args, kwargs)
+        grad = torch.is_grad_enabled()  # without it a call less for ``torch.compile`` to break at
+        result = without_gradients(self._run, args, kwargs) if grad else self._run(args, kwargs)
         return result if interface is None else interface.restored(result)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
