@@ -109,8 +109,8 @@ def test_depthwise_convolutions_are_not_dynamic() -> None:
     "use",
     [
         nn.ConvTranspose2d(4, 4, 4, stride=(2, 4)),
-        lambda x, w: F.conv_transpose2d(x, torch.cat((w, w), 1), None, (2, 4)),
-        lambda x, w: F.conv_transpose2d(x, torch.cat((w, w), 1), stride=4),
+        lambda x, w: F.conv_transpose2d(x, w.repeat(1, 2, 4, 4), None, (2, 4)),
+        lambda x, w: F.conv_transpose2d(x, w.repeat(1, 2, 4, 4), stride=4),
     ],
 )
 def test_a_transposed_convolution_with_a_long_stride(use) -> None:
