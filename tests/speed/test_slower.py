@@ -12,7 +12,7 @@ from torch import nn
 import backquant
 from backquant import QConfigMapping, get_default_qconfig_mapping
 from backquant.api import one_call
-from backquant.errors import UsageError
+from backquant.errors import InputError, UsageError
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Timing
 from backquant.speed.slower import slower_choice
@@ -245,6 +245,26 @@ def test_what_is_slower_whatever_is_left_in_float_is_given_back_as_it_came(
     assert torch.equal(made(x), model(x).detach())
     backquant.save(made, tmp_path / "m.bq")
     assert torch.equal(backquant.load(tmp_path / "m.bq")(x), made(x))
+
+
+def test_a_layer_given_back_takes_its_arguments_shows_hooks_and_refuses_a_trace(
+    timed: Callable[[Clock], Clock],
+) -> None:
+    timed(Clock(whole=1e-3))
+    cell, x, h = nn.GRUCell(4, 3).eval(), torch.randn(2, 4), torch.randn(2, 3)
+    model, seen = backquant.quantize(cell, x, calibration=[x]), []
+    assert model.kernels == () and model.replays is None
+    for args, kwargs in (((x,), {}), ((x, h), {}), ((x,), {"hx": h}), ((), {"input": x, "hx": h})):
+        assert torch.equal(cell(*args, **kwargs), model(*args, **kwargs))
+    with pytest.raises(InputError, match="fails on these inputs"):
+        model(torch.randn(2, 5))
+    model.grucell.register_forward_hook(lambda *_: seen.append("layer"))
+    model(x)
+    model.register_forward_pre_hook(lambda *_: seen.append("model"))
+    model(x)
+    assert seen == ["layer", "model", "layer"]
+    with pytest.raises(UsageError, match="not traced"):
+        torch.fx.symbolic_trace(nn.Sequential(model))
 
 
 def test_what_is_required_is_given_though_it_is_slower(timed: Callable[[Clock], Clock]) -> None:

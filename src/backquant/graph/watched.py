@@ -7,9 +7,11 @@ functions, every call counts as followed: it runs operator by operator, without 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import _symbolic_trace
 from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
 
@@ -17,6 +19,7 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_len_torch_function_stack"),
     (torch._C, "_get_tracing_state"),
+    (torch._C, "_is_any_autocast_enabled"),
     (torch._C._functorch, "peek_interpreter_stack"),
     (dispatch, "_get_current_dispatch_mode_stack"),
     (hooks, "_has_any_global_hook"),
@@ -25,13 +28,28 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
 missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not hasattr(home, name))
 
 
+def _asked(home: Any, name: str) -> Callable[[], Any]:
+    found: Callable[[], Any] = getattr(home, name, bool)  # ``bool``: see ``missing``
+    return found
+
+
+# Looked up once: this is asked in every call of every model.
+_dispatch_modes = _asked(torch._C, "_len_torch_dispatch_stack")
+_function_modes = _asked(torch._C, "_len_torch_function_stack")
+_trace = _asked(torch._C, "_get_tracing_state")
+_transform = _asked(torch._C._functorch, "peek_interpreter_stack")
+_global_hook = _asked(hooks, "_has_any_global_hook")
+_has_autocast = _asked(torch._C, "_is_any_autocast_enabled")
+_is_compiling = torch.compiler.is_compiling
+
+
 def dispatch_modes() -> int:
     """How many dispatch modes see each operator.
 
     >>> dispatch_modes()
     0
     """
-    return 1 if missing else int(torch._C._len_torch_dispatch_stack())
+    return 1 if missing else int(_dispatch_modes())
 
 
 def is_watched() -> bool:
@@ -40,16 +58,25 @@ def is_watched() -> bool:
     >>> is_watched()
     False
     """
-    return bool(
+    return bool(  # the compiler first: it reads this, and knows its own question only
         missing
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch.compiler.is_compiling()
-        or torch._C._get_tracing_state()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled("cpu")
-        or hooks._has_any_global_hook()
+        or _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _trace()
+        or _transform() is not None
+        or _has_autocast()
+        or _global_hook()
     )
+
+
+def is_symbolic() -> bool:
+    """Whether ``torch.fx`` traces.
+
+    >>> is_symbolic()
+    False
+    """
+    return bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 def stand_ins() -> str:
@@ -64,12 +91,12 @@ def stand_ins() -> str:
     """
     if missing:
         return ""
-    if torch._C._len_torch_dispatch_stack():
+    if _dispatch_modes():
         for mode in dispatch._get_current_dispatch_mode_stack():
             if (
                 getattr(mode, "_mode_key", None) is not None
             ):  # of torch itself: fake, proxy, functional
                 return type(mode).__name__
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transform() is not None:
         return "torch.func"
-    return "torch.jit.trace" if torch._C._get_tracing_state() else ""
+    return "torch.jit.trace" if _trace() else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -16,11 +16,11 @@ from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.record import LoweredRecord
 
 if TYPE_CHECKING:
-    from backquant.runtime.quantized_model import QuantizedModel
+    from backquant.runtime.unlowered import PlainlyCalled
 
 
 def failure(
-    model: QuantizedModel, error: Exception, inputs: tuple[Sequence[Any], Mapping[str, Any]]
+    model: PlainlyCalled, error: Exception, inputs: tuple[Sequence[Any], Mapping[str, Any]]
 ) -> BackquantError:
     """The error of ours for ``error``: that of a kernel of another package names its layer, any other says
     which inputs it was called with (``failed_call``).
@@ -32,7 +32,25 @@ def failure(
     the model fails on these inputs: shapes differ
     """
     of_kernel = _failed_kernel(error, model.graph_module, model.record, inputs)
-    return of_kernel or failed_call(error, inputs, model.example, model.source)
+    return of_kernel or failed_call(error, inputs, model.record.example, model.source)
+
+
+def raise_told(
+    model: PlainlyCalled, error: Exception, inputs: tuple[Sequence[Any], Mapping[str, Any]]
+) -> NoReturn:
+    """Raise ``failure``; an error of ours as it is.
+
+    >>> import backquant
+    >>> x, layer = torch.ones(1, 2), torch.nn.Sequential(torch.nn.Linear(2, 2))
+    >>> model = backquant.quantize(layer, calibration=[x], slower="keep")
+    >>> try: raise_told(model, RuntimeError("shapes differ"), ((x,), {}))
+    ... except BackquantError as error: print(error.what)
+    the model fails on these inputs: shapes differ
+    """
+    told = failure(model, error, inputs)
+    if told is error:
+        raise error
+    raise told from error
 
 
 def _failed_kernel(

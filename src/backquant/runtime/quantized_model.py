@@ -6,7 +6,6 @@ import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
@@ -23,7 +22,7 @@ from backquant.match.plan import Plan, Reason
 from backquant.runtime.as_integers import integer_arguments
 from backquant.runtime.audit import Audit, audit
 from backquant.runtime.executor import Executor
-from backquant.runtime.failed_kernel import failure
+from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
@@ -32,14 +31,14 @@ from backquant.runtime.pickling import pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
 from backquant.runtime.uncompiled import uncompiled
-from backquant.runtime.unlowered import calls_little, run_plainly, without_gradients
+from backquant.runtime.unlowered import PlainlyCalled, calls_little, without_gradients
 
 if TYPE_CHECKING:
     from backquant.runtime.compiled import Compilation
     from backquant.runtime.compiled.program import CompiledProgram
 
 
-class QuantizedModel(nn.Module):
+class QuantizedModel(PlainlyCalled):
     """A quantized model: floats in, floats out, like the model it was made from.
 
     ``graph_module``: what runs; its ``graph``, ``code``, ``meta`` and ``print_readable()`` are those of the
@@ -68,7 +67,7 @@ class QuantizedModel(nn.Module):
     model with the same qparams of activations. ``backquant.save`` stores everything.
 
     >>> from backquant import BackendConfig, QConfigMapping
-    >>> graph_module = torch.fx.symbolic_trace(nn.Identity())
+    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
     >>> record = LoweredRecord(Plan("x86"), BackendConfig("x86"), QConfigMapping())
     >>> model = QuantizedModel(graph_module, record)
     >>> model(torch.ones(1)), model.engine
@@ -95,7 +94,9 @@ class QuantizedModel(nn.Module):
     def _begin_replays(self) -> None:
         """Without an engine, or on the integer reference, the model is there to be read, not to be fast."""
         slow = self.engine is None or self.engine.as_described
-        self._is_plain = not self._quantized_inputs and calls_little(self.graph_module, self.record)
+        self._begin_plainly(
+            not self._quantized_inputs and calls_little(self.graph_module, self.record)
+        )
         self.replays = None if slow or self._is_plain else Replays(self.graph_module)
 
     def __getattr__(self, name: str) -> Any:
@@ -197,8 +198,8 @@ class QuantizedModel(nn.Module):
         wanted, graph = state.get("replays", True), state["_modules"]["graph_module"]
         quantized = quantized_inputs(graph)
         super().__setstate__({**state, "replays": None, "_quantized_inputs": quantized})
-        if wanted:
-            self._begin_replays()
+        self._begin_replays()
+        self.replays = self.replays if wanted else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -211,17 +212,15 @@ class QuantizedModel(nn.Module):
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
         if torch.compiler.is_dynamo_compiling() or stand_ins():
             return self._called(args, kwargs)  # errors are for who traces
-        self._check_inputs(args, kwargs)
+        if not self._is_plain:
+            self._check_inputs(args, kwargs)
         try:
             return self._called(args, kwargs)
         except Exception as error:
-            told = failure(self, error, (args, kwargs))
-            if told is error:
-                raise
-            raise told from error
+            raise_told(self, error, (args, kwargs))
 
     def _check_inputs(self, args: Any, kwargs: dict[str, Any]) -> None:
-        if isinstance(args, tuple) and not self._is_plain:  # symbolic_trace gives a proxy
+        if isinstance(args, tuple):  # symbolic_trace gives a proxy
             check_storages(args, kwargs)
             check_finite(self._quantized_inputs if self.check_finite else (), args, kwargs)
 
@@ -238,8 +237,6 @@ class QuantizedModel(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.record.engine is not None and torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
-        if self._is_plain:
-            return run_plainly(self._modules, args, kwargs)
         run: Executor = self.graph_module
         if self.record.engine is not None:
             run = Interpreted(self.graph_module) if self.replays is None else self.replays
@@ -347,6 +344,7 @@ class CompiledModel(QuantizedModel):
         made = cls.__new__(cls)
         made.__dict__.update(_held(model))
         made._begin_replays()
+        made._is_plain = False
         made._program, made.compilation = program, compilation
         return made
 

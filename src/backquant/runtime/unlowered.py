@@ -5,14 +5,16 @@ To look at what a call is given, and to find its recording, costs more there tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
-from backquant.graph.watched import is_watched
-from backquant.runtime.interpreted import Interpreted
+from backquant.graph.watched import is_symbolic, is_watched
+from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.record import LoweredRecord
 
 _FEW = 4  # calls: Python between them takes less time than what finds a recording
@@ -33,28 +35,87 @@ def calls_little(graph_module: GraphModule, record: LoweredRecord) -> bool:
     return len(calls) <= _FEW
 
 
-def run_plainly(held: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``held["graph_module"]`` gives, without a check where nobody looks. ``held``: the modules of a
-    module, since ``__getattr__`` takes as long as all else here.
+def called_alone(graph_module: GraphModule) -> str:
+    """The one module that ``graph_module`` calls, if it does nothing else: with its own arguments, as they
+    come. Empty: there is none.
 
-    >>> run_plainly({"graph_module": torch.fx.symbolic_trace(torch.nn.ReLU())}, (torch.tensor([-1.0]),), {})
-    tensor([0.])
+    >>> from backquant.graph.capture import called_whole
+    >>> called_alone(called_whole(torch.nn.GRUCell(2, 2)))
+    'grucell'
+    >>> called_alone(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())))
+    ''
     """
-    graph_module = held["graph_module"]
-    if is_watched():
-        return Interpreted(graph_module)(*args, **kwargs)
-    if graph_module._forward_hooks or graph_module._forward_pre_hooks:
-        return graph_module(*args, **kwargs)
-    return graph_module.forward(*args, **kwargs)
+    if len(graph_module.graph.nodes) < 2:
+        return ""
+    *inputs, call, output = graph_module.graph.nodes
+    name = str(call.target)
+    if (
+        call.op != "call_module"
+        or call.args != tuple(inputs)
+        or call.kwargs
+        or output.args != (call,)
+    ):
+        return ""
+    module = graph_module._modules.get(name)
+    if module is None or isinstance(module, GraphModule):
+        return ""
+    taken = inspect.signature(module.forward).parameters.values()
+    given = [
+        (node.target, node.args[0] if node.args else inspect.Parameter.empty) for node in inputs
+    ]
+    plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
+    return name if plain and [(p.name, p.default) for p in taken] == given else ""
 
 
-def without_gradients(
-    run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``run(args, kwargs)`` under ``torch.no_grad()``, which takes time where there are none anyway.
+def without_gradients(run: Callable[..., Any], *given: Any) -> Any:
+    """``run(*given)`` under ``torch.no_grad()``, which takes time where there are none anyway.
 
-    >>> without_gradients(lambda args, kwargs: torch.is_grad_enabled(), (), {})
+    >>> without_gradients(torch.is_grad_enabled)
     False
     """
     with torch.no_grad():
-        return run(args, kwargs)
+        return run(*given)
+
+
+class PlainlyCalled(nn.Module):
+    """A module with a ``graph_module``, which runs without what modules, and checks, put around it where it
+    is plain and nobody looks.
+
+    >>> model = PlainlyCalled()
+    >>> model.graph_module = torch.fx.symbolic_trace(nn.ReLU())
+    >>> model._begin_plainly(True)
+    >>> model(torch.tensor([-1.0]))
+    tensor([0.])
+    """
+
+    graph_module: GraphModule
+    record: LoweredRecord
+    source: str
+    _is_plain = False
+    _alone = ""
+
+    def _begin_plainly(self, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        self._alone = called_alone(self.graph_module) if is_plain else ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``forward`` gives. Raises what it raises."""
+        hooked = self._forward_hooks or self._forward_pre_hooks
+        if not self._is_plain or hooked or is_watched() or is_symbolic():
+            return super().__call__(*args, **kwargs)
+        try:
+            if torch.is_grad_enabled():
+                return without_gradients(self._run_plainly, args, kwargs)
+            return self._run_plainly(args, kwargs)
+        except Exception as error:
+            raise_told(self, error, (args, kwargs))
+
+    def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module: Any = self._modules["graph_module"]  # ``__getattr__`` takes longer
+        if module._forward_hooks or module._forward_pre_hooks:
+            return module(*args, **kwargs)
+        if self._alone:
+            called = module._modules[self._alone]
+            if not (called._forward_hooks or called._forward_pre_hooks):
+                return called.forward(*args, **kwargs)
+        return module.forward(*args, **kwargs)
