@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -92,8 +94,22 @@ def quantized() -> QuantizedModel:
 
 
 @pytest.fixture(scope="module")
-def compiled(quantized: QuantizedModel) -> CompiledModel:
-    return quantized.compile(dynamic_shapes={"x": {0: "batch"}})
+def packages() -> list[dict[str, int]]:
+    """Names and sizes in each archive that is loaded."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def compiled(quantized: QuantizedModel, packages: list[dict[str, int]]) -> CompiledModel:
+    load = torch._inductor.aoti_load_package
+
+    def seen(path: str) -> Any:
+        with ZipFile(path) as archive:
+            packages.append({item.filename: item.file_size for item in archive.infolist()})
+        return load(path)
+
+    with patch.object(torch._inductor, "aoti_load_package", seen):
+        return quantized.compile(dynamic_shapes={"x": {0: "batch"}})
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -158,9 +174,17 @@ def test_copies_and_files(quantized: QuantizedModel, compiled: CompiledModel, tm
     assert torch.equal(loaded(x), quantized(x))
 
 
-def test_weights_are_in_the_code(compiled: CompiledModel) -> None:
+def test_weights_are_packed_for_the_code(compiled: CompiledModel) -> None:
     with pytest.raises(UsageError, match="in its code"):
         compiled.load_state_dict(compiled.state_dict())
+
+
+@pytest.mark.usefixtures("compiled")
+def test_weights_can_be_freed(packages: list[dict[str, int]]) -> None:
+    """What lies in a library stays until the process ends: PyTorch's libraries are never unloaded."""
+    [sizes] = packages
+    blobs = [size for name, size in sizes.items() if name.endswith(".blob")]
+    assert sum(blobs) >= sum(p.numel() for p in Net().parameters())
 
 
 def test_sizes_that_fill_no_register() -> None:

@@ -1,7 +1,8 @@
 """Compiling a graph ahead of time, and running what came of it.
 
-``torch.export`` captures the graph, AOTInductor writes and compiles C++ for it, weights and all; a call
-involves no Python between the operators, and no tracing.
+``torch.export`` captures the graph, AOTInductor writes and compiles C++ for it; a call involves no Python
+between the operators, and no tracing. Weights, packed as the code reads them, lie beside it and go with the
+model; the code itself stays mapped until the process ends, since PyTorch's libraries cannot be unloaded.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,10 @@ from backquant.graph.plain_arguments import arguments_of, by_position, plain, wi
 from backquant.graph.quiet import quiet
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
-from backquant.runtime.compiled.readback import called_kernels
+from backquant.runtime.compiled.readback import called_kernels, lacks_weights
+
+#: For ``torch._inductor.config``: where weights are written to.
+_BESIDE = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,9 @@ def compile_graph(
     try:
         with workspace() as folder, quiet(), torch.no_grad():
             path = folder / "model.pt2"
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(path), inductor_configs={"freezing": True, **configs}
-            )
+            _package(exported, path, {**_BESIDE, **configs})
+            if lacks_weights(path):  # PyTorch cannot load an empty file of them
+                _package(exported, path, configs)
             kernels = {**called_kernels(path), **calls_as_they_run(exported.graph)}
             run = torch._inductor.aoti_load_package(str(path))
     except Exception as error:
@@ -99,6 +104,14 @@ def compile_graph(
     inputs = kinds_of(exported)
     kept = tuple(module for module in graph_module.modules() if isinstance(module, AsItRuns))
     return CompiledProgram(signature, inputs, kernels, seconds, torch.get_num_threads(), run, kept)
+
+
+def _package(
+    exported: torch.export.ExportedProgram, path: Path, configs: Mapping[str, Any]
+) -> None:
+    torch._inductor.aoti_compile_and_package(
+        exported, package_path=str(path), inductor_configs={"freezing": True, **configs}
+    )
 
 
 def _exported(

@@ -1,4 +1,4 @@
-"""The kernels that compiled code calls, read in the code."""
+"""What a compiled package holds: the kernels that its code calls, read in the code, and weights."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ _NAMES = {
     "Depthwise": "backquant.depthwise",
     "quantize3": "backquant.image",
 }
+
+
+def lacks_weights(package: Path) -> bool:
+    """Whether the file of a package's weights is empty: those of all its layers are elsewhere, or they have none."""
+    with zipfile.ZipFile(package) as files:
+        return any(i.filename.endswith(".blob") and not i.file_size for i in files.infolist())
 
 
 def called_kernels(package: Path) -> dict[str, int]:
