@@ -21,7 +21,7 @@ _NAMES = {
 
 
 def lacks_weights(package: Path) -> bool:
-    """Whether the file of a package's weights is empty: those of all its layers are elsewhere, or they have none."""
+    """Whether the file of a package's weights is empty: its layers have none, or hold them elsewhere."""
     with zipfile.ZipFile(package) as files:
         return any(i.filename.endswith(".blob") and not i.file_size for i in files.infolist())
 
