@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.kernels.boundary import quantize, requantize, saturate
 from backquant.lower.kernels.linear_dynamic import DynamicLinear
+from backquant.lower.kernels.norm import Norm
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
 from backquant.lower.qdq import is_quantize
 from backquant.lower.rule import KernelUse
@@ -145,6 +146,8 @@ class _Forced(fx.Interpreter):
         assert value.dtype == expected.dtype and value.shape == expected.shape, n.name
         if is_quantize(n) and bool(self.fetch_args_kwargs_from_env(n)[0][0].isnan().any()):
             return expected.clone()  # the integer of NaN is not defined there
+        if self._cancels_out(n):
+            return expected.clone()
         far, share = (value.int() - expected.int()).abs(), 0.0
         between = self.between.get(n.name)
         if between is not None and between.cut.shape == far.shape and far.numel():
@@ -175,6 +178,20 @@ class _Forced(fx.Interpreter):
         if not isinstance(kernel, DynamicLinear) or kernel.weight.is_floating_point():
             return None
         return _step(given[0], dict(kernel.named_buffers()), "weight")
+
+    def _cancels_out(self, n: fx.Node) -> bool:
+        """Whether a group is nearly constant: torch's norms take the square of its mean from the mean of its
+        squares, in float32 (docs/kernels.md)."""
+        kernel = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if not isinstance(kernel, Norm):
+            return False
+        x: torch.Tensor = self.fetch_args_kwargs_from_env(n)[0][0].double()
+        if not x.numel():
+            return False
+        groups = {"layer": x.shape[: x.dim() - len(kernel.config.size)], "instance": x.shape[:2]}
+        rows = groups.get(kernel.config.kind) or (x.shape[0], *kernel.config.size)
+        var, mean = torch.var_mean(x.reshape(*rows, -1), -1, correction=0)
+        return bool(((var > 0) & (var * 2e4 < mean.square())).any())
 
     def _is_gru_cell(self, n: fx.Node) -> bool:
         """Recurrent, and one tensor; cells without gates have their steps counted."""

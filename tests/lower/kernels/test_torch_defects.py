@@ -128,3 +128,17 @@ def test_norms_of_large_batches_of_small_maps(kind: str, batch: int, size: tuple
         expected = (expected / 0.05 + 120).round().clamp(0, 255)
         for memory_format in (torch.contiguous_format, last):
             assert _far(kernel(x.contiguous(memory_format=memory_format)), expected) <= 1
+
+
+def test_norms_of_nearly_constant_groups() -> None:
+    """The square of the mean is taken from the mean of the squares, in float32: of small differences
+    some steps are lost."""
+    x = torch.full((1, 1, 4096), 135, dtype=torch.uint8)
+    x[..., 0] += 1
+    expected = F.group_norm(x.double() * 0.5, 1)
+    scale = float(expected.max()) / 100
+    far = _far(
+        Norm(NormConfig("group", (1,), 1e-5, 0.5, 135, scale, 0), None, None)(x),
+        (expected / scale).round().clamp(0, 255),
+    )
+    assert 1 < far < 100
