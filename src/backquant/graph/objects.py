@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,10 +52,10 @@ class Shell:
         >>> Shell.of(value)
         ([tensor([1.])], Shell(cls=<class 'types.SimpleNamespace'>, names=('scores',), rest={'name': 'x'}))
         """
-        attributes = _attributes(value)
-        names = tuple(name for name, held in attributes.items() if _holds(held, set()))
-        rest = {name: held for name, held in attributes.items() if name not in names}
-        return [attributes[name] for name in names], cls(type(value), names, rest)
+        held = attributes(value)
+        names = tuple(name for name, part in held.items() if _holds(part, set()))
+        rest = {name: part for name, part in held.items() if name not in names}
+        return [held[name] for name in names], cls(type(value), names, rest)
 
     def filled(self, parts: Iterable[Any]) -> Any:
         """An object with these parts.
@@ -75,16 +76,24 @@ def _copied(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, _CONTAINERS) else value
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = (name for kind in type(value).__mro__ for name in _slots(kind))
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object itself holds, by name: no methods, nothing of its class.
+
+    >>> attributes(types.SimpleNamespace(a=1))
+    {'a': 1}
+    """
+    slots = _slots(type(value))
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)} if slots else {}
     return found | getattr(value, "__dict__", {})
 
 
+@lru_cache(maxsize=128)
 def _slots(kind: type) -> tuple[str, ...]:
-    names = kind.__dict__.get("__slots__", ())
-    names = (names,) if isinstance(names, str) else tuple(names)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    found: list[str] = []
+    for parent in kind.__mro__:
+        names = parent.__dict__.get("__slots__", ())
+        found += (names,) if isinstance(names, str) else names
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
 def _holds(value: Any, seen: set[int]) -> bool:
@@ -102,11 +111,15 @@ def _inside(value: Any) -> Iterable[Any]:
         return value.values()
     if isinstance(value, (list, tuple)):
         return value
-    return _attributes(value).values() if _is_object(value) else ()
+    return attributes(value).values() if is_object(value) else ()
 
 
-def _is_object(value: Any) -> bool:
-    """Whether a value is neither a container nor an atom."""
+def is_object(value: Any) -> bool:
+    """Whether a value is neither a container nor an atom.
+
+    >>> is_object(types.SimpleNamespace()), is_object([1]), is_object("a")
+    (True, False, False)
+    """
     return not isinstance(value, (*_CONTAINERS, *_NO_RECORDS))
 
 
@@ -121,7 +134,7 @@ def object_classes(value: Any) -> set[type]:
     remaining = pytree.tree_leaves(value)
     while remaining:
         leaf = remaining.pop()
-        if _is_object(leaf) and id(leaf) not in seen:
+        if is_object(leaf) and id(leaf) not in seen:
             seen.add(id(leaf))
             found.add(type(leaf))
             remaining += pytree.tree_leaves(Shell.of(leaf)[0])
@@ -136,7 +149,7 @@ def part(value: Any, name: str) -> Any:
     >>> part(types.SimpleNamespace(keys=1), "keys")
     1
     """
-    held = _attributes(value) if _is_object(value) else {}
+    held = attributes(value) if is_object(value) else {}
     if name not in held:
         raise InputError(
             f"an argument of class {type(value).__name__} has no data called {name!r}",
@@ -156,7 +169,7 @@ def fresh(value: Any) -> Any:
     """
 
     def renewed(leaf: Any) -> Any:
-        if not _is_object(leaf):
+        if not is_object(leaf):
             return leaf
         parts, shell = Shell.of(leaf)
         return shell.filled(fresh(parts)) if parts else leaf
@@ -174,7 +187,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
-        elif _is_object(leaf):
+        elif is_object(leaf):
             found += tensors_of(Shell.of(leaf)[0])
     return found
 

@@ -23,6 +23,7 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (torch._C._functorch, "peek_interpreter_stack"),
     (dispatch, "_get_current_dispatch_mode_stack"),
     (hooks, "_has_any_global_hook"),
+    (_symbolic_trace, "_is_fx_tracing_flag"),
 )
 #: What this version of torch lacks of them; empty: nothing.
 missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not hasattr(home, name))
@@ -66,17 +67,9 @@ def is_watched() -> bool:
         or _trace()
         or _transform() is not None
         or _has_autocast()
+        or _symbolic_trace._is_fx_tracing_flag
         or _global_hook()
     )
-
-
-def is_symbolic() -> bool:
-    """Whether ``torch.fx`` traces.
-
-    >>> is_symbolic()
-    False
-    """
-    return bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 def stand_ins() -> str:

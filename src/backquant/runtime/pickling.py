@@ -59,3 +59,14 @@ def unpickled(stored: bytes) -> dict[str, Any]:
     graph_module.meta.update(body.get("meta", {}))
     graph_module.train(root.training)
     return {**state, "_modules": {_GRAPH: graph_module, **state["_modules"]}}
+
+
+def held(model: nn.Module) -> dict[str, Any]:
+    """What a model holds, with dictionaries of its own, without code.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> held(layer)["_parameters"] is layer._parameters
+    False
+    """
+    found = {k: v for k, v in model.__dict__.items() if k not in ("compilation", "_program")}
+    return {key: dict(value) if type(value) is dict else value for key, value in found.items()}

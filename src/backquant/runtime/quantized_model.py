@@ -27,7 +27,7 @@ from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
-from backquant.runtime.pickling import pickled, unpickled
+from backquant.runtime.pickling import held, pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
 from backquant.runtime.uncompiled import uncompiled
@@ -97,7 +97,8 @@ class QuantizedModel(PlainlyCalled):
         self._begin_plainly(
             not self._quantized_inputs and calls_little(self.graph_module, self.record)
         )
-        self.replays = None if slow or self._is_plain else Replays(self.graph_module)
+        interface = None if self.record.inputs else self.interface
+        self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
     def __getattr__(self, name: str) -> Any:
         """A module, parameter or buffer of the model itself, by the name that it has in ``graph_module``."""
@@ -210,6 +211,8 @@ class QuantizedModel(PlainlyCalled):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's arguments and result. Raises ``InputError`` where it cannot run on them,
         ``ArtifactError`` where it cannot although they are like the example that its file names."""
+        if torch.compiler.is_dynamo_compiling() and self.record.engine is not None:
+            return _uncompiled(self, args, kwargs)
         if torch.compiler.is_dynamo_compiling() or stand_ins():
             return self._called(args, kwargs)  # errors are for who traces
         if not self._is_plain:
@@ -226,17 +229,21 @@ class QuantizedModel(PlainlyCalled):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         interface = self.interface
-        if interface is not None:
+        if interface is not None and self._checks_calls():
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
         grad = torch.is_grad_enabled()  # without it a call less for ``torch.compile`` to break at
-        result = without_gradients(self._run, args, kwargs) if grad else self._run(args, kwargs)
+        result = (
+            without_gradients(self._run, (args, kwargs), {}) if grad else self._run(args, kwargs)
+        )
         return result if interface is None else interface.restored(result)
 
+    def _checks_calls(self) -> bool:
+        """Recordings know which calls were."""
+        return self.replays is None or bool(self.record.inputs)
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.record.engine is not None and torch.compiler.is_dynamo_compiling():
-            return _uncompiled(self, args, kwargs)
         run: Executor = self.graph_module
         if self.record.engine is not None:
             run = Interpreted(self.graph_module) if self.replays is None else self.replays
@@ -330,6 +337,9 @@ class CompiledModel(QuantizedModel):
         """The original model's arguments and result."""
         return super().forward(*args, **kwargs)
 
+    def _checks_calls(self) -> bool:
+        return True
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = self._program.arguments(args, kwargs)
         if given is None:
@@ -342,7 +352,7 @@ class CompiledModel(QuantizedModel):
         cls, model: QuantizedModel, program: CompiledProgram, compilation: Compilation
     ) -> CompiledModel:
         made = cls.__new__(cls)
-        made.__dict__.update(_held(model))
+        made.__dict__.update(held(model))
         made._begin_replays()
         made._is_plain = False
         made._program, made.compilation = program, compilation
@@ -359,7 +369,7 @@ class CompiledModel(QuantizedModel):
     def lowered(self) -> QuantizedModel:
         """The model without the code, over the same modules."""
         made = QuantizedModel.__new__(QuantizedModel)
-        made.__dict__.update(_held(self))
+        made.__dict__.update(held(self))
         made._begin_replays()
         return made
 
@@ -375,17 +385,10 @@ class CompiledModel(QuantizedModel):
         return f"{super().extra_repr()}, {self.compilation.describe()}"
 
 
-def _held(model: QuantizedModel) -> dict[str, Any]:
-    """What a model holds, with dictionaries of its own, without code."""
-    held = {k: v for k, v in model.__dict__.items() if k not in ("compilation", "_program")}
-    return {key: dict(value) if type(value) is dict else value for key, value in held.items()}
-
-
 @uncompiled  # type: ignore[untyped-decorator]
 def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Kernels with packed weights, of which one overwrites its argument, are nothing for torch.compile."""
-    model._check_inputs(args, kwargs)
-    return model._run(args, kwargs)
+    return model.forward(*args, **kwargs)
 
 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backquant.graph.watched import is_symbolic, is_watched
+from backquant.graph.watched import is_watched
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.record import LoweredRecord
 
@@ -67,14 +67,16 @@ def called_alone(graph_module: GraphModule) -> str:
     return name if plain and [(p.name, p.default) for p in taken] == given else ""
 
 
-def without_gradients(run: Callable[..., Any], *given: Any) -> Any:
-    """``run(*given)`` under ``torch.no_grad()``, which takes time where there are none anyway.
+def without_gradients(
+    run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``run(*args, **kwargs)`` under ``torch.no_grad()``, which takes time where there are none anyway.
 
-    >>> without_gradients(torch.is_grad_enabled)
+    >>> without_gradients(torch.is_grad_enabled, (), {})
     False
     """
     with torch.no_grad():
-        return run(*given)
+        return run(*args, **kwargs)
 
 
 class PlainlyCalled(nn.Module):
@@ -100,22 +102,18 @@ class PlainlyCalled(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``forward`` gives. Raises what it raises."""
-        hooked = self._forward_hooks or self._forward_pre_hooks
-        if not self._is_plain or hooked or is_watched() or is_symbolic():
+        # In few steps: a cell of 25 µs is not to be slower for them.
+        if not self._is_plain or is_watched() or self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **kwargs)
+        run: Any = self._modules["graph_module"]  # ``__getattr__`` takes longer
+        if not run._forward_hooks and not run._forward_pre_hooks:
+            called = run._modules[self._alone] if self._alone else run
+            if called._forward_hooks or called._forward_pre_hooks:
+                called = run
+            run = called.forward
         try:
             if torch.is_grad_enabled():
-                return without_gradients(self._run_plainly, args, kwargs)
-            return self._run_plainly(args, kwargs)
+                return without_gradients(run, args, kwargs)
+            return run(*args, **kwargs)
         except Exception as error:
             raise_told(self, error, (args, kwargs))
-
-    def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module: Any = self._modules["graph_module"]  # ``__getattr__`` takes longer
-        if module._forward_hooks or module._forward_pre_hooks:
-            return module(*args, **kwargs)
-        if self._alone:
-            called = module._modules[self._alone]
-            if not (called._forward_hooks or called._forward_pre_hooks):
-                return called.forward(*args, **kwargs)
-        return module.forward(*args, **kwargs)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backquant
+from backquant.errors import InputError
 from backquant.runtime.replay import Replays
 
 
@@ -211,3 +213,36 @@ def test_keywords_and_literals_are_part_of_the_kind() -> None:
         found = [replays(torch.ones(1), factor=number).item() for _ in range(3)]
         assert found == [number] * 3
     assert replays.programs == 2
+
+
+class Cache:
+    """As of a decoder: objects within an object, and a size that nothing reads."""
+
+    def __init__(self, *keys: torch.Tensor, seen: int = 0) -> None:
+        self.layers, self.seen = [SimpleNamespace(keys=key) for key in keys], seen
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+        keys = [torch.cat((layer.keys, self.fc(x))) for layer in cache.layers]
+        return sum(key.sum(0) for key in keys), Cache(*keys)
+
+
+def test_objects_of_an_exported_model_are_part_of_the_kind() -> None:
+    model, x = Decoder().eval(), torch.randn(1, 4)
+    y, z = torch.randn(2, 4), torch.randn(3, 4)
+    made = backquant.quantize(model, (x, Cache(y, y)), calibration=[(x, Cache(y, z))])
+    for cache in (Cache(y, z), Cache(z, y), Cache(y, z, seen=1), Cache(y, y)):
+        found = [made(x, cache) for _ in range(3)]
+        assert len({tuple(result.tolist()) for result, _ in found}) == 1
+        wanted, grown = model(x, cache)
+        assert torch.allclose(found[2][0], wanted, atol=0.2)
+        for got, layer in zip(found[2][1].layers, grown.layers, strict=True):
+            assert got.keys.shape == layer.keys.shape
+    assert made.replays.programs == 4, made.replays.refused
+    with pytest.raises(InputError, match="'cache' was 2 tensors"):
+        made(x, Cache(y, y, y))

@@ -300,31 +300,34 @@ def _check_shape(
     shape: tuple[int | str | None, ...],
     sizes: dict[str, tuple[int, str]],
 ) -> None:
-    where = f"{name}: {describe_value(tensor)}, exported for {_shape_text(shape)}"
-    fix = "example inputs of the size that is used, or dynamic_shapes= with that dimension dynamic"
     if tensor.dim() != len(shape):
         raise InputError(
             f"input {name!r} has {tensor.dim()} dimensions, and the model was exported for {len(shape)}",
-            where=where,
+            where=_where(name, tensor, shape),
             fix="example inputs with the dimensions that are used",
         )
     for position, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
-        if isinstance(wanted, str):
-            first = sizes.setdefault(wanted, (size, f"dimension {position} of input {name!r}"))
-            if first[0] != size:
-                raise InputError(
-                    f"dimension {position} of input {name!r} is {size}, and {first[1]} is {first[0]}: "
-                    "they are the same size in this model",
-                    where=where,
-                    fix="pass inputs of equal size in these dimensions",
-                )
-        elif wanted is not None and size != wanted:
+        if wanted is None or size == wanted:
+            continue
+        place = f"dimension {position} of input {name!r}"
+        if not isinstance(wanted, str):
             raise InputError(
-                f"dimension {position} of input {name!r} is {size}, and the model was exported for "
-                f"{wanted}",
-                where=where,
-                fix=fix,
+                f"{place} is {size}, and the model was exported for {wanted}",
+                where=_where(name, tensor, shape),
+                fix="example inputs of the size that is used, or dynamic_shapes= with that dimension "
+                "dynamic",
             )
+        first = sizes.setdefault(wanted, (size, place))
+        if first[0] != size:
+            raise InputError(
+                f"{place} is {size}, and {first[1]} is {first[0]}: they are the same size in this model",
+                where=_where(name, tensor, shape),
+                fix="pass inputs of equal size in these dimensions",
+            )
+
+
+def _where(name: str, tensor: torch.Tensor, shape: tuple[int | str | None, ...]) -> str:
+    return f"{name}: {describe_value(tensor)}, exported for {_shape_text(shape)}"
 
 
 def _dtype(tensor: torch.Tensor) -> str:

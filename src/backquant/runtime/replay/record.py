@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
 from backquant.runtime.replay.fast_paths import as_without_modes
+from backquant.runtime.replay.kinds import Arguments
 
 _SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -98,7 +99,8 @@ def record(
     constants: Callable[[], Iterable[torch.Tensor]],
     origin: Callable[[], str] = str,
 ) -> tuple[Any, Recording | NotReplayable]:
-    """Call ``function`` and note what it dispatches; gives its result, too.
+    """Call ``function`` and note what it dispatches; gives its result, too. The inputs of the recording are
+    the ``Arguments.tensors`` of the call.
 
     ``constants`` is asked when the call is over, so that it may name what the call itself packed;
     ``origin`` at each operator.
@@ -112,24 +114,13 @@ def record(
     >>> record(lambda x: x * x.tolist()[0], (torch.ones(1),), {}, list)
     (tensor([1.]), NotReplayable('tolist reads the values of a tensor'))
     """
-    recorder = _Recorder(distinct_tensors((args, dict(kwargs))), origin)
+    recorder = _Recorder(Arguments(args, kwargs, takes_objects=True).tensors, origin)
     with recorder, _Reads(recorder), as_without_modes():
         result = function(*args, **kwargs)
     try:
         return result, recorder.finish(result, constants())
     except NotReplayable as problem:
         return result, problem
-
-
-def distinct_tensors(values: Any) -> list[torch.Tensor]:
-    """The tensors in ``values``, each once: the inputs of a recording.
-
-    >>> x = torch.ones(1)
-    >>> len(distinct_tensors({"query": x, "key": x, "value": [x, -x]}))
-    2
-    """
-    leaves, _ = tree_flatten(values)
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
 class _Reads(TorchFunctionMode):

@@ -27,28 +27,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten
 
+from backquant.graph.export import Interface
 from backquant.graph.watched import is_watched
 from backquant.lower.kernels.configured import packings
 from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.interpreter import unavailable
+from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, known_constants, record
 
 _KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
 _SEEN = "seen once"
-_PLAIN = (int, float, bool, str, type(None))
-_TENSORS = (torch.Tensor, nn.Parameter)
-_FLAT = frozenset((*_TENSORS, *_PLAIN))
 _CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
 
 
 class Replays:
     """The recordings of one module.
 
-    ``refused`` says why the latest new kind of inputs is not replayed.
+    ``refused`` says why the latest new kind of inputs is not replayed. ``interface``: of a model that was
+    exported. Arguments are checked against it where they are of a new kind.
 
     >>> replays = Replays(nn.ReLU())
     >>> x = torch.tensor([-1.0, 2.0])
@@ -56,8 +55,10 @@ class Replays:
     ([[0.0, 2.0], [0.0, 2.0], [0.0, 2.0]], 1, '')
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, interface: Interface | None = None) -> None:
         self.module = module
+        self._interface = interface
+        self._takes_objects = interface is not None and bool(interface.arguments)
         self._interpreted = Interpreted(module)
         self.refused = unavailable() or _foreign_code(module)
         self._never = bool(self.refused)
@@ -79,11 +80,11 @@ class Replays:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives for these arguments."""
         if self._never or any(self._hooks) or is_watched():
-            return self._interpreted(*args, **kwargs)
-        tensors: list[torch.Tensor] = []
-        key = _kind(args, kwargs, tensors)
+            return self._plainly(args, kwargs)
+        given = Arguments(args, kwargs, takes_objects=self._takes_objects)
+        key = given.kind
         if key is None:
-            return self._interpreted(*args, **kwargs)
+            return self._plainly(args, kwargs)
         if packings() != self._packings:
             self._found.clear()
             self._packings = packings()
@@ -92,17 +93,22 @@ class Replays:
             if all(place.is_unchanged() for place in found.read):
                 if len(self._found) == _KEPT:
                     self._used(key)
-                return found.program(tensors)
+                return found.program(given.tensors)
             self._found.pop(key, None)  # another thread may have seen it, too
             found = None
         if found is None:
             return self._first(key, args, kwargs)
         if found is not _SEEN or not self._lock.acquire(blocking=False):
-            return self._interpreted(*args, **kwargs)
+            return self._plainly(args, kwargs)
         try:
             return self._record(key, args, kwargs)
         finally:
             self._lock.release()
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._interface is not None:
+            self._interface.check(args, kwargs)
+        return self._interpreted(*args, **kwargs)
 
     def _used(self, key: Hashable) -> None:
         """The kind that was not used for the longest time is the next to go."""
@@ -114,7 +120,7 @@ class Replays:
                 self._lock.release()
 
     def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._interpreted(*args, **kwargs)
+        result = self._plainly(args, kwargs)
         with self._lock:
             self._found[key] = _SEEN
             while len(self._found) > _KEPT:
@@ -179,43 +185,6 @@ def _places(module: nn.Module, tensors: Iterable[torch.Tensor]) -> list[_Place]:
         for key, tensor in owner.items()
         if isinstance(tensor, torch.Tensor) and id(tensor) in wanted
     ]
-
-
-def _kind(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
-) -> Hashable | None:
-    """What recordings are found by, ``None`` for arguments that are not replayed; fills ``tensors``, each of
-    which is there once."""
-    if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:
-        tensors.append(args[0])
-        return _layout(args[0])
-    leaves: tuple[Any, ...] = (*args, *kwargs.values())
-    structure: Hashable = (len(args), *kwargs)
-    if not _FLAT.issuperset(map(type, leaves)):
-        flat, spec = tree_flatten((args, kwargs))
-        leaves, structure = tuple(flat), str(spec)
-    found: list[Hashable] = [structure]
-    places: dict[int, int] = {}
-    for leaf in leaves:
-        if type(leaf) in _TENSORS:
-            place = places.setdefault(id(leaf), len(tensors))
-            if place < len(tensors):
-                found.append(place)
-                continue
-            tensors.append(leaf)
-            found.append(_layout(leaf))
-        elif isinstance(leaf, _PLAIN):
-            found.append((type(leaf), leaf))
-        else:
-            return None
-    return tuple(found) if tensors and None not in found else None
-
-
-def _layout(tensor: torch.Tensor) -> Hashable | None:
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return None
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _foreign_code(module: nn.Module) -> str:

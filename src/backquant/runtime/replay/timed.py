@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_flatten
 
 from backquant.graph import get_module
+from backquant.runtime.replay.kinds import Arguments
 from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import (
@@ -33,7 +34,6 @@ from backquant.runtime.replay.record import (
     NotReplayable,
     Recording,
     Ref,
-    distinct_tensors,
     known_constants,
     record,
 )
@@ -139,7 +139,7 @@ class NodeTimes:
                 self._measure_parts(clock)
 
     def _measure_parts(self, clock: Clock) -> None:
-        given = distinct_tensors(self.args)
+        given = Arguments(self.args, {}, takes_objects=True).tensors
         held = dict(zip(self._recording.inputs, given, strict=True))
         known = dict(self.known)
         nothing = clock(partial(Program(_NOTHING), [torch.zeros(0)]))

@@ -1,0 +1,102 @@
+"""What the calls have in common that one recording answers.
+
+Arguments are taken apart into tensors and all else: lists, dicts, classes that are registered with
+``torch.utils._pytree``, and, of exported models, objects of any class. An exported graph reads data of its
+objects, and calls none of their methods: so what they hold says what the graph gets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from backquant.graph.objects import attributes, is_object
+
+_PLAIN = (int, float, bool, str, type(None))
+_NAMED = (torch.dtype, torch.device, type, enum.Enum)
+_TENSORS = (torch.Tensor, nn.Parameter)
+
+
+class Arguments:
+    """``tensors``: of the call, each once, in order. ``kind``: equal for calls like each other; ``None`` for
+    those that are not replayed: with tensors of other classes or devices, or none, or objects where
+    ``takes_objects`` is false.
+
+    >>> x = torch.ones(2)
+    >>> one, other = Arguments((x, [x, -x]), {}), Arguments((-x, [x, x]), {})
+    >>> len(one.tensors), one.kind == other.kind, one.kind == Arguments((x + x, [-x, x]), {}).kind
+    (2, False, False)
+    >>> Arguments((x, object()), {}).kind is None
+    True
+    """
+
+    def __init__(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, takes_objects: bool = False
+    ) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.kind: Hashable | None
+        if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:  # most calls
+            self.tensors.append(args[0])
+            self.kind = layout(args[0])
+            return
+        self._takes_objects = takes_objects
+        self._places: dict[int, int] = {}
+        found = self._found = [(len(args), *kwargs)] if kwargs else [len(args)]
+        for value in args:
+            self._visit(value)
+        for value in kwargs.values():
+            self._visit(value)
+        self.kind = tuple(found) if self.tensors and None not in found else None
+
+    def _visit(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _TENSORS:
+            self._found.append(self._tensor(value))
+        elif isinstance(value, _PLAIN):
+            self._found.append((kind, value))
+        elif kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+            self._parts((kind, len(value)), value)
+        elif kind is dict:
+            self._parts((kind, *value), value.values())
+        elif kind in pytree.SUPPORTED_NODES:
+            parts, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+            self._parts((kind, len(parts), repr(context)), parts)
+        elif isinstance(value, _NAMED):
+            self._found.append(value)
+        elif self._takes_objects and is_object(value):
+            self._object(value)
+        else:
+            self._found.append(None)
+
+    def _tensor(self, tensor: torch.Tensor) -> Hashable | None:
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place < len(self.tensors):
+            return place
+        self.tensors.append(tensor)
+        return layout(tensor)
+
+    def _parts(self, head: Hashable, parts: Any) -> None:
+        self._found.append(head)
+        for part in parts:
+            self._visit(part)
+
+    def _object(self, value: Any) -> None:
+        held = attributes(value)
+        self._parts((type(value), *held), held.values())
+
+
+def layout(tensor: torch.Tensor) -> Hashable | None:
+    """What recordings depend on of a tensor; ``None`` for one that they do not take.
+
+    >>> layout(torch.ones(2, 3).T)
+    (torch.float32, torch.Size([3, 2]), (1, 3), 0)
+    """
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
