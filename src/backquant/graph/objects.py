@@ -82,7 +82,8 @@ def attributes(value: Any) -> dict[str, Any]:
     >>> attributes(types.SimpleNamespace(a=1))
     {'a': 1}
     """
-    slots = _slots(type(value))
+    kind: Any = type(value)
+    slots = _slots(kind)
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)} if slots else {}
     return found | getattr(value, "__dict__", {})
 

@@ -46,7 +46,8 @@ class Arguments:
             return
         self._takes_objects = takes_objects
         self._places: dict[int, int] = {}
-        found = self._found = [(len(args), *kwargs)] if kwargs else [len(args)]
+        found: list[Hashable] = [(len(args), *kwargs)]
+        self._found = found
         for value in args:
             self._visit(value)
         for value in kwargs.values():
