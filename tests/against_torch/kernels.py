@@ -188,8 +188,9 @@ class _Forced(fx.Interpreter):
         x: torch.Tensor = self.fetch_args_kwargs_from_env(n)[0][0].double()
         if not x.numel():
             return False
-        groups = {"layer": x.shape[: x.dim() - len(kernel.config.size)], "instance": x.shape[:2]}
-        rows = groups.get(kernel.config.kind) or (x.shape[0], *kernel.config.size)
+        size, batch = kernel.config.size, x.shape[: x.dim() - len(kernel.config.size)]
+        grouped = (*x.shape[:1], *size)  # the size of a group norm is its number of groups
+        rows = {"layer": batch, "instance": x.shape[:2]}.get(kernel.config.kind, grouped)
         var, mean = torch.var_mean(x.reshape(*rows, -1), -1, correction=0)
         return bool(((var > 0) & (var * 2e4 < mean.square())).any())
 
