@@ -169,9 +169,6 @@ def check_room(folder: Path) -> None:
     """Raise the ``OSError`` that the system has for those who write to ``folder``.
 
     For when a library has failed that tells no reason: each file there, and a new one, is made longer.
-
-    >>> with workspace() as folder:
-    ...     check_room(folder)
     """
     for path in [*folder.iterdir(), folder / "room"]:
         if path.name == "room" or path.is_file():

@@ -175,11 +175,7 @@ def _conversion_custom(custom: ConvertCustomConfig | dict[str, Any] | None) -> C
 
 
 def given_fusion(custom: FuseCustomConfig | dict[str, Any] | None) -> FuseCustomConfig:
-    """The custom config as it is, from its dict form, or an empty one.
-
-    >>> given_fusion(None).preserved_attributes
-    []
-    """
+    """The custom config as it is, from its dict form, or an empty one."""
     return FuseCustomConfig() if custom is None else _given(custom, FuseCustomConfig)
 
 

@@ -188,12 +188,6 @@ def check_exportable(
 
     Raises ``UsageError`` for a backend with an engine, ``ExportError`` with the operators that the target
     cannot take, ``CaptureError`` for a model that no capture takes.
-
-    >>> import torch
-    >>> from backquant.backend_config import get_backend_config
-    >>> target = find_target("onnx", Path("model.onnx"))
-    >>> config = get_backend_config("onnxruntime")
-    >>> check_exportable(nn.Linear(2, 2), torch.zeros(1, 2), config, target)
     """
     if backend.engine is not None:
         raise _lowered(backend.engine, target)

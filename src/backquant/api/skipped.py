@@ -18,8 +18,6 @@ def warn_of_skipped(plan: Plan, *others: str) -> None:
     """One warning for all operators that a QConfig asked for and the backend refused, and ``others``.
 
     It points at the line of the user that called the entry point.
-
-    >>> warn_of_skipped(Plan("x86"))
     """
     lines = [*_skipped(plan), *others]
     if lines:

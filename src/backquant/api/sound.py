@@ -17,9 +17,6 @@ _CONFIG = re.compile(r"(dtype_configs\[\d+\]).*")
 def description_findings(config: BackendConfig) -> list[Finding]:
     """Everything there is to say about a description, what only its engine knows included; that no request
     satisfies a dtype config is said where nothing else is wrong in it.
-
-    >>> description_findings(BackendConfig("mine"))
-    []
     """
     engine, lacking = _engine(config)
     known = config.validate(engine)
@@ -56,10 +53,7 @@ def sound_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> Bac
 
 
 def refuse_errors(found: list[Finding]) -> None:
-    """Raise ``SpecError`` where one of ``found`` is an error, with all that are.
-
-    >>> refuse_errors(BackendConfig("mine").validate())
-    """
+    """Raise ``SpecError`` where one of ``found`` is an error, with all that are."""
     errors = [finding for finding in found if finding.severity == "error"]
     if not errors:
         return

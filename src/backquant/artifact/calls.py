@@ -101,10 +101,7 @@ def _places(target: OpOverload | OpOverloadPacket) -> Iterator[int | str]:
 
 
 def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
-    """The same for a ``call_method``; the first argument is what it is called on.
-
-    >>> check_method_call("view", (None, 3), {}, "node view")
-    """
+    """The same for a ``call_method``; the first argument is what it is called on."""
     _check(name, args, kwargs, where, is_method=True)
 
 

@@ -66,10 +66,7 @@ def check_growth(
 def check_call_growth(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str
 ) -> None:
-    """The same for a call of a convolution, whose weight is computed or read elsewhere, and of resizing.
-
-    >>> check_call_growth("conv_transpose1d", (None, None, None, 320), {}, "node up")
-    """
+    """The same for a call of a convolution, whose weight is computed or read elsewhere, and of resizing."""
     if name in RESIZES:
         values = {**dict(zip(("size", "scale_factor"), args[1:], strict=False)), **kwargs}
         values["scale_factor"] = _each(values.get("scale_factor"), 2)  # of images, where it is one

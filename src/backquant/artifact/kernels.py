@@ -92,13 +92,7 @@ _POST_NUMBERS = {"hardtanh": 2, "leaky_relu": 1}
 
 
 def check_arguments(function: Callable[..., Any], args: Any, kwargs: Any, where: str) -> None:
-    """Arguments of a call in a graph of one of ``FUNCTIONS``. Raises ``ArtifactError``.
-
-    >>> from backquant.lower.kernels.activation import clamp
-    >>> graph = torch.fx.Graph()
-    >>> x = graph.placeholder("x")
-    >>> check_arguments(clamp, (x, 0, 127), {}, "node clamp")
-    """
+    """Arguments of a call in a graph of one of ``FUNCTIONS``. Raises ``ArtifactError``."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

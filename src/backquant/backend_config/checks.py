@@ -53,10 +53,7 @@ def renamed(given: Mapping[str, Any], alias: str, name: str) -> dict[str, Any]:
 
 
 def check_bool(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is None, True or False.
-
-    >>> check_bool(True, "is_dynamic")
-    """
+    """Raise ``SpecError`` unless ``value`` is None, True or False."""
     if value is not None and not isinstance(value, bool):
         raise SpecError(f"{field} must be a bool, got {value!r}", where=field)
 
@@ -87,10 +84,7 @@ def check_callable(value: Any, field: str) -> Callable[..., Any] | None:
 
 
 def check_number(value: Any, field: str, kinds: tuple[type, ...] = (int, float)) -> None:
-    """Raise ``SpecError`` unless ``value`` is None or a number of these kinds (bool is none).
-
-    >>> check_number(2**-12, "eps")
-    """
+    """Raise ``SpecError`` unless ``value`` is None or a number of these kinds (bool is none)."""
     if value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
         return
     names = " or ".join(kind.__name__ for kind in kinds)
@@ -98,19 +92,13 @@ def check_number(value: Any, field: str, kinds: tuple[type, ...] = (int, float))
 
 
 def check_count(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is an int of 0 or more: a count or a position.
-
-    >>> check_count(1, "input_type_to_index['weight']")
-    """
+    """Raise ``SpecError`` unless ``value`` is an int of 0 or more: a count or a position."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise SpecError(f"expected a count or a position, got {value!r}", where=field)
 
 
 def check_choice(value: Any, field: str, choices: tuple[Any, ...]) -> None:
-    """Raise ``SpecError`` unless ``value`` is None or one of ``choices``.
-
-    >>> check_choice("per_tensor", "granularity", ("per_tensor", "per_channel"))
-    """
+    """Raise ``SpecError`` unless ``value`` is None or one of ``choices``."""
     if value is None or any(value is c or value == c for c in choices):
         return
     fix = did_you_mean(value, choices, f"one of {', '.join(map(repr, choices))}")

@@ -143,8 +143,10 @@ class BackendConfig:
     def entries(self) -> dict[NormalPattern, BackendPatternConfig]:
         """The entries by their normal patterns, in order of registration, as a new dict.
 
-        >>> BackendConfig().entries
-        {}
+        >>> import torch
+        >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
+        >>> mine.entries
+        {NormalPattern(torch.add): BackendPatternConfig(torch.add)}
         """
         return dict(self._entries)
 
@@ -227,10 +229,12 @@ class BackendConfig:
         return files.load_file(path, allow=tuple(allow))
 
     def validate(self, engine: Any = None) -> list[Finding]:
-        """Findings about this description; ``engine`` adds what only the engine knows.
+        """What is wrong with this description, as findings; ``engine`` adds checks that only it can make.
 
-        >>> BackendConfig("mine").validate()
-        []
+        >>> import torch
+        >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
+        >>> [(found.severity, found.rule) for found in mine.validate()]
+        [('warning', 'no-dtype-configs')]
         """
         from backquant.backend_config import validate
 
@@ -241,7 +245,8 @@ class BackendConfig:
 
         >>> import torch
         >>> mine = BackendConfig("mine").set_backend_pattern_config(BackendPatternConfig(torch.add))
-        >>> _ = mine.diff(BackendConfig("other"))
+        >>> [(change.kind, change.pattern) for change in mine.diff(BackendConfig("mine")).entries]
+        [('removed', 'torch.add')]
         """
         from backquant.backend_config import diff
 

@@ -38,10 +38,10 @@ _Value = TypeVar("_Value")
 def get_pattern_to_dtype_configs(backend_config: BackendConfig) -> dict[Pattern, list[DTypeConfig]]:
     """The admitted dtype combinations of every pattern.
 
-    >>> from backquant.backend_config import BackendConfig, BackendPatternConfig
-    >>> backend = BackendConfig().set_backend_pattern_config(BackendPatternConfig(torch.add))
+    >>> add = BackendPatternConfig(torch.add).add_dtype_config(DTypeConfig(torch.quint8))
+    >>> backend = BackendConfig().set_backend_pattern_config(add)
     >>> get_pattern_to_dtype_configs(backend)[torch.add]
-    []
+    [DTypeConfig(input_dtype=torch.quint8)]
     """
     by_pattern = backend_config._pattern_complex_format_to_config
     return {pattern: config.dtype_configs for pattern, config in by_pattern.items()}
@@ -50,8 +50,9 @@ def get_pattern_to_dtype_configs(backend_config: BackendConfig) -> dict[Pattern,
 def get_qat_module_classes(backend_config: BackendConfig) -> tuple[_Module, ...]:
     """The modules that training uses, each once, in the order of the entries.
 
-    >>> get_qat_module_classes(BackendConfig())
-    ()
+    >>> from backquant.backend_config import get_backend_config
+    >>> get_qat_module_classes(get_backend_config("qnnpack"))[0]
+    <class 'backquant.nn.qat.conv.Conv1d'>
     """
     return _distinct(config.qat_module for config in backend_config.configs)
 
@@ -59,8 +60,9 @@ def get_qat_module_classes(backend_config: BackendConfig) -> tuple[_Module, ...]
 def get_fused_module_classes(backend_config: BackendConfig) -> tuple[_Module, ...]:
     """The modules that patterns are fused into, each once, in the order of the entries.
 
-    >>> get_fused_module_classes(BackendConfig())
-    ()
+    >>> from backquant.backend_config import get_backend_config
+    >>> get_fused_module_classes(get_backend_config("qnnpack"))[0]
+    <class 'backquant.nn.intrinsic.fused.ConvReLU1d'>
     """
     return _distinct(config.fused_module for config in backend_config.configs)
 
@@ -85,8 +87,9 @@ def get_root_module_to_quantized_reference_module(
 ) -> dict[_Module, _Module]:
     """Root module → reference module, of the entries that name both; the last entry decides.
 
-    >>> get_root_module_to_quantized_reference_module(BackendConfig())
-    {}
+    >>> from backquant.backend_config import get_backend_config
+    >>> get_root_module_to_quantized_reference_module(get_backend_config("qnnpack"))[torch.nn.Linear]
+    <class 'backquant.nn.quantized.reference.linear.Linear'>
     """
     mapping: dict[_Module, _Module] = {}
     for config in backend_config.configs:
@@ -143,8 +146,10 @@ def get_fusion_pattern_to_root_node_getter(
     The node pattern is shaped like the key, with nodes for operators. Without a getter, the root is
     the last item of the innermost last tuple.
 
-    >>> get_fusion_pattern_to_root_node_getter(BackendConfig())
-    {}
+    >>> entry = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU))._set_root_node_getter(len)
+    >>> backend = BackendConfig().set_backend_pattern_config(entry)
+    >>> get_fusion_pattern_to_root_node_getter(backend)[(torch.nn.ReLU, torch.nn.Linear)]
+    <built-in function len>
     """
     return _field_by_pattern(backend_config, lambda config: config._root_node_getter)
 
@@ -154,8 +159,10 @@ def get_fusion_pattern_to_extra_inputs_getter(
 ) -> dict[Pattern, Callable[..., Any]]:
     """Pattern → ``f(node pattern) -> nodes`` that become further inputs of the fused module.
 
-    >>> get_fusion_pattern_to_extra_inputs_getter(BackendConfig())
-    {}
+    >>> entry = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU))._set_extra_inputs_getter(len)
+    >>> backend = BackendConfig().set_backend_pattern_config(entry)
+    >>> get_fusion_pattern_to_extra_inputs_getter(backend)[(torch.nn.ReLU, torch.nn.Linear)]
+    <built-in function len>
     """
     return _field_by_pattern(backend_config, lambda config: config._extra_inputs_getter)
 

@@ -31,10 +31,7 @@ class ObservationType(Enum):
 
 
 def check_observation_type(value: Any, field: str) -> None:
-    """Raise ``SpecError`` unless ``value`` is an ``ObservationType`` of this package.
-
-    >>> check_observation_type(ObservationType.INPUT_OUTPUT_NOT_OBSERVED, "observation_type")
-    """
+    """Raise ``SpecError`` unless ``value`` is an ``ObservationType`` of this package."""
     if isinstance(value, ObservationType):
         return
     name = value if isinstance(value, str) else getattr(value, "name", "")

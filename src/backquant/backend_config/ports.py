@@ -108,10 +108,7 @@ def as_getter(value: Any, field: str, *, several: bool) -> Any:
 
 
 def check_getters(pattern: Any, getters: Iterable[tuple[str, Any]]) -> None:
-    """Raise ``SpecError`` for a choice by name where the pattern has no such node, or no names.
-
-    >>> check_getters(None, [("root_node_getter", len)])
-    """
+    """Raise ``SpecError`` for a choice by name where the pattern has no such node, or no names."""
     for field, getter in getters:
         if not isinstance(getter, (NamedNode, NamedNodes)):
             continue

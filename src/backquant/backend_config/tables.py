@@ -186,11 +186,7 @@ def _observation(entry: BackendPatternConfig) -> tuple[str, ...]:
 
 
 def default_lines(config: BackendConfig) -> list[str]:
-    """What the backend observes and quantizes with by default; one line per role and override.
-
-    >>> default_lines(BackendConfig("mine"))
-    []
-    """
+    """What the backend observes and quantizes with by default; one line per role and override."""
     defaults = config.defaults
     if defaults is None:
         return []

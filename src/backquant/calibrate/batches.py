@@ -22,10 +22,7 @@ class _Rejoined:
 
 
 def check_set(calibration: Any) -> None:
-    """Raise ``CalibrationError`` for what is no iterable of batches: one batch, a file's name, a data set.
-
-    >>> check_set([torch.zeros(1)])
-    """
+    """Raise ``CalibrationError`` for what is no iterable of batches: one batch, a file's name, a data set."""
     kind = type(calibration).__name__
     if isinstance(calibration, torch.Tensor | Mapping):
         fix = "pass a list of batches: calibration=[batch]"
@@ -43,10 +40,7 @@ def check_set(calibration: Any) -> None:
 
 
 def check_some(done: int, calibration: Any) -> None:
-    """Raise ``CalibrationError`` where no batch came.
-
-    >>> check_some(1, [torch.zeros(1)])
-    """
+    """Raise ``CalibrationError`` where no batch came."""
     if done == 0:
         raise CalibrationError(
             "the calibration set is empty",

@@ -22,17 +22,6 @@ def waiting_for_data(prepared: fx.GraphModule) -> tuple[UnseenObserver, ...]:
     """The observers that calibration has to feed, in graph order; none if there is nothing to measure.
 
     Raises UsageError when the model is not prepared.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> from backquant.backend_config import BackendConfig
-    >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import QConfigMapping
-    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
-    >>> waiting_for_data(prepared)
-    ()
     """
     return tuple(
         waiting

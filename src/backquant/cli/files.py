@@ -32,10 +32,7 @@ def made_empty(files: Path | None) -> Iterator[None]:
 
 
 def check_plain(group: Any, **options: Any) -> None:
-    """Raise ``UsageError`` for options that need the whole model in memory, and for ranks.
-
-    >>> check_plain(None, to=None, recipe="default")
-    """
+    """Raise ``UsageError`` for options that need the whole model in memory, and for ranks."""
     if group is not None:
         raise UsageError(
             "weights in files are read by one process",

@@ -24,12 +24,7 @@ _SAID_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @contextmanager
 def launched(timeout: float) -> Iterator[dist.ProcessGroup | None]:
-    """The group of all processes of the launcher; None where there is no launcher.
-
-    >>> with launched(600) as group:
-    ...     print(group)
-    None
-    """
+    """The group of all processes of the launcher; None where there is no launcher."""
     if not all(name in os.environ for name in _SAID_BY_LAUNCHERS):
         yield None
         return

@@ -13,12 +13,7 @@ from backquant.errors import UsageError, did_you_mean
 
 
 def claimed(backend: BackendConfig) -> BackendConfig:
-    """``backend`` without its rules of where integers do not pay: what it claims to compute, it is asked for.
-
-    >>> from backquant.backend_config import get_backend_config
-    >>> claimed(get_backend_config("openvino")).qdq.leave_float
-    ()
-    """
+    """``backend`` without its rules about where integers do not pay, so that all that it claims is tried."""
     if backend.qdq is None or not backend.qdq.leave_float:
         return backend
     return copy.copy(backend).set_qdq(replace(backend.qdq, leave_float=()))

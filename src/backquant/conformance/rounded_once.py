@@ -20,14 +20,7 @@ from backquant.operators import spellings
 
 
 def rounded_once(reference: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """``reference`` once for each addend of an addition that nothing else reads, which stays float in it.
-
-    >>> import torch
-    >>> graph = fx.Graph()
-    >>> _ = graph.output(graph.placeholder("x"))
-    >>> [made.graph for made in rounded_once(fx.GraphModule(torch.nn.Module(), graph))]
-    []
-    """
+    """``reference`` once for each addend of an addition that nothing else reads, which stays float in it."""
     for made, addend in _addends(reference):
         addend.replace_all_uses_with(addend.args[0].args[0])
         made.recompile()

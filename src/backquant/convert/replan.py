@@ -66,10 +66,7 @@ def replanned(
 
 
 def check_rules(prepared: QConfigMapping, requested: QConfigMapping) -> None:
-    """Raise ConfigError unless ``requested`` has every rule of ``prepared``, with its QConfig or None.
-
-    >>> check_rules(QConfigMapping(), QConfigMapping().set_module_name("fc", None))
-    """
+    """Raise ConfigError unless ``requested`` has every rule of ``prepared``, with its QConfig or None."""
     known = {(rule.kind, rule.target): rule for rule in requested.rules()}
     for rule in prepared.rules():
         name = f"{rule.kind} {rule.key}".strip()

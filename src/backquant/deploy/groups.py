@@ -12,12 +12,7 @@ __all__ = ["spell_groups"]
 
 
 def spell_groups(exported: ExportedProgram) -> None:
-    """``dequantize_blocks`` of a matrix in groups of a row as ``dequantize_per_channel_group``, in place.
-
-    >>> from backquant.deploy.program import export_program
-    >>> made = export_program(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
-    >>> spell_groups(made.exported)
-    """
+    """``dequantize_blocks`` of a matrix in groups of a row as ``dequantize_per_channel_group``, in place."""
     ops = torch.ops.quantized_decomposed
     for node in exported.graph.nodes:
         if not is_block_dequantize(node):

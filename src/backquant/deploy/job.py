@@ -81,9 +81,6 @@ def expected_operators(
     without activations count as float.
 
     ``costs``: multiply-adds by node.
-
-    >>> expected_operators(Plan("x86"), BackendConfig("x86"), {})
-    ()
     """
     found = []
     for match in plan.matches:

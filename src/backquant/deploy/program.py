@@ -128,11 +128,7 @@ def _functional(program: Program) -> Program:
 
 
 def origins_of_stacks(graph: fx.Graph) -> dict[str, str]:
-    """The origins of nodes that a decomposition has made, from the module stacks that it kept.
-
-    >>> origins_of_stacks(fx.Graph())
-    {}
-    """
+    """The origins of nodes that a decomposition has made, from the module stacks that it kept."""
     origins = {}
     for node in graph.nodes:
         origin = next(iter(node.meta.get("nn_module_stack") or ()), None)

@@ -75,11 +75,7 @@ def write_read_sizes(
 
 
 def known_nodes(module: fx.GraphModule, changed: Collection[str] = ()) -> set[fx.Node]:
-    """What depends on constants and on the sizes of values only. ``changed``: tensors that are no constants.
-
-    >>> known_nodes(fx.symbolic_trace(nn.ReLU()))
-    set()
-    """
+    """Nodes that depend on constants and sizes only. ``changed``: tensors that are not constant."""
     found: set[fx.Node] = set()
     for node in module.graph.nodes:
         if node.op == "get_attr":

@@ -89,16 +89,7 @@ def _first_words(error: Exception) -> str:
 
 
 def check_operators(job: ExportJob, target: Target) -> None:
-    """Raise ``ExportError`` that lists the operators that the target cannot take.
-
-    >>> from backquant.backend_config import BackendConfig
-    >>> from backquant.deploy.target import find_target
-    >>> from backquant.match.plan import Plan
-    >>> from torch import fx, nn, zeros
-    >>> module = fx.symbolic_trace(nn.ReLU())
-    >>> job = ExportJob(module, (zeros(1),), {}, None, BackendConfig("b"), Plan("b"), {}, ())
-    >>> check_operators(job, find_target("onnx", Path("model.onnx")))
-    """
+    """Raise ``ExportError`` that lists the operators that the target cannot take."""
     refused = target.check(job)
     if refused:
         sizes = all(reason.rule == ReasonCode.DYNAMIC_SHAPE for reason in refused)
@@ -217,15 +208,7 @@ def _matters(reason: Reason, job: ExportJob, require: Required, weighted: set[st
 
 
 def check_modules(job: ExportJob, require: Required) -> None:
-    """Raise ``UsageError`` for a required module that has no quantized operator.
-
-    >>> from backquant.backend_config import BackendConfig
-    >>> from backquant.match.plan import Plan
-    >>> from torch import fx
-    >>> job = ExportJob(fx.GraphModule({}, fx.Graph()), (), {}, None, BackendConfig("b"), Plan("b"), {},
-    ...                 ())
-    >>> check_modules(job, None)
-    """
+    """Raise ``UsageError`` for a required module that has no quantized operator."""
     if not isinstance(require, tuple):
         return
     for name in require:

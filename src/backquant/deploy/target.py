@@ -182,10 +182,7 @@ def _load(name: str) -> Target:
 
 
 def check_installed(target: Target) -> None:
-    """Raise ``MissingExtraError``, which names the extra, when a package of the target is missing.
-
-    >>> check_installed(find_target("onnx", Path("model.onnx")))
-    """
+    """Raise ``MissingExtraError``, which names the extra, when a package of the target is missing."""
     missing = [need.package for need in target.requires if not _found(need.module)]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -207,10 +204,7 @@ _WARNED: set[tuple[str, str]] = set()
 
 
 def check_version(target: Target) -> None:
-    """Warn, once a process for each package, when its version is outside the tested range.
-
-    >>> check_version(find_target("onnx", Path("model.onnx")))
-    """
+    """Warn, once a process for each package, when its version is outside the tested range."""
     for need in target.requires:
         if not need.first:
             continue

@@ -63,11 +63,7 @@ class GraphValues:
         return self.measured.get(node)
 
     def seen(self) -> dict[str, TensorFacts]:
-        """What was measured so far: everything, or nothing when nobody asked.
-
-        >>> GraphValues(None).seen()
-        {}
-        """
+        """What was measured so far: everything, or nothing when nobody asked."""
         return dict(self._known or {})
 
     @classmethod

@@ -85,8 +85,6 @@ def dynamic_input(node: Any) -> DynamicInput | None:
 def token_input(node: Any) -> DynamicInput | None:
     """What ``node`` is the dequantized form of, with one scale for each slice along the last axis; else
     ``None``.
-
-    >>> token_input(torch.fx.Graph().placeholder("x"))
     """
     if _name(node) != _TOKENS[2] or _name(node.args[0]) != _TOKENS[1]:
         return None
@@ -127,10 +125,7 @@ def narrow_constant(node: Any) -> Node | None:
 
 
 def static_cast(node: Any) -> tuple[Node, torch.dtype] | None:
-    """What ``node`` casts, and to which dtype, where the cast may not be left out.
-
-    >>> static_cast(torch.fx.Graph().placeholder("x"))
-    """
+    """What ``node`` casts, and to which dtype, where the cast may not be left out."""
     return (node.args[0], node.args[1]) if _name(node) == _STATIC_CAST else None
 
 

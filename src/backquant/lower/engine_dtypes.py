@@ -18,11 +18,7 @@ _SHOWN = 8
 
 
 def check_engine_dtypes(plan: Plan, config: BackendConfig, engine: EngineInfo) -> None:
-    """Raise ``EngineError`` naming each operator with a dtype that ``engine`` has not.
-
-    >>> from backquant.lower import engine_info
-    >>> check_engine_dtypes(Plan("x86"), BackendConfig("x86"), engine_info("x86"))
-    """
+    """Raise ``EngineError`` naming each operator with a dtype that ``engine`` has not."""
     lines = [
         f"{needed.operator}: {needed.role} {needed.dtype}"
         for needed in integer_dtypes(plan, config)

@@ -34,9 +34,6 @@ def fuse_adds(
 
     ``records``: the position in ``kernels`` of the record of each kernel node. The graph is edited
     in place. Cost: linear in the graph.
-
-    >>> fuse_adds(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
-    []
     """
     found = list(kernels)
     places = {node: place for place, node in enumerate(graph_module.graph.nodes)}

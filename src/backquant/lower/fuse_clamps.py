@@ -29,10 +29,6 @@ def fuse_clamps(
 
     ``records``: the position in ``kernels`` of the record of each kernel node. Each kernel module
     must be called once. The graph is edited in place.
-
-    >>> import torch
-    >>> fuse_clamps(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
-    []
     """
     found: list[KernelUse | None] = list(kernels)
     for node in list(graph_module.graph.nodes):

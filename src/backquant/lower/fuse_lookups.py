@@ -32,9 +32,6 @@ def fuse_lookups(
 
     ``records``: the position in ``kernels`` of the record of each kernel node. Each kernel module must
     be called once. The graph is edited in place.
-
-    >>> fuse_lookups(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
-    []
     """
     found = list(kernels)
     for node in list(graph_module.graph.nodes):

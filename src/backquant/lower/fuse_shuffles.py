@@ -26,10 +26,6 @@ def fuse_shuffles(
 
     ``records``: the position in ``kernels`` of the record of each kernel node; a shuffle of floats has
     none, and stays. The graph is edited in place. Cost: linear in the graph.
-
-    >>> import torch
-    >>> fuse_shuffles(torch.fx.symbolic_trace(torch.nn.Identity()), [], {})
-    []
     """
     found = list(kernels)
     for node in list(graph_module.graph.nodes):

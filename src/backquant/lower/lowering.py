@@ -25,6 +25,7 @@ from backquant.graph import (
     copied_graph,
     graph_pass,
     run_pass,
+    verify,
 )
 from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
@@ -127,7 +128,7 @@ class _Pass:
             remaining = run_pass(join, self.gm, remaining, self.records)
         kernels = tuple(use for use in remaining if use is not None)
         left = self.fallback.reasons(self.gm)
-        self.gm.graph.lint()
+        verify(self.gm, after="lowering")
         # A graph module built anew keeps only the constants that its graph still reads.
         result = assemble(KeptGraphModule, self.gm.graph, self.gm)
         result.recompile()

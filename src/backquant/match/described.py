@@ -15,11 +15,7 @@ def chosen_dtype_config(plan: Plan, backend: BackendConfig, match: Match) -> DTy
 
 
 def described_by_node(plan: Plan, backend: BackendConfig) -> dict[str, DTypeConfig]:
-    """The same for every operator of the matches, by its name.
-
-    >>> described_by_node(Plan("x86"), BackendConfig("x86"))
-    {}
-    """
+    """The same for every operator of the matches, by its name."""
     found: dict[str, DTypeConfig] = {}
     for match in plan.matches:
         config = chosen_dtype_config(plan, backend, match)

@@ -37,9 +37,6 @@ def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
     """The nodes that compute in float even between integers: the mapping leaves them in float.
 
     An operator that only moves values moves integers, where no rule of the mapping names it.
-
-    >>> float_by_request(Plan("b"), GraphIndex(fx.symbolic_trace(lambda x: x + 1)))
-    set()
     """
     return {
         name
@@ -70,13 +67,7 @@ def settle_neighbours(
     decisions: Mapping[str, Decision],
     by_default: DefaultRules | None = None,
 ) -> dict[str, Decision]:
-    """``decisions`` with the matches in float that the rules leave there, each with its reason.
-
-    >>> import torch
-    >>> gm = fx.symbolic_trace(lambda x: torch.relu(x))
-    >>> settle_neighbours(GraphIndex(gm), BackendConfig("b"), [], {})
-    {}
-    """
+    """``decisions`` with the matches in float that the rules leave there, each with its reason."""
     always = backend.qdq or QDQRules()
     rules = [
         _Rule(rule, f"{backend.name}, qdq.leave_float[{i}]", False)

@@ -108,12 +108,7 @@ def _wrong_side(found: MeasuredScales, sign: float) -> str:
 def float_results(
     plan: Plan, graph: GraphIndex, backend: BackendConfig, rules: Iterable[LeaveFloat]
 ) -> frozenset[str]:
-    """Anchors of the matches whose results ``rules`` leave in float, where no integers are wanted of them.
-
-    >>> gm = fx.symbolic_trace(lambda x: x + 1)
-    >>> float_results(Plan("b"), GraphIndex(gm), BackendConfig("b"), ())
-    frozenset()
-    """
+    """Anchors of the matches whose results ``rules`` leave in float, where no integers are wanted of them."""
     keys = keys_of(operator for rule in rules if rule.results for operator in rule.operators)
     if not keys:
         return frozenset()

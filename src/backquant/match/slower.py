@@ -162,9 +162,6 @@ def slower_than_float(plan: Plan, costs: Costs) -> dict[int, Reason]:
 
     The figures are those of the operators that would be converted together: on integers with every
     quantize and dequantize that they need there, and in float.
-
-    >>> slower_than_float(Plan("x86"), Costs(()))
-    {}
     """
     floats = in_float(costs)
     reasons: dict[int, Reason] = {}
@@ -188,9 +185,6 @@ def slower_as_a_whole(
     Its parts promised more than the whole holds: what still pays if integers, and what converts to them
     and back, take ``factor`` times as long stays on integers. ``integer``, ``floating``: microseconds of the
     whole model, quantized and in float.
-
-    >>> list(slower_as_a_whole(Plan("x86"), Costs(()), 2.0, 9.0, 8.0))
-    []
     """
     units = tuple(replace(unit, integer=factor * unit.integer) for unit in costs.units)
     values = tuple(

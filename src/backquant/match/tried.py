@@ -32,15 +32,7 @@ _GROUPS = ("per_group", "per_block")
 
 
 def plan_refusal(entry: BackendPatternConfig, config: DTypeConfig, asked: QConfig) -> str:
-    """Why the plan leaves the operator of ``entry`` in float; empty where it does not.
-
-    >>> import torch
-    >>> from backquant.qconfig import default_qconfig
-    >>> config = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
-    >>> entry = BackendPatternConfig(torch.nn.functional.linear).add_dtype_config(config)
-    >>> plan_refusal(entry._set_input_type_to_index({"weight": 1}), config, default_qconfig)
-    ''
-    """
+    """Why the plan leaves the operator of ``entry`` in float; empty where it does not."""
     pattern = entry.normal_pattern
     contradiction = _contradiction(entry, config) if pattern.size == 1 else ""
     if contradiction:

@@ -60,8 +60,8 @@ class Migration:
     def to_dict(self) -> dict[str, Any]:
         """Counts, files that change or need a person, and what needs one; for JSON.
 
-        >>> Migration(()).to_dict()["counts"]["files"]
-        0
+        >>> Migration((FileResult("a.py", "x\\n", "y\\n"),)).to_dict()["counts"]["files"]
+        1
         """
         notable = [result for result in self.files if result.changed or result.findings]
         return {
@@ -98,8 +98,11 @@ def migrate_paths(
     Raises UsageError for a path that does not exist. What is wrong with one file (it cannot be read,
     parsed or written) is a finding, and the others are migrated all the same.
 
-    >>> migrate_paths([Path(__file__)]).changed
-    ()
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "train.py").write_text("from torch.ao.quantization import QConfig\\n")
+    ...     print(migrate_paths([Path(folder)]).changed[0].after, end="")
+    from backquant import QConfig
     """
     files = find_files(paths, exclude)
     results = []

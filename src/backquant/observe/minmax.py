@@ -83,10 +83,7 @@ class MinMaxObserver(UniformQuantizationObserverBase):
 
 
 def check_per_tensor(name: str, qscheme: torch.qscheme) -> None:
-    """Raise ConfigError unless ``qscheme`` is a per-tensor one.
-
-    >>> check_per_tensor("MinMaxObserver", torch.per_tensor_affine)
-    """
+    """Raise ConfigError unless ``qscheme`` is a per-tensor one."""
     if not is_per_tensor(qscheme):
         raise ConfigError(
             f"{name} measures one range per tensor and was asked for {qscheme}",
@@ -97,10 +94,7 @@ def check_per_tensor(name: str, qscheme: torch.qscheme) -> None:
 
 
 def check_reduced_symmetric(observer: UniformQuantizationObserverBase) -> None:
-    """Raise ConfigError for quint8 with a symmetric scheme and a reduced range.
-
-    >>> check_reduced_symmetric(MinMaxObserver(reduce_range=True))
-    """
+    """Raise ConfigError for quint8 with a symmetric scheme and a reduced range."""
     symmetric = observer.qscheme in (torch.per_tensor_symmetric, torch.per_channel_symmetric)
     if symmetric and observer.reduce_range and observer.dtype == torch.quint8:
         raise ConfigError(

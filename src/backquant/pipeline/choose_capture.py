@@ -22,10 +22,6 @@ def kept_whole(module: fx.GraphModule, plan: Plan, named: CustomMatching) -> lis
     """The calls of ``module`` that stay float and are no operator, in order.
 
     What a user names, to be left whole or to be quantized on its own, is none of them.
-
-    >>> gm = fx.symbolic_trace(lambda x: x + 1)
-    >>> kept_whole(gm, Plan("x86", (), {}), CustomMatching())
-    []
     """
     return [
         node
@@ -66,11 +62,7 @@ def worth_an_export(costs: Mapping[str, int], kept: list[fx.Node]) -> bool:
 
 
 def on_integers(plan: Plan, costs: Mapping[str, int]) -> int:
-    """Multiply-adds of what ``plan`` quantizes.
-
-    >>> on_integers(Plan("x86", (), {}), {"linear": 8})
-    0
-    """
+    """Multiply-adds of what ``plan`` quantizes."""
     decisions = plan.decisions
     return sum(n for name, n in costs.items() if name in decisions and decisions[name].quantized)
 

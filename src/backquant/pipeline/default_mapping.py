@@ -117,12 +117,7 @@ def mapping_on_engine(
 
 
 def narrow_because(engine: EngineInfo) -> str:
-    """Why 8-bit activations may saturate; empty if they cannot.
-
-    >>> from backquant.lower import engine_info
-    >>> narrow_because(engine_info("qnnpack"))
-    ''
-    """
+    """Why 8-bit activations may saturate; empty if they cannot."""
     if not engine.wide_accumulation:
         return f"{engine.isa} has no VNNI, and two products of 8 bits may saturate"
     if not engine.wide_depthwise:

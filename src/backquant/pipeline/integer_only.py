@@ -14,10 +14,7 @@ _SHOWN = 8
 
 
 def check_integers(plan: Plan, left_in_float: Sequence[Reason]) -> None:
-    """Raise ``EngineError`` naming what the plan quantizes and no rule could take.
-
-    >>> check_integers(Plan("x86"), ())
-    """
+    """Raise ``EngineError`` naming what the plan quantizes and no rule could take."""
     quantized = {
         name
         for match in plan.matches

@@ -134,11 +134,7 @@ def _counted(made: Planned, model: nn.Module, example_inputs: Any, captured: Cap
 
 
 def named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:
-    """The classes of modules, or the functions, that entries of a backend name: none is taken apart.
-
-    >>> named_by(BackendConfig("b"), "module")
-    frozenset()
-    """
+    """The classes of modules, or the functions, that entries of a backend name: none is taken apart."""
     nodes = (node for pattern in backend.entries for node in pattern.nodes)
     return frozenset(node.op for node in nodes if node.kind == kind)
 

@@ -25,12 +25,7 @@ from backquant.reason_codes import ReasonCode
 def check_groups(
     table: SiteTable, plan: Plan, backend_config: BackendConfig, source: ObserverSource
 ) -> None:
-    """Raise ConfigError, naming entry and node, for a member that the head's observer does not suit.
-
-    >>> from backquant.qconfig import QConfigMapping
-    >>> backend = BackendConfig("b")
-    >>> check_groups(SiteTable(), Plan("b"), backend, ObserverSource(backend, QConfigMapping()))
-    """
+    """Raise ConfigError, naming entry and node, for a member that the head's observer does not suit."""
     _Check(table, plan, backend_config, source).run()
 
 

@@ -45,9 +45,6 @@ def interfaces(
     """The interface of each quantized standalone and custom module, by the node that calls it.
 
     Standalone modules that are not prepared, and custom modules without a config, have none.
-
-    >>> interfaces(fx.symbolic_trace(nn.ReLU()), Plan("b"), None)
-    {}
     """
     nodes = {node.name: node for node in module.graph.nodes}
     found: dict[str, Interface] = {}

@@ -105,12 +105,6 @@ def observation_sites(
     """Where ``plan`` needs observers in the unobserved (fused) graph of ``module``.
 
     Raises ConfigError when a QConfig makes something that is no observer.
-
-    >>> from torch import nn
-    >>> from backquant.graph import capture
-    >>> module = capture(nn.Sequential(nn.Linear(2, 2))).module
-    >>> observation_sites(module, Plan("x86"), BackendConfig("x86"), QConfigMapping()).sites
-    ()
     """
     from backquant.prepare.placement import Placement  # it builds what is defined here
 

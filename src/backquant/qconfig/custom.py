@@ -31,10 +31,7 @@ class CustomConfig:
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:
-        """Raise ConfigError for a key that ``to_dict`` does not write.
-
-        >>> FuseCustomConfig.check_keys({"preserved_attributes": []})
-        """
+        """Raise ConfigError for a key that ``to_dict`` does not write."""
         for key in values:
             if key not in cls._KEYS:
                 raise ConfigError(
@@ -111,8 +108,8 @@ class ConvertCustomConfig(CustomConfig):
     def to_dict(self) -> dict[str, Any]:
         """What is set, under PyTorch's keys.
 
-        >>> ConvertCustomConfig().to_dict()
-        {}
+        >>> ConvertCustomConfig().set_preserved_attributes(["tag"]).to_dict()
+        {'preserved_attributes': ['tag']}
         """
         values = {
             "observed_to_quantized_custom_module_class": by_name(
@@ -149,8 +146,8 @@ class FuseCustomConfig(CustomConfig):
     def from_dict(cls, fuse_custom_config_dict: Mapping[str, Any]) -> FuseCustomConfig:
         """From a dict as ``to_dict`` writes it. Raises ConfigError for an unknown key.
 
-        >>> FuseCustomConfig.from_dict({}).preserved_attributes
-        []
+        >>> FuseCustomConfig.from_dict({"preserved_attributes": ["tag"]}).preserved_attributes
+        ['tag']
         """
         cls.check_keys(fuse_custom_config_dict)
         attributes = fuse_custom_config_dict.get("preserved_attributes", [])
@@ -159,18 +156,15 @@ class FuseCustomConfig(CustomConfig):
     def to_dict(self) -> dict[str, Any]:
         """What is set, under PyTorch's key.
 
-        >>> FuseCustomConfig().to_dict()
-        {}
+        >>> FuseCustomConfig().set_preserved_attributes(["tag"]).to_dict()
+        {'preserved_attributes': ['tag']}
         """
         attributes = self.preserved_attributes
         return {"preserved_attributes": attributes} if attributes else {}
 
 
 def check_list(values: Any, kind: type, where: str) -> None:
-    """Raise ConfigError unless ``values`` is a list or tuple of this kind (numbers: from 0).
-
-    >>> check_list(["encoder"], str, "here")
-    """
+    """Raise ConfigError unless ``values`` is a list or tuple of this kind (numbers: from 0)."""
     if isinstance(values, (list, tuple)) and all(_is(value, kind) for value in values):
         return
     example = {str: '["encoder.layer1"]', type: "[torch.nn.LSTM]", int: "[0]"}[kind]

@@ -155,8 +155,10 @@ class PrepareCustomConfig(CustomConfig):
     def set_non_traceable_module_classes(self, module_classes: list[type]) -> PrepareCustomConfig:
         """Keep modules of these classes whole.
 
-        >>> PrepareCustomConfig().set_non_traceable_module_classes([]).non_traceable_module_classes
-        []
+        >>> import torch
+        >>> custom = PrepareCustomConfig().set_non_traceable_module_classes([torch.nn.LSTM])
+        >>> custom.non_traceable_module_classes
+        [<class 'torch.nn.modules.rnn.LSTM'>]
         """
         check_list(module_classes, type, "PrepareCustomConfig.set_non_traceable_module_classes")
         self.non_traceable_module_classes = module_classes

@@ -36,11 +36,7 @@ class Observers:
                 self._inputs.setdefault(reader, []).append(replace(row, role=role))
 
     def of(self, node: str, weights: Iterable[ObserverRow]) -> tuple[ObserverRow, ...]:
-        """Of the operator of this name: inputs, ``weights``, output.
-
-        >>> Observers(None, {}).of("relu", ())
-        ()
-        """
+        """Of the operator of this name: inputs, ``weights``, output."""
         inputs, outputs = self._inputs.get(node, []), self._outputs.get(node, [])
         return (*inputs, *weights, *outputs)
 
@@ -71,11 +67,7 @@ def measured_row(measured: ObservedQParams | None) -> ObserverRow:
 
 
 def weight_rows(module: nn.Module) -> tuple[ObserverRow, ...]:
-    """Those of a reference module, and of the reference modules inside a fused one.
-
-    >>> weight_rows(nn.Linear(1, 1))
-    ()
-    """
+    """Those of a reference module, and of the reference modules inside a fused one."""
     return tuple(row for part in module.modules() for row in _own_weights(part))
 
 

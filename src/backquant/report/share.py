@@ -56,11 +56,7 @@ def share_words(report: Report) -> tuple[str, str]:
 
 
 def computed_once(report: Report) -> list[str]:
-    """What of the model its graph no longer computes, as a line; none if it computes all.
-
-    >>> computed_once(Report("x86"))
-    []
-    """
+    """What of the model its graph no longer computes, as a line; none if it computes all."""
     if not report.computed_once:
         return []
     return [
@@ -110,11 +106,7 @@ def _largest(group: Refusal) -> Iterator[str]:
 
 
 def advice(group: Refusal) -> str:
-    """What to do about operators that stay float: the fix of the reason, else what holds in general.
-
-    >>> advice(Refusal("op", "", (), (), ()))
-    ''
-    """
+    """What to do about operators that stay float: the fix of the reason, else what holds in general."""
     for reason in group.nearest:
         if reason.fix:
             return reason.fix

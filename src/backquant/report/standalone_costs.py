@@ -20,9 +20,6 @@ def costs_of_standalone(prepared: fx.GraphModule, example_inputs: Any) -> dict[s
     """Multiply-adds of the operators in each standalone module of ``prepared``, by calling node.
 
     No observer of ``prepared`` sees the example inputs.
-
-    >>> costs_of_standalone(fx.symbolic_trace(torch.nn.ReLU()), torch.zeros(1))
-    {}
     """
     inner = dict(_standalone(prepared))
     if not inner:

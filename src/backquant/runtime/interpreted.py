@@ -53,10 +53,7 @@ class Interpreted:
 
 
 def check_not_traced() -> None:
-    """Raise ``UsageError`` where operators get stand-ins for the data.
-
-    >>> check_not_traced()
-    """
+    """Raise ``UsageError`` where operators get stand-ins for the data."""
     found = stand_ins()
     if found:
         raise traced(found)

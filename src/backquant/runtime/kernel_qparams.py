@@ -33,11 +33,6 @@ def qparams_by_name(
 ) -> dict[str, KernelQParams]:
     """The qparams of each kernel by the names of the nodes that it runs for and, where no other kernel runs
     for the module of the first of them, by the path of that module, too.
-
-    >>> import torch
-    >>> graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
-    >>> qparams_by_name(graph_module, Plan("x86"))
-    {}
     """
     found: dict[str, KernelQParams] = {}
     inside: dict[str, list[KernelQParams]] = {}

@@ -179,10 +179,7 @@ def solve(problem: Problem, least: str, limits: Mapping[str, float]) -> Picks | 
 
 
 def check_installed() -> None:
-    """Raise ``MissingExtraError`` where SciPy is not installed.
-
-    >>> check_installed()
-    """
+    """Raise ``MissingExtraError`` where SciPy is not installed."""
     _scipy()
 
 

@@ -31,9 +31,6 @@ def validate(config: BackendConfig, engine: Any = None) -> list[Finding]:
     ``engine``: an object that names its ``dtypes`` (or ``activation_dtypes`` and ``weight_dtypes``),
     or None: then nothing is said about dtypes that an engine may lack. Raises ``SpecError`` when the
     engine names none. The rules stand in the docstrings of the modules beside this one.
-
-    >>> validate(BackendConfig("mine"))
-    []
     """
     dtypes = engine_dtypes(engine)
     neighbours = Neighbours(config)

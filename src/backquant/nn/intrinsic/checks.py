@@ -8,10 +8,7 @@ from backquant.errors import ConfigError
 
 
 def require_same_mode(*modules: nn.Module) -> None:
-    """Raise ``ConfigError`` when some modules are in training mode and some in eval mode.
-
-    >>> require_same_mode(nn.ReLU(), nn.ReLU())
-    """
+    """Raise ``ConfigError`` when some modules are in training mode and some in eval mode."""
     if len({module.training for module in modules}) > 1:
         names = ", ".join(type(module).__name__ for module in modules)
         raise ConfigError(
@@ -22,10 +19,7 @@ def require_same_mode(*modules: nn.Module) -> None:
 
 
 def require_trainable(bn: nn.Module, channels: object) -> None:
-    """Raise ``ConfigError`` unless fused training can follow ``bn``: size, affine, statistics.
-
-    >>> require_trainable(nn.BatchNorm2d(4), 4)
-    """
+    """Raise ``ConfigError`` unless fused training can follow ``bn``: size, affine, statistics."""
     if bn.num_features != channels:
         what = f"{channels} output channels do not fit a batch norm of {bn.num_features}"
         fix = f"{type(bn).__name__}({channels})"

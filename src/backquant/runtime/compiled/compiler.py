@@ -9,10 +9,7 @@ from backquant.errors import EngineError
 
 
 def check_compiler() -> None:
-    """Raise ``EngineError`` when there is no C++ compiler: ``$CXX``, ``g++`` or ``clang++``.
-
-    >>> check_compiler()
-    """
+    """Raise ``EngineError`` when there is no C++ compiler: ``$CXX``, ``g++`` or ``clang++``."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     if not any(shutil.which(name) for name in names):
         raise EngineError(

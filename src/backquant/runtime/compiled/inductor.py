@@ -34,10 +34,7 @@ __all__ = [
 
 
 def check_inductor() -> None:
-    """Raise ``EngineError`` where this version of torch lacks a part.
-
-    >>> check_inductor()
-    """
+    """Raise ``EngineError`` where this version of torch lacks a part."""
     if _missing:
         raise EngineError(
             f"this version of torch lacks a part of Inductor that our kernels are compiled with: {_missing}",

@@ -23,8 +23,6 @@ _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 def check_float_dtype(dtype: torch.dtype) -> None:
     """Raise ``UsageError`` for what is neither float32 nor bfloat16, ``EngineError`` for bfloat16 on a CPU
     without instructions for it.
-
-    >>> check_float_dtype(torch.float32)
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UsageError(

@@ -24,11 +24,7 @@ _missing = ", ".join(f"torch._C.{name}" for name in _NEEDED if not hasattr(torch
 
 
 def unavailable() -> str:
-    """Why nothing can be recorded with this version of torch; empty if it can.
-
-    >>> unavailable()
-    ''
-    """
+    """Why nothing can be recorded with this version of torch; empty if it can."""
     lacking = _missing or watched.missing
     return lacking and f"torch {torch.__version__} has no {lacking}: calls are not recorded"
 

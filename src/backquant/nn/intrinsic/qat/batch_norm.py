@@ -107,16 +107,18 @@ def freeze_bn_stats(mod: nn.Module) -> None:
 
     PyTorch's function of this name passes over ``LinearBn1d``; this one does not.
 
-    >>> freeze_bn_stats(nn.Linear(1, 1))
+    >>> from backquant.nn.intrinsic.qat import ConvBn2d
+    >>> from backquant.qconfig import default_qat_qconfig
+    >>> trained = ConvBn2d(1, 1, 1, qconfig=default_qat_qconfig)
+    >>> freeze_bn_stats(trained)
+    >>> trained.bn.training
+    False
     """
     if isinstance(mod, BatchNormAfter):
         mod.freeze_bn_stats()
 
 
 def update_bn_stats(mod: nn.Module) -> None:
-    """Unfreeze ``mod`` if it trains with a batch norm; for ``model.apply(update_bn_stats)``.
-
-    >>> update_bn_stats(nn.Linear(1, 1))
-    """
+    """Undo ``freeze_bn_stats``; for ``model.apply(update_bn_stats)``."""
     if isinstance(mod, BatchNormAfter):
         mod.update_bn_stats()
