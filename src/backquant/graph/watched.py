@@ -8,6 +8,7 @@ functions, every call counts as followed: it runs operator by operator, without 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,12 @@ from torch.fx import _symbolic_trace
 from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
 
+# Since torch 2.14 a function of this thread, before it a variable of the process.
+_FX_TRACE = (
+    "_get_is_fx_tracing"
+    if hasattr(_symbolic_trace, "_get_is_fx_tracing")
+    else "_is_fx_tracing_flag"
+)
 _NEEDED: tuple[tuple[Any, str], ...] = (
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_len_torch_function_stack"),
@@ -23,7 +30,7 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (torch._C._functorch, "peek_interpreter_stack"),
     (dispatch, "_get_current_dispatch_mode_stack"),
     (hooks, "_has_any_global_hook"),
-    (_symbolic_trace, "_is_fx_tracing_flag"),
+    (_symbolic_trace, _FX_TRACE),
 )
 #: What this version of torch lacks of them; empty: nothing.
 missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not hasattr(home, name))
@@ -42,6 +49,11 @@ _transform = _asked(torch._C._functorch, "peek_interpreter_stack")
 _global_hook = _asked(hooks, "_has_any_global_hook")
 _has_autocast = _asked(torch._C, "_is_any_autocast_enabled")
 _is_compiling = torch.compiler.is_compiling
+_fx_trace: Callable[[], Any] = (
+    _asked(_symbolic_trace, _FX_TRACE)
+    if _FX_TRACE.startswith("_get")
+    else partial(vars(_symbolic_trace).get, _FX_TRACE)
+)
 
 
 def dispatch_modes() -> int:
@@ -67,7 +79,7 @@ def is_watched() -> bool:
         or _trace()
         or _transform() is not None
         or _has_autocast()
-        or _symbolic_trace._is_fx_tracing_flag
+        or _fx_trace()
         or _global_hook()
     )
 
