@@ -247,6 +247,28 @@ def test_what_is_slower_whatever_is_left_in_float_is_given_back_as_it_came(
     assert torch.equal(backquant.load(tmp_path / "m.bq")(x), made(x))
 
 
+@pytest.mark.parametrize(("whole", "kernels"), [(2e-3, 0), (3e-3, 1)])
+def test_next_to_nothing_on_integers_has_to_be_faster(
+    timed: Callable[[Clock], Clock], whole: float, kernels: int
+) -> None:
+    """0.4 % of the multiply-adds: what they round is lost for nothing where the whole is as fast in float."""
+    timed(Clock(512, whole=whole))
+    layers = [
+        nn.Linear(8, 512),
+        nn.Softplus(),
+        nn.Linear(512, 512),
+        nn.Softplus(),
+        nn.Linear(512, 2),
+    ]
+    model = nn.Sequential(*layers)
+    made = backquant.quantize(model, X, calibration=[X])
+    assert len(made.kernels) == kernels
+    if not kernels:
+        assert torch.equal(made(X), model(X).detach())
+        assert set(left(made)) == {"0", "2", "4"}
+        assert any("0.4 % of its multiply-adds" in note for note in made.report.notes)
+
+
 def test_a_layer_given_back_takes_its_arguments_shows_hooks_and_refuses_a_trace(
     timed: Callable[[Clock], Clock],
 ) -> None:

@@ -35,6 +35,7 @@ class Unit:
 
     ``integer``: on integer kernels; ``floating``: in float. ``kept``: it stays on integers, whatever it
     costs. ``takes_float`` and ``gives_float``: so do its kernels, and nothing is converted there.
+    ``multiply_adds`` and ``weights``: how many it has.
     """
 
     matches: tuple[int, ...]
@@ -44,6 +45,7 @@ class Unit:
     takes_float: bool = False
     gives_float: bool = False
     multiply_adds: int = 0
+    weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,16 @@ def all_slower(integer: float, floating: float) -> Reason:
         f"integers: {integer:.1f} µs for the whole model, where it pays the least here",
         floating,
     )
+
+
+def nothing_gained(integer: float, floating: float, share: float) -> Reason:
+    """Why a whole model is left in float of which integers would compute only this ``share``, no faster.
+
+    >>> nothing_gained(8.1, 8.0, 0.001).asked
+    'integers: 8.1 µs for the whole model, with 0.1 % of its multiply-adds on them'
+    """
+    work = f"with {100 * share:.1g} % of its multiply-adds on them"
+    return _slower("", f"integers: {integer:.1f} µs for the whole model, {work}", floating)
 
 
 def _reason(plan: Plan, match: int, count: int, integer: float, floating: float) -> Reason:

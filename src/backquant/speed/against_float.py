@@ -5,7 +5,8 @@ give cost the float operators behind them, and a cache holds a kernel's weights 
 beside each other (``race``): float, all on integers, and what the parts promise. Where the fastest is slower
 than float, what pays the least is left in float step by step (``slower_as_a_whole``), at most ``FACTORS``
 times; what is clearly faster than the fastest before it stands. What is slower than float even then is given
-back in float, as it came (``Ways.in_float``).
+back in float, as it came (``Ways.in_float``). So is what is no faster, where integers would compute next to
+nothing of it (``_Idle``): what they round is lost for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from backquant.errors import CoverageError
 from backquant.graph import own_buffers
 from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
-from backquant.match.slower import Costs, all_slower, slower_as_a_whole
+from backquant.match.slower import Costs, all_slower, nothing_gained, slower_as_a_whole
 from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
@@ -33,6 +34,10 @@ FACTORS = (1.3, 2.0, 4.0, 1e6)
 
 _SLOWER = 1.03  # than float, and the model is not left as it is
 _GAIN = 0.97  # what is faster by less than 3 % is as fast
+_LITTLE = (
+    0.01,
+    0.1,
+)  # of multiply-adds and of weights: what integers with less of both gain is nothing
 
 
 @dataclass(frozen=True)
@@ -114,30 +119,68 @@ def not_slower(  # size: the models that are there, what makes others of them, a
         beside = race([floating, best.made, after], example, timing.clock)
         is_faster = beside.is_slower(1, 2, 1 / _GAIN)
         best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
-    if best.is_slower and not any(unit.kept for unit in costs.units):
-        return _in_float(best, ways, floating, example, timing)
-    return noted(best.made, best.note())
+    kept = any(unit.kept for unit in costs.units)
+    share = None if kept else _little(made, costs, left, floating)
+    if kept or not (best.is_slower or (share is not None and not best.is_faster)):
+        return noted(best.made, best.note())
+    return _in_float(best, ways, floating, example, timing, share)
+
+
+def _little(
+    made: QuantizedModel, costs: Costs, left: Mapping[int, Reason], floating: nn.Module
+) -> float | None:
+    """The share of the multiply-adds on integers, where that and that of the weights are next to none."""
+    counted = made.record.costs
+    units = [unit for unit in costs.units if left.keys().isdisjoint(unit.matches)]
+    wholes = (
+        0 if counted is None else sum(counted.multiply_adds.values()),
+        sum(tensor.numel() for tensor in floating.parameters()),
+    )
+    parts = sum(unit.multiply_adds for unit in units), sum(unit.weights for unit in units)
+    if any(part >= most * whole for part, most, whole in zip(parts, _LITTLE, wholes, strict=True)):
+        return None
+    return parts[0] / wholes[0]
 
 
 def _in_float(  # size: the fastest on integers, what makes one without, and what both run beside
-    best: _Tried, ways: Ways, floating: nn.Module, example: Any, timing: Timing
+    best: _Tried,
+    ways: Ways,
+    floating: nn.Module,
+    example: Any,
+    timing: Timing,
+    share: float | None,
 ) -> QuantizedModel:
-    """The model as it came, where another race says as well that ``best`` is slower."""
+    """The model as it came, where another race says as well that ``best`` is slower; or no faster, with
+    only this ``share`` of the multiply-adds on integers."""
+    times = 1e6 * best.seconds, 1e6 * best.floating
+    slower = best.is_slower
+    reason = all_slower(*times) if slower or share is None else nothing_gained(*times, share)
     try:
-        after = ways.in_float(all_slower(1e6 * best.seconds, 1e6 * best.floating))
+        after = ways.in_float(reason)
     except CoverageError:
         after = None
     if after is None:
         return noted(best.made, best.note())
     beside = race([floating, best.made, after], example, timing.clock)
     best = _Tried(best.made, beside, 1)
-    if not (best.is_slower and beside.is_slower(1, 2, 1 / _GAIN)):
-        return noted(best.made, best.note())
-    return noted(
-        after,
-        "the whole model is slower on integers here, whatever is left in float: it is given back "
-        f"in float, as it came ({best.times()}, measured on the example inputs)",
-    )
+    if slower and best.is_slower and beside.is_slower(1, 2, 1 / _GAIN):
+        return noted(
+            after,
+            "the whole model is slower on integers here, whatever is left in float: it is given back "
+            f"in float, as it came ({best.times()}, measured on the example inputs)",
+        )
+    if share is not None and not beside.is_slower(2, 1, 1 / _GAIN):
+        return noted(
+            after,
+            f"the whole model is no faster with the {100 * share:.1g} % of its multiply-adds on "
+            "integers that pay here: it is given back in float, as it came "
+            f"({_beside(best.seconds, beside.seconds(2))}, measured on the example inputs)",
+        )
+    return noted(best.made, best.note())
+
+
+def _beside(seconds: float, floating: float) -> str:
+    return f"{1e3 * seconds:.3g} ms, in float {1e3 * floating:.3g} ms"
 
 
 class _Tried(NamedTuple):
@@ -159,8 +202,12 @@ class _Tried(NamedTuple):
     def is_slower(self) -> bool:
         return self.race.is_slower(self.place, 0, _SLOWER)
 
+    @property
+    def is_faster(self) -> bool:
+        return self.race.is_slower(0, self.place, 1 / _GAIN)
+
     def times(self) -> str:
-        return f"{1e3 * self.seconds:.3g} ms, in float {1e3 * self.floating:.3g} ms"
+        return _beside(self.seconds, self.floating)
 
     def note(self) -> str:
         times = self.times()

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from backquant.graph import get_module
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
 from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
@@ -94,6 +95,7 @@ class _Table:
         self.kept = kept
         self.plan, self.backend = quantized.plan, quantized.backend_config
         self.graph: Graph = times.floats.module.graph
+        self.nodes = {node.name: node for node in self.graph.nodes}
         self.work = times.multiply_adds
         self.kernels = quantized.kernels
         self.left = [reason.node for reason in quantized.left_in_float]
@@ -156,7 +158,14 @@ class _Table:
                 takes_float=by_itself,
                 gives_float=by_itself or place in either,
                 multiply_adds=sum(self.work.get(name, 0) for m in matches for name in m.nodes),
+                weights=sum(self._weights(floats.module, m) for m in matches),
             )
+
+    def _weights(self, module: GraphModule, match: Match) -> int:
+        nodes = (self.nodes[name] for name in match.nodes if name in self.nodes)
+        called = (str(node.target) for node in nodes if node.op == "call_module")
+        modules = (get_module(module, path) for path in called)
+        return sum(tensor.numel() for each in modules for tensor in each.parameters())
 
     def _sums(self, times: TimedGraph) -> dict[int, float]:
         """Microseconds by unit. A runtime may name operators that have no node in the lowered graph."""
