@@ -213,7 +213,7 @@ def counted(log: str) -> Row:
     if not closing:
         raise SystemExit("pytest did not come to its end:\n" + log[-3000:])
     passed = re.search(r"(\d+) passed", closing[-1])
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log, re.MULTILINE)
     return {"passed": int(passed[1]) if passed else 0, "failed": failed}
 
 
@@ -224,7 +224,11 @@ def rows() -> list[Row]:
     ci = {"torch": pinned[0], "python": CI_PYTHON, "passed": "all", "failed": [], "left_out": {}}
     ci |= {"rooms": ["the whole suite"], "date": "CI", "commit": "main"}
     lines = RESULTS.read_text(encoding="utf-8").splitlines()
-    found = {(r["torch"], r["python"], *r["rooms"]): r for r in map(json.loads, lines)}
+    found: dict[tuple[str, ...], Row] = {}
+    for row in map(json.loads, lines):
+        key = (row["torch"], row["python"], *row["rooms"])
+        found.pop(key, None)
+        found[key] = row
     order = sorted(found.values(), key=lambda row: (_order(row["torch"]), _order(row["python"])))
     return [ci, *order]
 
@@ -252,14 +256,30 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
             "| " + " | ".join(map(str, (*cells, row["date"], f"`{row['commit']}`"))) + " |"
         )
         failures += [
-            f"- torch {row['torch']}, Python {row['python']}: `{t}`" for t in row["failed"]
+            f"- torch {row['torch']}, Python {row['python']}: `{t}`"
+            for t in still_failing(row, found)
         ]
-    told = (
-        ["", "Failed, unless a later row of these versions has the file:", "", *failures]
-        if failures
-        else []
-    )
+    told = ["", "Failed, and not run again since:", "", *failures] if failures else []
     return HEAD + "\n".join([*lines, *told, ""])
+
+
+def still_failing(row: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The failures of a run that no later run of the same versions had in its rooms.
+
+    >>> first = {"torch": "2", "python": "3", "failed": ["tests/a/t.py::x", "tests/b/t.py::y"]}
+    >>> still_failing(first, [first, first | {"failed": [], "rooms": ["tests/a"]}])
+    ['tests/b/t.py::y']
+    """
+    place = next(index for index, other in enumerate(found) if other is row)
+    versions = ("torch", "python")
+    again = [later for later in found[place + 1 :] if all(later[v] == row[v] for v in versions)]
+    rooms = {room for later in again for room in later["rooms"]}
+    return [test for test in row["failed"] if not any(_has(room, test) for room in rooms)]
+
+
+def _has(room: str, test: str) -> bool:
+    file = test.split("::", maxsplit=1)[0]
+    return Path(file).match(room) or file.startswith(f"{room}/")
 
 
 def series(found: Sequence[Mapping[str, Any]], what: str) -> list[str]:
@@ -313,7 +333,7 @@ def _run(given: argparse.Namespace) -> Row:
     try:
         if not interpreter.exists():
             interpreter = build(place, given.torch, given.python)
-        return run(interpreter, given.rooms or ROOMS, place.with_suffix(".log"))
+        return run(interpreter, given.rooms or ROOMS, place.with_name(f"{place.name}.log"))
     finally:
         if not given.keep:
             shutil.rmtree(place, ignore_errors=True)

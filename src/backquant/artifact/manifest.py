@@ -198,8 +198,9 @@ def _told(error: ValidationError) -> ArtifactError:
     place = ".".join(str(part) for part in first["loc"])
     given = repr(first["input"])
     short = given if len(given) <= 60 else given[:57] + "…"
+    wrong = first["msg"].removeprefix("Value error, ")
     return ArtifactError(
-        f"{first['msg']}: {short}",
+        "this field is missing" if first["type"] == "missing" else f"{wrong}: {short}",
         where=place[:200],
         fix="write the file again: backquant.save(quantized, path); backquant schema --of artifact shows "
         "what a manifest holds",
