@@ -112,7 +112,8 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., No
     """
 
     def check(name: str, message: object, replace: Mapping[str, str] | None = None) -> None:
-        versions = {str(tmp_path): "<tmp>", torch.__version__.split("+")[0]: "<torch>"}
+        torches = (torch.__version__, torch.__version__.split("+")[0])  # with its build and without
+        versions = {str(tmp_path): "<tmp>", **dict.fromkeys(torches, "<torch>")}
         text = str(message)
         for old, new in {**versions, **(replace or {})}.items():
             text = text.replace(old, new)

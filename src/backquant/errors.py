@@ -76,11 +76,11 @@ class UnknownBackendError(BackquantError, KeyError):
 
 
 class ConfigError(BackquantError, ValueError):
-    """What the user asks (QConfig, QConfigMapping, custom configs) is malformed."""
+    """A QConfig, a QConfigMapping or a custom config is malformed."""
 
 
 class RankError(BackquantError):
-    """Another rank of the group has ended, or gives no sign of life."""
+    """Another rank of the process group has ended or does not answer."""
 
 
 class CaptureError(BackquantError):
@@ -96,7 +96,7 @@ class CalibrationError(BackquantError, ValueError):
 
 
 class CoverageError(BackquantError):
-    """Less was quantized than was asked for; the message lists the reasons."""
+    """Less was quantized than required; the message lists the reasons."""
 
 
 class EngineError(BackquantError, RuntimeError):
@@ -108,7 +108,7 @@ class ExportError(BackquantError, RuntimeError):
 
 
 class ArtifactError(BackquantError):
-    """A file cannot be written or read back; names what could not be stored."""
+    """A saved model cannot be written or read; names what could not be stored."""
 
 
 class MissingExtraError(BackquantError, ImportError):

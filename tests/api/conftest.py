@@ -59,6 +59,6 @@ def image() -> torch.Tensor:
 @pytest.fixture
 def other_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An ARM CPU whose torch has qnnpack only."""
-    facts = MachineFacts("aarch64", quantized_engines=("qnnpack",), torch_version="2.13.0")
+    facts = MachineFacts("aarch64", quantized_engines=("qnnpack",), torch_version=torch.__version__)
     monkeypatch.setattr(engines, "machine_facts", lambda: facts)
     yield

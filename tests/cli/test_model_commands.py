@@ -195,7 +195,7 @@ def test_bad_usage(name: str, run: Run, here: Path, snapshot: Callable[..., None
 def test_an_engine_that_is_not_here(
     run: Run, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[..., None]
 ) -> None:
-    facts = MachineFacts("aarch64", quantized_engines=("qnnpack",), torch_version="2.13.0")
+    facts = MachineFacts("aarch64", quantized_engines=("qnnpack",), torch_version=torch.__version__)
     monkeypatch.setattr(engines, "machine_facts", lambda: facts)
     result = run(*quantize())
     assert result.status == 2

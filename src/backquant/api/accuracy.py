@@ -40,17 +40,17 @@ def compare(
     Args:
         model: the float model that was quantized; it is not changed.
         quantized: from ``quantize``, ``convert_fx`` or ``load``.
-        data: batches, as for calibration; better other ones.
-        metric: called with a model, gives a number; it is called for both.
+        data: batches, as for calibration; preferably others than those.
+        metric: a function that takes a model and returns a number; it is called for both models.
         progress: show a progress bar on standard error.
 
     Returns:
-        Per operator the error that it adds and the one that has accumulated, as SQNR in dB, the cosine, the
-        largest error, what is clipped and what of the range is unused; the outputs; the metric. Print it,
-        ``save_html``, or ``to_dict``.
+        For every operator the error that it adds and the error that has accumulated, as SQNR in dB; cosine
+        similarity, largest error, the share of values that are clipped and of the range that is unused. The
+        same for the outputs, and the metric. Print it, or use ``save_html`` and ``to_dict``.
 
     Raises:
-        UsageError: not the model that was quantized, or a metric that fails or gives no number.
+        UsageError: ``model`` is not the one that was quantized; the metric fails or returns no number.
         InputError: a batch does not fit the model.
         CalibrationError: there is no batch.
 
@@ -97,15 +97,15 @@ def sensitivity(  # size: as quantize
     resume: str | os.PathLike[str] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Sensitivity:
-    """What each operator costs: the outputs when it is quantized alone, and when it is left float alone.
+    """What each operator costs: the error at the outputs if it alone is quantized, or it alone stays float.
 
-    Operators that can only be quantized together (what is fused, what shares an observer) are one group. The
-    model is run as its reference model, which computes what kernels compute, on no engine.
+    Operators that can only be quantized together (because they are fused or share an observer) are one
+    group. What runs is the reference model, which computes what kernels compute without any engine.
 
     Args:
         model, example_inputs, backend, qconfig_mapping, prepare_custom_config, capture: as in ``quantize``.
         data: batches that outputs are compared on.
-        calibration: what ranges are measured on. Default: ``data``, which must then be more than an iterator.
+        calibration: batches for measuring ranges. Default: ``data``, which must then be iterable repeatedly.
         progress: show progress bars on standard error.
         resume: a file that keeps what was measured, batch by batch, to go on from. Not with ``group``.
         group: the ranks that measure together, each on its own batches, as in ``quantize``; all get the

@@ -44,11 +44,11 @@ def quantize_dynamic(  # size: PyTorch's signature, and the backend
     *,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` whose linear and recurrent layers (or embeddings) are integer kernels.
+    """A copy of ``model`` whose linear and recurrent layers (or embeddings) run on integer kernels.
 
     Weights are quantized now, activations at each call; no data is needed. The model is not captured:
-    whatever its ``forward`` does, ``model.encoder.fc`` becomes a kernel that is called alike. What has no
-    kernel stays float; one warning lists it with the reasons. ``backquant.quantize`` with
+    whatever its ``forward`` does, ``model.encoder.fc`` is replaced by a kernel that is called like it. Layers
+    without a kernel stay float; one warning lists them with the reasons. ``backquant.quantize`` with
     ``default_dynamic_qconfig`` does the same to a captured model, with a report.
 
     The result is for inference, and is saved by its ``state_dict``: make the same model again with
@@ -56,14 +56,14 @@ def quantize_dynamic(  # size: PyTorch's signature, and the backend
 
     Args:
         model: any module.
-        qconfig_spec: classes and paths of modules, as a set, or with a QConfig each (``None``: leave it in
-            float). That of a module holds for what is inside of it, unless something nearer is named.
-            Default: what ``dtype`` is for.
+        qconfig_spec: a set of classes and paths of modules, or a dict from these to QConfigs (``None``: leave
+            it in float). The QConfig of a module holds for its submodules, unless they are named themselves.
+            Default: the layers that ``dtype`` is for.
         dtype: of the weights, unless QConfigs are given: ``torch.qint8`` or ``torch.float16`` for linear
             and recurrent layers, ``torch.quint8`` or ``torch.quint4x2`` for embeddings.
-        mapping: must be ``None``: what becomes of a module is said by the backend.
+        mapping: must be ``None``: the backend says what becomes of a module.
         inplace: replace the modules of ``model`` itself, and return it.
-        backend_config: whose kernels. Default: native.
+        backend_config: the backend whose kernels are used. Default: native.
 
     Raises:
         UsageError: another dtype, a path or class that the model lacks, a ``mapping``.

@@ -75,10 +75,10 @@ def export(
             ``{"x": {0: "batch"}}``, with a bound ``"batch<=64"``. Default: the shapes of the example
             inputs and no others.
         require: a share (0 to 1) of the multiply-adds, or dotted paths of modules, that the target must
-            compute on integer kernels. Default: every operator with multiply-adds that is
-            quantized; ``0.0`` takes anything.
-        overwrite: replace a file that is there.
-        options: what the target has of its own.
+            compute on integer kernels. Default: every quantized operator with multiply-adds; ``0.0``: no
+            requirement.
+        overwrite: replace an existing file.
+        options: options of the target itself.
 
     Raises:
         UsageError: the model or an argument is of the wrong kind; the file exists.
@@ -86,7 +86,7 @@ def export(
         ExportError: the target cannot take operators of the model (named), or these dynamic shapes.
         CoverageError: fewer operators than required became integer; lists them.
 
-    Warns once when the target's version is outside of the range that was tested.
+    Warns once if the target's version was not tested.
 
     >>> import tempfile
     >>> import torch

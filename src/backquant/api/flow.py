@@ -51,7 +51,7 @@ def fuse_fx(
     Args:
         model: any module that can be traced symbolically.
         fuse_custom_config: attributes to keep. Its dict form is taken without a warning.
-        backend_config: whose fusions; its dict form is taken, too.
+        backend_config: the backend whose fusions are applied, or its dict form.
 
     Raises:
         CaptureError: the model cannot be traced.
@@ -83,19 +83,19 @@ def prepare_fx(  # size: PyTorch's signature
 ) -> PreparedModule:
     """Fuse ``model`` and insert observers, ready for calibration: call the result on data.
 
-    As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons.
-    The model is not changed.
+    As in PyTorch, operators that the backend does not admit are skipped; one warning lists them with the
+    reasons. The model is not changed.
 
     Args:
         model: any module, in evaluation mode; where it cannot be traced symbolically, it is exported
             with ``torch.export`` (see ``quantize``).
-        qconfig_mapping: what is asked for.
+        qconfig_mapping: how operators are to be quantized.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
             PyTorch never runs them, inputs that the model does not accept are no error: the warning
             says so, and the model can only be traced.
         prepare_custom_config: modules to leave whole, standalone and custom modules, inputs and
             outputs that are quantized, attributes to keep.
-        backend_config: what is quantized for. Default: native.
+        backend_config: the backend to quantize for. Default: native.
 
     The dict forms of the configs are taken without a warning (PyTorch's warn).
 
@@ -141,16 +141,17 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     """``prepare_fx`` for an exported program, or for a module that is exported first.
 
     Fuses and inserts observers, ready for calibration: call the result on data, then ``convert_fx``.
-    Entries and rules are those for symbolic traces; see docs/capture.md for how they apply. What the
-    backend does not admit is skipped; one warning lists it with the reasons. The model is not changed.
+    Entries and rules are written as for symbolic traces; docs/capture.md says how they apply to exports.
+    Operators that the backend does not admit are skipped; one warning lists them with the reasons. The model
+    is not changed.
 
     Args:
         model: an ``ExportedProgram``, the name of a ``.pt2`` file, or a module (exported as in evaluation
             mode).
-        qconfig_mapping: what is asked for.
+        qconfig_mapping: how operators are to be quantized.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         prepare_custom_config: as in ``prepare_fx``; names of modules need a module.
-        backend_config: what is quantized for. Default: native.
+        backend_config: the backend to quantize for. Default: native.
         dynamic_shapes: of a module: which sizes may vary, as ``torch.export.export`` takes it.
 
     Raises:
@@ -227,18 +228,18 @@ def convert_fx(  # size: PyTorch's signature
         graph_module: from ``prepare_fx`` or ``prepare_qat_fx``; it is not changed.
         convert_custom_config: what observed custom modules become; attributes to keep.
         _remove_qconfig: drop the attributes ``qconfig`` of modules.
-        qconfig_mapping: that of ``prepare_fx`` with some QConfigs replaced by ``None``: what they name
-            stays in float. Rules may be added, none may be missing.
-        backend_config: another backend than the model was prepared for; what it does not admit stays
-            in float. Default: the same. (In PyTorch: native.)
-        keep_original_weights: keep the float weights of what is quantized, with their biases, as
+        qconfig_mapping: the mapping of ``prepare_fx`` with some QConfigs replaced by ``None``, which leaves
+            those operators in float. Rules may be added; none may be missing.
+        backend_config: another backend than the model was prepared for; operators that it does not admit
+            stay in float. Default: the same. (In PyTorch: native.)
+        keep_original_weights: keep the float weights and biases of quantized operators as
             ``result.original_weights_lookup``; see ``backquant.convert.original_weights``.
 
     Dict forms of the configs are taken without a warning.
 
     Raises:
         UsageError: the model is not prepared.
-        ConfigError: a mapping that asks for something else than that of ``prepare_fx``; an observed
+        ConfigError: a mapping that differs from that of ``prepare_fx`` in more than ``None``; an observed
             custom module that is mapped to nothing; a reference class without ``from_float``.
         EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
 

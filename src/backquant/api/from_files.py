@@ -46,21 +46,21 @@ def quantize_files(
 ) -> Report:
     """Quantize a model whose weights stay in safetensors files, and write the artifact to ``to``.
 
-    The file has the bytes of ``save(quantize(model, ..., slower="keep"), to)``. Weights are mapped, read a
-    layer at a time, and given back; calibration passes all batches (32 at a time) through one part of the
-    model before the next; integer weights go to a file beside ``to`` as they are made. What is in memory is
-    the largest tensor a few times over and the values of those batches between two layers, however deep the
-    model is.
+    The file has the bytes of ``save(quantize(model, ..., slower="keep"), to)``. Weights are mapped, read
+    a layer at a time, and released; calibration passes all batches (32 at a time) through one part of
+    the model before the next; integer weights are written to a file beside ``to`` as they are made. So memory
+    holds a few copies of the largest tensor, and the activations of those batches between two layers, however
+    deep the model is.
 
     Args:
-        model: a function without arguments that makes the model; it is called so that no memory is taken for
+        model: a function without arguments that makes the model; it is called in a way that allocates no
             weights. Or the model, with its parameters on the device ``meta``.
         files: a ``.safetensors`` file, the ``.safetensors.index.json`` of several, or their folder.
         to: the artifact; replaced if it is there.
         example_inputs, backend, calibration, qconfig_mapping, weights, group_size, require,
-            prepare_custom_config, capture, dynamic_shapes, progress: as in ``quantize``. What is slower on
-            integers here is kept on them: no times are measured.
-        ignore: names of tensors in the files that the model has no place for (``"*.attn.bias"``).
+            prepare_custom_config, capture, dynamic_shapes, progress: as in ``quantize``. No times are
+            measured: operators that are slower on integers stay on integers.
+        ignore: patterns of tensors in the files that the model lacks (``"*.attn.bias"``).
         allow: as in ``save``.
 
     Returns:
@@ -70,7 +70,7 @@ def quantize_files(
         UsageError: the files lack a tensor, hold one more, or one of another shape or dtype; tied weights
             that differ; a buffer without values.
         ArtifactError: a file is damaged, or ``to`` cannot be written.
-        ConfigError: an observer whose state hangs on the order of batches (moving averages).
+        ConfigError: an observer whose state depends on the order of batches (moving averages).
         CaptureError, InputError, CalibrationError, EngineError, CoverageError: as ``quantize``.
 
     >>> import tempfile

@@ -28,7 +28,7 @@ def fuse_modules(  # size: PyTorch's signature, and the backend
     *,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` in which modules that follow each other are one, for inference.
+    """A copy of ``model`` in which the listed sequences of modules are fused, for inference.
 
     Of each list of names the first becomes the fused module (batch norms are folded into it), the others
     ``nn.Identity``. ``prepare_fx`` needs no such list: it fuses what the backend fuses. Forward pre-hooks of
@@ -38,7 +38,7 @@ def fuse_modules(  # size: PyTorch's signature, and the backend
         model: any module, in evaluation mode where batch norms are to be folded.
         modules_to_fuse: one list of paths, or a list of such lists: ``[["conv", "bn", "relu"]]``.
         inplace: fuse the modules of ``model`` itself, and return it.
-        fuser_func: from a list of modules to as many modules. Default: the fuser of the backend's pattern.
+        fuser_func: takes a list of modules, returns as many. Default: the fuser of the backend's pattern.
         fuse_custom_config_dict: ``{"additional_fuser_method_mapping": {classes: fuser}}``, where a fuser is
             ``f(is_qat, *modules)``.
         backend_config: whose patterns. Default: native.
@@ -64,7 +64,7 @@ def fuse_modules_qat(  # size: PyTorch's signature, and the backend
     *,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A copy of ``model`` in which modules that follow each other are one, for training.
+    """A copy of ``model`` in which the listed sequences of modules are fused, for training.
 
     As ``fuse_modules``; batch norms stay, in the fused modules that ``prepare_qat_fx`` trains.
 

@@ -23,20 +23,20 @@ def convert_to_integer_reference(
     qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
     backend_config: BackendConfig | dict[str, Any] | None = None,
 ) -> QuantizedModel:
-    """The integer reference of a calibrated model: what a chip's simulator is compared with.
+    """The integer reference of a calibrated model, with which a chip's simulator is compared.
 
-    Between operators there are integer tensors. Sums are exact, biases are integers of input × weight scale,
-    results are made by the requantization and the rounding of the description, functions of one value are
-    tables: the same bits on every machine. Inputs that are quantized at each call are floats that become
-    integers there. What stays float computes in float between quantize and dequantize nodes. docs/vendors.md
-    says what each operator computes.
+    Operators exchange integer tensors and give the same bits on every machine: sums are exact, biases are
+    integers with the scale input × weight scale, results are made by the requantization and the rounding of
+    the description, and functions of one value are tables. Dynamically quantized operators take floats and
+    quantize them at each call; operators that stay float run between dequantize and quantize nodes.
+    docs/vendors.md says what each operator computes.
 
     Args:
         graph_module: from ``prepare_fx``, ``prepare_export`` or ``prepare_qat_fx``; it is not changed.
         convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
 
     Raises:
-        EngineError: an operator is quantized in a way that has no integer arithmetic here (to
+        EngineError: an operator is quantized in a way for which there is no integer arithmetic (to
             float16 or 8-bit floats, weights alone, recurrent layers); names it.
         UsageError, ConfigError: as in ``convert_fx``.
 

@@ -66,54 +66,54 @@ def quantize(
 ) -> QuantizedModel:
     """Quantize ``model`` for ``backend``. The model is not changed.
 
-    By default statically, calibrated on data. What is quantized dynamically (at each call), in its
-    weights only, or to float16 needs no data: ask for it with
-    ``QConfigMapping().set_global(default_dynamic_qconfig)``, or by type or name beside static rules.
+    The default is static quantization, which needs calibration data. Dynamic quantization, weight-only
+    quantization and float16 need none: pass a mapping such as
+    ``QConfigMapping().set_global(default_dynamic_qconfig)``; rules by type or name may mix the kinds.
 
     Args:
         model: any module, an exported program, or the name of a ``.pt2`` file that holds one. A module
-            is quantized as in evaluation mode; what of it cannot be captured stays float.
+            is quantized as in evaluation mode; parts that cannot be captured stay float.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
-            Default: the first batch of the calibration set; needed without one.
+            Default: the first batch of the calibration set; required without one.
         backend: a name (``list_backends()``), a YAML or JSON file, or a ``BackendConfig``. Default: ``x86``;
             for ``weights`` ``x86_lowbit``.
         calibration: any iterable of batches; a batch has the form of ``example_inputs``. What its
             iterator itself raises passes through. Default: none, if nothing has to be measured.
-        qconfig_mapping: what is asked for; default: ``default_mapping(backend)``. What the backend leaves
-            in float by default stays there where no rule names the place: a module by its path, the n-th
-            use of an operator, or a type for which the backend itself asks something else.
-        weights: ``"int4"``, ``"int8"``, …: quantize weights alone, to this dtype, as the backend has it,
-            without data; in place of a mapping. ``weight_only_mapping`` gives the mapping that it stands for.
-        group_size: with ``weights``: how many of a row share a scale. Default: as the backend has it.
+        qconfig_mapping: how operators are to be quantized; default: ``default_mapping(backend)``. Operators
+            that the backend leaves in float by default stay float unless a rule names them: a module by
+            its path, the n-th use of an operator, or a type for which the backend has a default of its own.
+        weights: ``"int4"``, ``"int8"``, …: quantize only the weights, to this dtype, without data; instead of
+            a mapping. ``weight_only_mapping`` returns the mapping that it stands for.
+        group_size: with ``weights``: how many weights of a row share a scale. Default: the backend's.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
-            of modules that must be. Default: anything at all.
+            of modules that must be. Default: more than nothing.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
         capture: ``"trace"`` (symbolic), ``"export"`` (``torch.export``), or ``"auto"``: a trace, and
             where that fails an export. The report says which, and why.
-        dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; asks
-            for an export. Default: those that the model leaves free (of images: the batch only).
-        slower: what becomes of operators that are slower on integers than in float, as measured here
-            on the example inputs: ``"float"`` leaves them in float (all of them, where the model is slower
-            than float in every other way and nothing is required), ``"keep"`` keeps them on integers.
+        dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; implies
+            an export. Default: those that the model leaves free (of images: the batch only).
+        slower: what to do with operators that are slower on integers than in float, as measured on this
+            machine on the example inputs: ``"float"`` leaves them in float (all operators, if the model is
+            slower in every other way and nothing is required); ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
-        recipe: what is done after calibration so that less accuracy is lost: ``"default"`` (nothing),
-            ``"better"``, ``"best"``, a list of steps, or a YAML file. Needs data and no labels; what does not
-            help at the outputs is not kept, and the report says what each step gained.
+        recipe: steps after calibration that reduce the loss of accuracy: ``"default"`` (none), ``"better"``,
+            ``"best"``, a list of steps, or a YAML file. They need data but no labels; a step that does not
+            help at the outputs is undone, and the report says what each step gained.
         progress: show a progress bar on standard error while calibrating.
-        group: the ranks that quantize together: each passes its own batches (which may be none), and all get
-            the same model. Default: this process alone. See docs/distributed.md.
-        checkpoint: where to keep what was measured, to go on after a crash.
+        group: the process group that quantizes together: each rank passes its own batches (possibly none),
+            and all get the same model. Default: this process alone. See docs/distributed.md.
+        checkpoint: where to save the progress of calibration, to go on after a crash.
 
     Returns:
-        A module called like the original, floats in and floats out, with tensors of its own. Its
-        ``report`` says what each operator became, and why.
+        A module that is called like the original, takes and returns floats, and shares no tensors with it.
+        Its ``report`` says what each operator became, and why.
 
     Raises:
         CaptureError: the model can be captured neither by trace nor by export.
         InputError: example inputs or a batch do not fit the model.
         CalibrationError: the calibration set is empty or holds NaN or infinite values, or there is
             none and values have to be measured.
-        EngineError: this build or CPU lacks the backend's engine, or the engine a dtype.
+        EngineError: the backend's engine does not run in this build or on this CPU, or lacks a dtype.
         CoverageError: nothing, or less than required, can be quantized; lists the reasons.
         UsageError: an argument is of the wrong kind.
 
@@ -202,9 +202,9 @@ def explain(  # size: as quantize
     capture: str = "auto",
     dynamic_shapes: Any = None,
 ) -> Report:
-    """Say for every operator what it would become, and why. Needs no data; changes nothing.
+    """Report what every operator would become, and why, without data and without changing the model.
 
-    The engine need not run here. Args: as in ``quantize``.
+    The engine need not run on this machine. Args: as in ``quantize``.
 
     Raises:
         CaptureError: the model can be captured neither by trace nor by export.
@@ -232,10 +232,10 @@ def explain(  # size: as quantize
 
 
 def default_mapping(backend: Backend = "x86") -> QConfigMapping:
-    """What ``quantize`` asks for on this machine when no mapping is passed, to be changed in part.
+    """The mapping that ``quantize`` uses on this machine when none is passed, as a start for one's own.
 
-    It is ``get_default_qconfig_mapping(backend)`` with the range of activations that the engine here sums
-    without saturation. Raises ``UsageError`` and ``BackendNotFoundError`` as ``quantize`` does.
+    It is ``get_default_qconfig_mapping(backend)`` with activations reduced to the range that the engine sums
+    without saturation on this CPU. Raises ``UsageError`` and ``UnknownBackendError`` as ``quantize`` does.
 
     >>> import torch
     >>> from torch import nn

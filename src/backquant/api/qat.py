@@ -63,12 +63,12 @@ def prepare_qat_fx(
 
     Args:
         model: a module that can be traced symbolically, in training mode as a rule.
-        qconfig_mapping: asks for fake quantize modules: ``get_default_qat_qconfig_mapping(backend)``.
+        qconfig_mapping: QConfigs that make fake-quantizers: ``get_default_qat_qconfig_mapping(backend)``.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
             PyTorch never runs them, inputs that the model does not accept are no error: the warning
             says so.
         prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
-        backend_config: what is trained for. Default: native.
+        backend_config: the backend to train for. Default: native.
 
     Raises:
         CaptureError: the model cannot be traced.

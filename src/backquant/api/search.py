@@ -68,44 +68,44 @@ def search(  # size: as quantize
     times: str | os.PathLike[str] | None = "auto",
     group: dist.ProcessGroup | None = None,
 ) -> SearchResult:
-    """Choose what is quantized so that a budget is kept, by what is measured here.
+    """Find the best model within a budget of accuracy, time or size, from measurements on this machine.
 
-    Each operator, with what can only be quantized together with it, is in float or as the backend's
-    description admits it. What it takes is measured on the engine at the shapes of the example inputs,
-    conversions between float and integers included; what it costs at the outputs on ``data``. An integer
-    programme chooses; what it chose is made, timed and judged as a whole, which corrects the figures for
-    the next choice.
+    For each operator (with those that can only be quantized together with it) the search chooses between
+    float and what the backend's description admits. Times are measured on the engine at the shapes of the
+    example inputs, including conversions between float and integers; errors at the outputs, on ``data``. An
+    integer programme makes a choice; that model is then built, timed and judged as a whole, and the result
+    corrects the figures for the next choice.
 
     Args:
         model, example_inputs, backend, qconfig_mapping, prepare_custom_config, capture, recipe: as in
             ``quantize``.
-        data: batches that outputs are compared on.
+        data: batches on which the outputs are compared with the float model's.
         budget: ``Budget``, or a dict of its limits: ``max_drop`` (of the metric), ``min_sqnr`` (of the
             outputs, in dB), ``max_ms``, ``max_ratio`` (of the float model's time), ``max_bytes`` (of
-            weights), ``max_bitops``. With one of the first two the answer is the fastest within all limits,
-            else the one that loses least.
-        metric: called with a model, gives a number; called for each combination that is made.
-        lower_is_better: of the metric.
-        calibration: what ranges are measured on. Default: ``data``.
+            weights), ``max_bitops``. With one of the first two the answer is the fastest model within all
+            limits, otherwise the most accurate one.
+        metric: a function that takes a model and returns a number; called for each model that is built.
+        lower_is_better: whether smaller values of the metric are better.
+        calibration: batches for measuring ranges. Default: ``data``.
         progress: show progress bars on standard error.
-        resume: a file that keeps what was measured, to go on from; also for another budget. Not with
-            ``group``.
-        times: the folder that keeps times of kernels on this machine; ``None``: none. Default: the user's
-            folder for caches.
-        group: the ranks that search together, each with its own batches, as in ``quantize``: they share what
-            is run for accuracy; rank 0 measures times and the metric. All get the same answer; where rank r
-            of n has every n-th batch from r on, losses are those of one process.
+        resume: a file in which measurements are kept, to go on from after an interruption or with another
+            budget. Not with ``group``.
+        times: the folder in which times of kernels on this machine are kept; ``None``: nowhere. Default: the
+            user's cache folder.
+        group: the process group that searches together, each rank with its own batches, as in ``quantize``:
+            ranks share the runs for accuracy; rank 0 measures times and the metric. All get the same answer.
+            If rank r of n has every n-th batch from r on, losses equal those of one process.
 
     Returns:
-        The model, whether it keeps to the budget, what was chosen and why, what was tried, the Pareto
-        front. A budget that cannot be kept is no error: ``met`` is false, and ``hindrance`` says what
-        stands in the way. After ctrl-C it is the best so far.
+        The model, whether it keeps to the budget, what was chosen and why, what was tried, and the Pareto
+        front. A budget that cannot be kept is no error: ``met`` is then false, and ``hindrance`` says why.
+        After ctrl-C it is the best model found until then.
 
     Raises:
         MissingExtraError: SciPy is not installed.
-        UsageError: a budget that is none, or that needs a metric or times that there are not; a metric that
-            fails, gives no number, or takes random outputs for the float model's; ``resume`` is of another
-            model.
+        UsageError: an empty budget, or one that needs a metric or times that are missing; a metric that
+            fails, returns no number, or is the same for random outputs as for the float model's; ``resume``
+            belongs to another model.
         CaptureError, InputError, CalibrationError, EngineError: as ``quantize``.
 
     >>> import torch

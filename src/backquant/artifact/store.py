@@ -120,18 +120,18 @@ def load(
 ) -> QuantizedModel:
     """Read back what ``save`` wrote. The model's own code is not needed.
 
-    Nothing that a file says is executed beyond operators of tensors: see ``backquant.artifact``.
+    A file can make nothing run but tensor operators from a list: see ``backquant.artifact``.
 
     Args:
         path: the file.
         allow: packages besides torch and backquant whose classes and functions the file may name.
         verify: compare each tensor with its digest. Without it a very large file is mapped into memory and
-            read when it is used; it must then stay as it is while the model lives.
+            read on use; it must then not change while the model lives.
 
     Raises:
-        ArtifactError: no such file, not one of ours, damaged, written by a newer version, or it names
-            something that an artifact may not.
-        EngineError: this build or CPU lacks the engine that the model was lowered to.
+        ArtifactError: no such file, another kind of file, a damaged one, one of a newer version, or one
+            that names something that is not allowed.
+        EngineError: the engine that the model was lowered to does not run here.
     """
     document, tensors = read_file(path, verify=verify)
     with readable(path):
@@ -209,9 +209,9 @@ def _qparams(stored: list[Any]) -> tuple[Any, QParams]:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha-256 digest of a saved model, by which it can be signed or listed.
+    """The SHA-256 digest of a saved model, for signatures and lists of known files.
 
-    It is that of the manifest, which holds those of all tensors: ``load`` refuses a file of which one
+    It covers the manifest, which holds the digests of all tensors; ``load`` refuses a file if one of them
     differs. Raises ``ArtifactError`` as ``load`` does.
 
     >>> import tempfile
@@ -264,7 +264,7 @@ class Description:
 
 
 def describe(path: str | os.PathLike[str]) -> Description:
-    """What the file at ``path`` holds. Raises ``ArtifactError`` as ``load`` does."""
+    """Describe a saved model without reading its tensors. Raises ``ArtifactError`` as ``load`` does."""
     text = read_text(path)
     with readable(path):
         return _description(str(path), _named(text), check_manifest(text.manifest))

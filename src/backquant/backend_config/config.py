@@ -73,7 +73,7 @@ class BackendConfig:
         return self
 
     def set_defaults(self, defaults: BackendDefaults | None) -> BackendConfig:
-        """Set what a user who asks for nothing in particular gets on this backend.
+        """Set the default observers and QConfigs of this backend; None: it has none.
 
         >>> BackendConfig("mine").set_defaults(None).defaults is None
         True
@@ -206,7 +206,7 @@ class BackendConfig:
     # -- files, validation, diff: in modules of their own ----------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write as YAML (``.yaml``, ``.yml``) or JSON (``.json``); no half-written file stays.
+        """Write as YAML (``.yaml``, ``.yml``) or JSON (``.json``), under a temporary name first.
 
         >>> import tempfile, pathlib
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +220,9 @@ class BackendConfig:
 
     @classmethod
     def load(cls, path: str | Path, *, allow: Iterable[str] = ()) -> BackendConfig:
-        """Read a file that ``save`` or a person wrote; ``allow`` widens what it may import.
+        """Read a description from a YAML or JSON file.
+
+        ``allow``: packages besides torch and backquant that the file may name classes and functions of.
 
         Raises ``SpecError`` with file, line and field. See ``save`` for an example.
         """

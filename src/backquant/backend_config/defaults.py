@@ -41,7 +41,7 @@ OBSERVERS = (
     "reuse_input",  # the observer of the operator's input
 )
 
-#: How a tensor is quantized during training: observer and rounding apart, or in one kernel.
+#: How a tensor is quantized during training: observer and rounding as two modules, or in one kernel.
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
 _ROLES = ("activation", "weight", "output", "qat_activation", "qat_weight", "qat_output")
@@ -145,12 +145,12 @@ class DefaultOverride:
 
     ``operators`` are single patterns (module classes, functions, method names), in the order in
     which rules for them are registered. A role of training falls back on the backend's role of
-    training, not on this override's role of inference. ``output`` and ``qat_output``: of outputs, where it is
-    not as for inputs; an override of the activation is one of both.
+    training, not on this override's role of inference. ``activation`` overrides inputs and outputs;
+    ``output`` (for training ``qat_output``) outputs alone.
 
-    ``beside_float``: only where they read float activations alone and no quantized operator reads their
-    result; for ``quantize`` and ``explain`` without a mapping (the default mappings are PyTorch's). So a
-    target whose static kernels give integers quantizes dynamically what stands between float operators.
+    ``beside_float``: the override holds only where all activations that the operator reads are float and
+    no quantized operator reads its result, and only for ``quantize`` and ``explain`` without a mapping.
+    With it, a target whose static kernels give integers quantizes operators between float ones dynamically.
 
     >>> DefaultOverride(("reshape",), activation=QuantDefault("reuse_input"))
     DefaultOverride((.reshape(),), activation=QuantDefault('reuse_input'))
@@ -210,14 +210,14 @@ class DefaultOverride:
 
 @dataclass(frozen=True, repr=False)
 class BackendDefaults:
-    """The defaults of a backend: roles of tensors, overrides by operator, and what stays float.
+    """The defaults of a backend: how each role of tensor is quantized, overrides by operator, and what stays
+    float.
 
-    ``activation`` is for inputs and outputs; ``output`` (training: ``qat_output``) says what is different for
-    outputs.
+    ``activation`` is for inputs and outputs; ``output`` (for training ``qat_output``) overrides outputs.
+    If ``qat_activation`` and ``qat_weight`` are None, the backend has no default for training.
 
-    ``qat_activation`` and ``qat_weight`` None: the backend has no default for training. ``leave_float``
-    is for ``quantize`` and ``explain``, and holds where a mapping names no place; ``prepare_fx`` and the
-    default mappings are PyTorch's.
+    ``leave_float`` lists operators that ``quantize`` and ``explain`` leave in float unless the user's
+    mapping names them; ``prepare_fx`` and the default mappings follow PyTorch and ignore it.
     Raises ``SpecError`` when an operator is overridden twice.
 
     >>> BackendDefaults(
@@ -263,8 +263,8 @@ class BackendDefaults:
     def for_qat_version(self, version: int) -> BackendDefaults:
         """The defaults as of a version of ``get_default_qat_qconfig``.
 
-        Version 1 is what is written here; version 0 differs in that observer and fake quantize are
-        apart. Overrides are the same in both. Raises ``SpecError`` for another version.
+        Version 1 is what is written here; in version 0 the observer and the fake-quantizer are two
+        modules. Overrides are the same in both. Raises ``SpecError`` for another version.
 
         >>> fused = QuantDefault("moving_average_minmax", fake_quantize="fused_moving_average")
         >>> defaults = BackendDefaults(QuantDefault("minmax"), QuantDefault("minmax"), fused, fused)

@@ -157,7 +157,7 @@ def get_fusion_pattern_to_root_node_getter(
 def get_fusion_pattern_to_extra_inputs_getter(
     backend_config: BackendConfig,
 ) -> dict[Pattern, Callable[..., Any]]:
-    """Pattern → ``f(node pattern) -> nodes`` that become further inputs of the fused module.
+    """Pattern → ``f(node pattern) -> nodes``: the nodes that become further inputs of the fused module.
 
     >>> entry = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU))._set_extra_inputs_getter(len)
     >>> backend = BackendConfig().set_backend_pattern_config(entry)

@@ -64,23 +64,23 @@ Ratio = Literal["power_of_two"] | tuple[float | None, float | None]
 
 @dataclass(repr=False)
 class DTypeWithConstraints:
-    """A dtype with what the backend demands of the values quantized to it. ``None``: no demand.
+    """A dtype with the constraints that a backend puts on values quantized to it. ``None``: no constraint.
 
-    * ``quant_min_lower_bound``, ``quant_max_upper_bound``: the quantized range asked for must lie
+    * ``quant_min_lower_bound``, ``quant_max_upper_bound``: the requested quantized range must lie
       within; each bound is enforced on its own.
     * ``scale_min_lower_bound``, ``scale_max_upper_bound``: limits of the scale.
-    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters. The zero point alone:
-      what is measured gets a scale whose range holds it around this zero point.
-    * ``symmetric``: True asks for a symmetric scheme (zero point fixed at the middle of the range),
-      False for an affine one.
-    * ``granularity``: what one scale is for: ``"per_tensor"``, ``"per_channel"``, ``"per_group(size=128)"``
-      and others (``backquant.dtypes.Granularity``); None: per tensor or per channel. ``ch_axis``: the
-      channel axis.
-    * ``power_of_two_scale``: True: the power of two next above what was measured.
-    * ``scales``: the scales that the hardware has: the smallest that is not below what was measured.
-    * ``scale_range``: smallest and largest scale, either may be None; what was measured is moved to the
-      nearest end. (The bounds above judge, this one produces.)
-    * ``scale_dtype``: what scales are stored in. ``torch.float8_e8m0fnu``: powers of two by the rule of OCP's
+    * ``scale_exact_match``, ``zero_point_exact_match``: fixed quantization parameters. With a fixed zero
+      point alone, the scale is chosen so that the range around it holds what was measured.
+    * ``symmetric``: True demands a symmetric scheme (zero point fixed at the middle of the range),
+      False an affine one.
+    * ``granularity``: which values share a scale: ``"per_tensor"``, ``"per_channel"``,
+      ``"per_group(size=128)"`` and others (``backquant.dtypes.Granularity``); None: per tensor or per
+      channel. ``ch_axis``: the channel axis.
+    * ``power_of_two_scale``: if True, a measured scale is raised to the next power of two.
+    * ``scales``: the scales that the hardware has; a measured scale is raised to the next of them.
+    * ``scale_range``: smallest and largest scale, either may be None; a measured scale outside is moved to
+      the nearer end (where ``scale_min_lower_bound`` would refuse it).
+    * ``scale_dtype``: how scales are stored. ``torch.float8_e8m0fnu``: as powers of two by the rule of OCP's
       MX formats; ``torch.float8_e4m3fn``: rounded to it, beside one float32 scale for the tensor (NVFP4).
 
     The first seven fields are those of PyTorch 2.x. Raises ``SpecError`` for another kind of value.
@@ -137,7 +137,7 @@ scale_min_lower_bound=2**-12)
 
     @property
     def produces_scales(self) -> bool:
-        """Whether measured qparams become others by what is demanded of them."""
+        """Whether the constraints change measured qparams, instead of only judging them."""
         alone = self.zero_point_exact_match is not None and self.scale_exact_match is None
         demanded = (
             self.power_of_two_scale or self.scales is not None or self.scale_range is not None
@@ -180,20 +180,26 @@ class DTypeConfig:
     operator sees: under dynamic quantization the input dtype is still ``torch.quint8``.
     ``input_dtype``, ``output_dtype`` and ``weight_dtype`` are a ``torch.dtype``, a
     ``DTypeWithConstraints``, or None (not constrained).
-    ``bias_scale``: the bias is quantized with the scale ``"input_times_weight"``, or that of the
-    ``"output"``. ``rounding`` (``"half_even"``, ``"half_up"``, ``"half_away"``): how results are rounded.
-    ``requantization``: by which arithmetic sums become results, see ``backquant.dtypes.requantization``.
-    ``table_entries``: how many entries the hardware's table of a function of one value has (sigmoid, the
-    exponential of softmax); between them it interpolates (``backquant.dtypes.interpolated_table``). None: one
-    for each integer.
-    ``tolerance``: how far an engine's results may be from the integer reference (``Tolerance``, or its
-    mapping); None: not at all. It changes nothing but the verdicts of ``backquant.conform``.
-    ``requantization_ratio``: input scale × weight scale / output scale is ``"power_of_two"``, or lies between
-    two numbers (None: open); scales are chosen so.
-    The reference model computes as these say; tables are the integer reference's, which interpolates as
-    the hardware does, where the reference model has the function itself.
-    ``where``: the uses of the operator that are admitted so, as a condition or its mapping
-    (``{"groups": 1}``); see ``BackendPatternConfig.set_where``.
+
+    Fields that PyTorch has not:
+
+    * ``bias_scale``: the bias is quantized, with the scale ``"input_times_weight"`` or that of the
+      ``"output"``.
+    * ``rounding``: how results are rounded: ``"half_even"``, ``"half_up"``, ``"half_away"``.
+    * ``requantization``: the arithmetic that turns sums into results; see
+      ``backquant.dtypes.requantization``.
+    * ``requantization_ratio``: input scale × weight scale / output scale must be a ``"power_of_two"``, or lie
+      between two numbers (None: no bound). Scales are chosen accordingly.
+    * ``table_entries``: the size of the hardware's lookup table for a function of one value (sigmoid, the
+      exponential of softmax), between whose entries it interpolates
+      (``backquant.dtypes.interpolated_table``). None: one entry for each integer.
+    * ``tolerance``: how far an engine's results may be from the integer reference (``Tolerance``, or its
+      mapping); None: not at all. Only ``backquant.conform`` reads it.
+    * ``where``: conditions on the operator, such as ``{"groups": 1}``; see
+      ``BackendPatternConfig.set_where``.
+
+    The reference model follows all of these but ``table_entries``: it computes the function itself; the
+    integer reference has the table.
 
     Raises ``SpecError`` for values of another kind.
 

@@ -25,7 +25,7 @@ _MARK = "folds_for_inference_only"
 
 @dataclass(frozen=True, repr=False)
 class SequentialFuser:
-    """Puts ``arity`` modules into one ``module_class(*modules)``, the same for QAT and not.
+    """Fuses ``arity`` modules into ``module_class(*modules)``, for QAT and for inference alike.
 
     Two of the same class are equal. Raises ``SpecError`` for another number of modules.
 
@@ -130,8 +130,8 @@ def reverse_sequential_wrapper2(sequential: Callable[..., torch.nn.Module]) -> R
 def folds_for_inference_only(fuser: _FuserT) -> _FuserT:
     """Mark a fuser that folds a batch norm for inference and has no form of it for training.
 
-    Patterns with a batch norm are then left alone by ``prepare_qat_fx``; without the mark the fuser
-    is called with ``is_qat=True``, as PyTorch does.
+    ``prepare_qat_fx`` then does not fuse patterns with a batch norm; without the mark it calls the fuser with
+    ``is_qat=True``, as PyTorch does.
 
     >>> @folds_for_inference_only
     ... def fuse(is_qat, root, bn): ...
@@ -143,7 +143,7 @@ def folds_for_inference_only(fuser: _FuserT) -> _FuserT:
 
 
 def is_for_inference_only(fuser: Fuser | None) -> bool:
-    """Whether ``fuser`` (within a change of argument order, too) has the mark.
+    """Whether ``fuser`` has the mark of ``folds_for_inference_only``, itself or inside of a wrapper.
 
     >>> is_for_inference_only(SequentialFuser(torch.nn.Sequential))
     False

@@ -44,7 +44,7 @@ class AnyOrder:
 
 @dataclass(frozen=True)
 class Value:
-    """A text that the call must carry, where a bare text would be a name: ``Value("tanh")``."""
+    """A string argument that the call must have; a bare string would be a name: ``Value("tanh")``."""
 
     value: str
 
@@ -63,7 +63,7 @@ class GraphNode:
 
     @property
     def written(self) -> Any:
-        """As it stands in ``GraphPattern(nodes={name: …})``."""
+        """The node in the form that ``GraphPattern(nodes={name: …})`` takes."""
         op = AnyOrder(self.op) if self.any_order else self.op
         return op if self.arguments is None else (op, *self.arguments)
 
@@ -72,17 +72,17 @@ class GraphNode:
 class GraphPattern(Spelling):
     """A pattern as a graph with names, in dataflow order; the last node is its output.
 
-    ``inputs``: names of the values that the pattern reads from outside. Used several times, an input
-    has to be one and the same value.
+    ``inputs``: names of the values that the pattern reads from outside. An input that is used several times
+    must be the same value at each use.
     ``nodes``: name → ``op``, with arguments that are not constrained, or ``(op, *arguments)`` with
     exactly these: the name of an input or of an earlier node, ``MatchAllNode`` for anything, or a
     literal (a text as ``Value``). ``op`` is a module class, a function, a method's name, or one of
     the latter two in ``AnyOrder``.
     ``name``: what reports call it.
 
-    Only the value of the last node may be used outside of the pattern. Equal when everything is, names
-    included. ``normal`` is its normal form, in which names do not count: it equals that of another
-    spelling with the same arguments in the same order.
+    Only the value of the last node may be used outside of the pattern. Two are equal if everything is, names
+    included. ``normal`` is the normal form, which has no names: it equals that of another spelling with the
+    same arguments in the same order.
 
     Raises ``SpecError`` for a name that is not there, comes later (a cycle) or stands twice, for a
     node that nothing uses (a second output) or an input that nothing reads, and for arguments that
@@ -138,7 +138,7 @@ class GraphPattern(Spelling):
         return tuple(node.name for node in self.nodes)
 
     def named(self, values: Iterable[Any]) -> dict[str, Any]:
-        """What is bound to each name, from what is bound to each node of ``normal``.
+        """The values by name, given the values by node of ``normal``.
 
         >>> import torch
         >>> GraphPattern(["x"], {"gate": (torch.sigmoid, "x")}).named(["value", "sigmoid"])

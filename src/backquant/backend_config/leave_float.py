@@ -26,24 +26,25 @@ _FLAGS = ("with_table", "beside_float", "results")
 
 @dataclass(frozen=True, repr=False)
 class LeaveFloat:
-    """``operators`` stay float where one of the conditions holds. Looked through by the first three:
+    """``operators`` stay float where one of the conditions holds. Conditions 1 to 3 ignore, in between,
     operators that only move values, dropout, and products with a parameter.
 
-    1. ``after``: they read what one of these operators computes.
-    2. ``before``: one of these operators reads what they compute, or one of ``operators`` does that stays
+    1. ``after``: the operator reads the result of one of these operators.
+    2. ``before``: its result is read by one of these operators, or by one of ``operators`` that stays
        float by this rule.
-    3. ``with_table``: they read a value that depends on no float input and no parameter of an operator
+    3. ``with_table``: it reads a value that depends on no float input and no parameter of an operator
        (a mask, the angles of a rotary embedding), or only values that stay float by this condition.
-    4. ``beside_float``: they read an activation that is float, or no quantized operator reads their
-       result: between float neighbours an integer kernel saves less than the conversions cost. A pattern
-       of several operators is meant when the rule names them all.
+    4. ``beside_float``: it reads a float activation, or no quantized operator reads its result: between
+       float neighbours an integer kernel saves less time than the conversions cost. A pattern of several
+       operators stays float if the rule names all of them.
 
-    Or the operators are quantized and only their ``results`` stay float, where no quantized operator reads
-    them (operators that only move values are looked through): for kernels that give floats as well. Stands
-    alone.
+    With ``results=True``, and no condition, the operators are quantized and only their results stay float,
+    where no quantized operator reads them (behind operators that only move values): for kernels that can
+    return floats.
 
-    In ``operators`` of a rule for ``results``, in ``after`` and in ``before``, a module class also stands for
-    its fused and QAT forms. Raises ``SpecError`` for a rule without operators or without a condition.
+    A module class also stands for its fused and QAT forms in ``after``, in ``before``, and in the
+    ``operators`` of a rule with ``results``. Raises ``SpecError`` for a rule without operators or without a
+    condition.
 
     >>> import operator, torch
     >>> LeaveFloat((operator.add,), after=(torch.nn.Linear,), before=(torch.nn.LayerNorm,))
@@ -88,7 +89,7 @@ class LeaveFloat:
 
     @property
     def at_places(self) -> bool:
-        """Whether one of the conditions 1 to 3 is set: places that the float model alone tells.
+        """Whether one of the conditions 1 to 3 is set, which depend on the float model alone.
 
         >>> LeaveFloat(("add",), with_table=True).at_places
         True

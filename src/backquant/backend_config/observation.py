@@ -9,7 +9,7 @@ from backquant.errors import SpecError
 
 
 class ObservationType(Enum):
-    """Where observers (later: quantize/dequantize pairs) stand around a pattern.
+    """How the inputs and outputs of a pattern are observed, and later quantized.
 
     Values are those of ``torch.ao.quantization.backend_config.ObservationType`` (PyTorch 2.x).
 

@@ -193,7 +193,7 @@ def from_reversed(pattern: Pattern) -> NormalPattern:
 def to_reversed(pattern: NormalPattern) -> Pattern:
     """The reversed nested tuple of a normal pattern, PyTorch's key for it.
 
-    Raises ``SpecError`` for what nested tuples cannot say: a node that feeds more than one other,
+    Raises ``SpecError`` for patterns that nested tuples cannot express: a node with several readers,
     arguments in any order.
 
     >>> forward = (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.ReLU)

@@ -165,7 +165,7 @@ root_module=torch.nn.Linear)
 
     @property
     def observation_type(self) -> ObservationType:
-        """Where observers stand; see ``ObservationType``."""
+        """How inputs and outputs are observed; see ``ObservationType``."""
         if self._input_output_observed is False:
             return ObservationType.INPUT_OUTPUT_NOT_OBSERVED
         return self._observation_type
@@ -224,12 +224,12 @@ root_module=torch.nn.Linear)
     # -- conditions ------------------------------------------------------------------------------
 
     def set_where(self, where: Condition | Mapping[str, Any] | None) -> BackendPatternConfig:
-        """Set which uses of the pattern the backend takes: a mapping of quantities; ``None``: all.
+        """Set conditions on the operator's sizes and arguments, as a mapping; ``None``: no condition.
 
-        What does not hold at an operator leaves it in float, with the reason. ``DTypeConfig(where=…)``
-        is the same for one combination of dtypes. ``docs/spec-files.md`` lists the quantities.
+        An operator that violates a condition stays float, with the reason. ``DTypeConfig(where=…)``
+        is the same for one combination of dtypes. ``docs/spec-files.md`` lists what can be compared.
 
-        Raises ``SpecError`` for a quantity that is not there, and for a comparison that is none.
+        Raises ``SpecError`` for an unknown quantity or comparison.
 
         >>> conv = BackendPatternConfig(torch.nn.Conv2d)
         >>> print(conv.set_where({"kernel_size": {"max": 7}, "stride": [1, 2]}).where)

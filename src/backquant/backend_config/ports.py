@@ -19,8 +19,8 @@ _ROLES = ("activation", "weight", "bias", "float")
 class Port:
     """One input, or the output, of a graph pattern.
 
-    ``role``: observed as an ``activation``, ``weight`` or ``bias``, or ``float``: not observed.
-    ``shares_with``: an earlier port (the output is the last) whose observer this one uses.
+    ``role``: ``activation``, ``weight`` or ``bias``: observed as such; ``float``: not observed.
+    ``shares_with``: an earlier port whose observer this one uses (the output is the last port).
 
     >>> Port("weight")
     Port('weight')

@@ -37,23 +37,22 @@ class QDQRules:
 
     1. ``dequantize_per_user``: every reader of a quantized value has a dequantize node of its own
        (ExecuTorch's partitioner needs it). Default: the readers share one.
-    2. ``quantize_constants``: also a value that depends on no input of the model (a position
-       embedding) is quantized where a quantized operator reads it. Default: True.
+    2. ``quantize_constants``: values that depend on no input of the model (a position embedding) are
+       quantized, too, where a quantized operator reads them. Default: True.
     3. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
        quantize and a dequantize node, for targets that fold the weights themselves.
-    4. ``bias``: of products in ONNX: ``"float"``, or ``"int32"``: integers whose scale is that of the input
-       times that of the weight.
-    5. ``leave_float``: operators, and results of operators, that stay float at some places, whatever is
-       asked for.
+    4. ``bias``: of convolutions and matrix products in ONNX: ``"float"``, or ``"int32"``: integers with the
+       scale input scale × weight scale.
+    5. ``leave_float``: operators, and results of operators, that stay float at some places even if a
+       mapping asks for integers.
     6. ``epilogues``: operators that the target computes at the end of the kernel of the convolution or
-       matrix product before them: what only they read of it is not quantized on the way. Of two
-       inputs one may come so; the other one is quantized.
-    7. ``additions``: a float addition of two activations is written as ``"add"``; as ``"sum"`` (of two, in
-       ONNX) for a runtime that joins an Add with the operator behind it in a kernel that is slower than
-       the two.
+       matrix product before them: its result is not quantized if only the epilogue reads it. If an
+       epilogue has two inputs, one may come from such a kernel; the other one is quantized.
+    7. ``additions``: how a float addition of two activations is written in ONNX: ``"add"``, or ``"sum"``
+       (of two) for a runtime that fuses an Add with the next operator into a kernel slower than the two.
     8. ``attention``: ``"whole"``: ``scaled_dot_product_attention`` stays one operator; ``"products"``: where
-       a mapping asks for integers there, it becomes the matrix products and the softmax that it stands
-       for, each with its own entry.
+       a mapping asks for integers, it is decomposed into its matrix products and its softmax, each with an
+       entry of its own.
 
     Raises ``SpecError`` for a value outside its domain.
 

@@ -12,7 +12,7 @@ _FIELDS_WITH_LAYOUT = ("pattern", "dtype_configs", "num_tensor_args_to_observati
 
 
 def pattern_to_human_readable(pattern: Pattern) -> Any:
-    """The pattern with functions that do not know their own name replaced by it.
+    """The pattern, with functions that do not know their own name replaced by their names.
 
     Functions chosen at call time (``boolean_dispatch``) become the name in ``torch.nn.functional``;
     everything else, nested tuples included, stays. For text, use ``operator_name`` or

@@ -12,10 +12,10 @@ from backquant.errors import SpecError
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Results may be off by ``steps``: of integers, or of 255ths of the range of results in float.
+    """By how many ``steps`` results may be off: integers, or 255ths of the range of float results.
 
-    ``reason``: why they are (the kernel rounds twice, its table is one of floats). What only moves values has
-    none. Raises ``SpecError`` for less than 0 steps, and without a reason.
+    ``reason``: why they are off (the kernel rounds twice, its table holds floats). Operators that only move
+    values have no tolerance. Raises ``SpecError`` for less than 0 steps, and without a reason.
 
     >>> print(Tolerance(1, "requantized in float32"))
     1 step: requantized in float32

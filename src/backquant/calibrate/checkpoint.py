@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where calibration keeps what it has measured, to go on after a crash.
+    """Where calibration saves its progress, so that it can go on after a crash.
 
     Args:
-        folder: for files of each rank, which are removed when all is done. Made where there is none.
+        folder: where each rank writes its file; made if it does not exist. The files are removed at the end.
         every: batches between two writes.
-        resume: go on from what is there; else it is written over. What is damaged is discarded, with a note
-            on the logger ``backquant.calibrate.checkpoint``.
+        resume: go on from the files in the folder; otherwise they are overwritten. A damaged file is
+            discarded, with a message on the logger ``backquant.calibrate.checkpoint``.
 
     >>> Checkpoint("kept", every=10)
     Checkpoint(folder='kept', every=10, resume=False)

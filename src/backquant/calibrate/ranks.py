@@ -29,7 +29,7 @@ _EMPTY = {"min_val": float("inf"), "max_val": float("-inf")}
 def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Make observers, fake-quantizers and batch-norm statistics equal on all ranks, in place.
 
-    Every rank calls it, before ``convert_fx`` or evaluation; then all convert to the same model.
+    Call it on every rank before ``convert_fx`` or evaluation; then all ranks convert to the same model.
 
     1. Minimum and maximum observers, per tensor or per channel: the widest range of all ranks.
     2. Histograms: merged; exact. Call it once, at the end: a second call counts again what the
@@ -45,7 +45,7 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
         group: the ranks that take part. Default: all.
 
     Raises:
-        UsageError: no process group, a model that is not prepared, or another one on some rank.
+        UsageError: there is no process group, the model is not prepared, or ranks have different models.
 
     >>> from backquant.backend_config import BackendConfig
     >>> from backquant.graph import capture

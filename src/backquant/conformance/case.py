@@ -14,7 +14,7 @@ from backquant.backend_config.describe import describe_dtype
 
 
 class Verdict(str, Enum):
-    """What one case came to."""
+    """The outcome of one case, in a word."""
 
     CONFORMS = "conforms"
     WRONG = "wrong"  # other numbers than the integer reference, by more steps than the entry states
@@ -108,11 +108,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case.
+    """The outcome of one case, with its figures.
 
-    ``steps``: how far the worst result is off, ``limit`` how far it may be. ``elements``: how many results
-    were compared, ``different`` how many of them were off by any step. ``exact``: compared with the integer
-    reference, not with the reference model in float.
+    ``steps``: how far the worst result is off; ``limit``: how far it may be. ``elements``: how many results
+    were compared; ``different``: how many of them were off at all. ``exact``: whether they were compared with
+    the integer reference, not with the reference model in float.
     """
 
     case: str

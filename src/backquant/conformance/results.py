@@ -77,9 +77,9 @@ class Tally:
 class Conformance:
     """Whether an engine does what a description says of it.
 
-    ``tallies``: by claim, pattern and dtypes. ``outcomes``: the cases that do not conform. ``complete``:
-    whether all cases were run in the time. ``print`` shows a summary, ``save_html``, ``save_markdown`` and
-    ``save_json`` write pages.
+    ``tallies``: counts by claim, pattern and dtypes. ``outcomes``: the cases that do not conform.
+    ``complete``: whether time sufficed for all cases. ``print`` shows a summary; ``save_html``,
+    ``save_markdown`` and ``save_json`` write files.
 
     >>> found = Conformance("x86", "x86", {"torch": "2.13.0"})
     >>> found.conforms, found.cases
@@ -107,7 +107,7 @@ class Conformance:
 
     @property
     def counts(self) -> Counter[Verdict]:
-        """How many cases came to what."""
+        """How many cases had which outcome."""
         total: Counter[Verdict] = Counter()
         for tally in self.tallies.values():
             total.update(tally.verdicts)
@@ -137,11 +137,11 @@ class Conformance:
 
     @property
     def worst(self) -> float:
-        """By how many steps the worst integer is off."""
+        """How many steps the worst integer is off."""
         return max((tally.worst for tally in self.tallies.values() if tally.exact), default=0.0)
 
     def findings(self) -> Iterator[Outcome]:
-        """The first case of each verdict of each claim that is none: what is worth a reproducer."""
+        """For each claim and each kind of failure the first case: those that get a reproducer."""
         seen = set()
         for outcome in self.outcomes:
             key = (outcome.pattern, outcome.dtypes, outcome.verdict)

@@ -52,32 +52,34 @@ def conform(  # size: how the run is done, by keyword
     examples: Examples | None = None,
     progress: Progress | None = None,
 ) -> Conformance:
-    """Try every claim of a description on its engine: each entry with each of its dtype configs.
+    """Test whether an engine does what a description says: each entry with each of its dtype configs.
 
-    Cases are quantized as the entry admits it and have to run on integer kernels, whose results equal the
-    integer reference's, or are off by no more steps than stated. docs/conformance.md has the outcomes.
+    Each case is quantized as the entry admits it and has to run on integer kernels, whose results may differ
+    from the integer reference by no more steps than the entry states. docs/conformance.md has the outcomes.
 
-    The same seed gives the same cases. An engine that dies or hangs is an outcome of the case, not the end.
+    The same seed gives the same cases. If the engine crashes or hangs, that is the outcome of the case, and
+    the run goes on.
 
     Args:
         backend: the description, or its name.
-        engine: what it is tried on: the name of an engine or of a target of ``export``, or an object
+        engine: what to test: the name of an engine or of a target of ``export``, or an object
             (``backquant.conformance.seam``). Default: the description's engine; without one, the target of
             ``export`` that is made for it; without that, the reference model.
-        entries: try only entries whose pattern has one of these texts in it.
+        entries: test only entries whose pattern contains one of these strings.
         minutes: no case begins after that time.
-        seed: of everything that is drawn.
-        rounds: uses of the operator for each claim: its recorded example, then drawn ones.
-        jobs: processes; default: one for each core. 0: in this process, which an engine that dies ends.
+        seed: of all random draws.
+        rounds: uses of the operator that are tried for each claim: its recorded example, then random ones.
+        jobs: number of processes; default: one for each core. 0: this process, which a crash of the engine
+            would end.
         limit: seconds that one case may take.
         output: a folder for the outcomes, the pages and a script for each finding.
-        resume: go on with what lies in ``output``.
+        resume: continue the run in ``output``.
         examples: for operators without a record: by spelling, a module and its inputs.
-        progress: called with the number of trials that are done, and of all.
+        progress: called with the number of finished trials and the number of all.
 
     Raises:
-        EngineError: the engine does not run here, or there is none of this name.
-        UsageError: a text in ``entries`` that no pattern has; ``resume`` of another run.
+        EngineError: there is no such engine, or it does not run on this machine.
+        UsageError: a string in ``entries`` that no pattern contains; ``resume`` of another run.
 
     >>> found = conform("x86", entries=["nn.ReLU(torch.add"], rounds=1, jobs=0)
     >>> found.conforms, found.cases > 5

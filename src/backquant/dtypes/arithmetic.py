@@ -27,7 +27,7 @@ from backquant.dtypes.table import is_scaled_float, qdtype
 
 
 class Rounding(Enum):
-    """Where the values between two integers go."""
+    """How a value between two integers is rounded."""
 
     HALF_EVEN = "half_even"
     HALF_AWAY = "half_away"  # as TensorFlow Lite and CMSIS-NN round

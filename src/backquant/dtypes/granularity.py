@@ -79,7 +79,7 @@ class Granularity:
 
     @classmethod
     def parse(cls, text: str) -> Granularity:
-        """The granularity that is written as ``text``; ``str`` of it is its one spelling.
+        """The granularity that ``text`` spells; ``str`` gives the normal spelling.
 
         >>> str(Granularity.parse("per_group(size=32,axis=0)"))
         'per_group(axis=0, size=32)'
@@ -137,11 +137,11 @@ class Granularity:
 
     @property
     def lies_on_rows(self) -> bool:
-        """Whether the scales are those of groups along the last axis."""
+        """Whether scales belong to groups along the last axis."""
         return self.kind == "per_group" and self.axis in (None, -1)
 
     def admits(self, asked: Granularity) -> bool:
-        """Whether ``asked`` is this, or this with more said.
+        """Whether ``asked`` is the same, or a more specific one.
 
         >>> any_group = Granularity("per_group")
         >>> any_group.admits(Granularity.parse("per_group(size=32)"))
@@ -189,7 +189,7 @@ class Granularity:
 
 
 def block_of(shape: Sequence[int], grid: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape of the blocks of a tensor by that of its grid of scales; None where the scales are no grid.
+    """The shape of a tensor's blocks, from the shape of its grid of scales; None if the scales form no grid.
 
     Raises ``SpecError`` for a grid that does not divide the tensor.
 

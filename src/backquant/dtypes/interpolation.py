@@ -19,12 +19,13 @@ from backquant.dtypes.arithmetic import Rounding, round_to
 def interpolated_table(
     function: Callable[[Tensor], Tensor], low: int, size: int, entries: int, ends: tuple[int, int]
 ) -> Tensor:
-    """What a table of ``entries`` gives for each of ``size`` integers from ``low``: int64 ``[size, …]``.
+    """What a lookup table of so many entries returns for each of ``size`` integers from ``low``: int64
+    ``[size, …]``.
 
     Args:
-        function: of float64 ``[n]``, places among the integers, to float64 ``[n, …]``: its value there, in
-            steps of the result.
-        low, size: the integers that may come in; ``size`` is a power of two.
+        function: maps integers of the input, as float64 ``[n]``, to values in steps of the result, as
+            float64 ``[n, …]``.
+        low, size: the range of the input; ``size`` is a power of two.
         entries: one more than a power of two that is at most ``size``.
         ends: the smallest and the largest entry.
 

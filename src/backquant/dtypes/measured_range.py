@@ -16,7 +16,7 @@ from backquant.errors import ConfigError
 
 @dataclass(frozen=True)
 class QuantRange:
-    """The integer range that a tensor is quantized to, and by which scheme.
+    """The integer range that a tensor is quantized to, and the scheme.
 
     ``customized`` is true when the user gave both bounds.
     """
@@ -85,8 +85,7 @@ def affine_qparams(
     2. float-qparams: the range is not widened to hold zero, the zero point is real.
     3. affine: the range is widened to hold zero, which is then exactly representable.
 
-    Other than there, a range wider than the largest float has a scale, with which no integer stands for
-    infinity.
+    *Different:* a range wider than the largest float gets a scale with which no integer stands for infinity.
 
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
     >>> affine_qparams(torch.tensor(-1.0), torch.tensor(1.55), target, torch.tensor([1e-7]))
@@ -128,7 +127,7 @@ def _finite(scale: Tensor, zero_point: Tensor, target: QuantRange) -> Tensor:
 def array_qparams(
     min_val: np.ndarray[Any, Any], max_val: np.ndarray[Any, Any], target: QuantRange, eps: float
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``affine_qparams`` on arrays (float32 ``[n]``), for the schemes per tensor; the same bits.
+    """``affine_qparams`` for NumPy arrays (float32 ``[n]``) and per-tensor schemes; the same bits.
 
     >>> target = QuantRange(torch.quint8, torch.per_tensor_affine, 0, 255)
     >>> low, high = np.array([-1.0], np.float32), np.array([1.55], np.float32)

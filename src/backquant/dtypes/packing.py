@@ -19,7 +19,7 @@ _LEAST = 16  # values of a tensor that is worth it
 
 
 def bits_of_values(tensor: Tensor) -> int:
-    """How many bits each value of an 8-bit tensor takes: 2, 3, 4 or 8; of another tensor, those of its dtype.
+    """How many bits each value needs: 2, 3, 4 or 8 in an 8-bit tensor; in others the width of the dtype.
 
     >>> bits_of_values(torch.full((4, 8), -8, dtype=torch.int8)), bits_of_values(torch.zeros(8))
     (4, 32)
@@ -36,7 +36,7 @@ def bits_of_values(tensor: Tensor) -> int:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """What a saved model needs for the values of a tensor.
+    """How many bytes a saved model needs for a tensor.
 
     >>> stored_bytes(torch.zeros(100, dtype=torch.int8)), stored_bytes(torch.zeros(100))
     (25, 400)
@@ -66,7 +66,7 @@ def _unit(bits: int) -> tuple[int, int]:
 
 
 def unpack_integers(packed: Tensor, bits: int, shape: list[int], dtype: torch.dtype) -> Tensor:
-    """The inverse of ``pack_integers``. Raises ``ConfigError`` for what it cannot have written.
+    """The inverse of ``pack_integers``. Raises ``ConfigError`` for bytes that it cannot have written.
 
     >>> unpack_integers(torch.tensor([241, 7], dtype=torch.uint8), 4, [3], torch.int8)
     tensor([ 1, -1,  7], dtype=torch.int8)

@@ -10,7 +10,7 @@ import torch
 
 
 class Format(Enum):
-    """How the stored values stand for numbers."""
+    """How stored values represent numbers."""
 
     SIGNED = "signed integers"  # value = (q - zero_point) * scale
     UNSIGNED = "unsigned integers"
@@ -23,16 +23,16 @@ class Format(Enum):
 class QDType:
     """One row of the table of dtypes; ``register_dtype`` adds one.
 
-    * ``token``: what configs, descriptions and observers name it by. PyTorch has tokens without any
-      operator, such as ``torch.uint6`` or ``torch.int4``.
+    * ``token``: the ``torch.dtype`` that configs, descriptions and observers name it by. PyTorch has some
+      without any operator, such as ``torch.uint6`` or ``torch.int4``.
     * ``storage``: the plain dtype of the tensors that hold its values.
     * ``bits``: the width of one value; of integers it gives the range.
     * ``tensor_token``: whether PyTorch has quantized tensors of ``token``, which
       ``torch.quantize_per_tensor`` makes (``torch.quint8`` and the like).
     * ``packed``: several values share a byte in PyTorch's kernels, which take weights only.
     * ``symmetric_zero_point``: the zero point of symmetric schemes; None: the middle of the range.
-    * ``largest``: of narrow floats, where it is not the largest of the storage.
-    * ``number``: what the dtype is in saved modules; None: derived from its name.
+    * ``largest``: the largest value of a narrow float, where it is not that of the storage.
+    * ``number``: the number of the dtype in saved modules; None: derived from its name.
 
     >>> row = QDType(torch.uint6, torch.uint8, 6, Format.UNSIGNED)
     >>> row.low, row.high, row.name, row.middle
@@ -71,12 +71,12 @@ class QDType:
 
     @property
     def is_stored(self) -> bool:
-        """Whether weights of this dtype are stored as such: all but the floats that they have."""
+        """Whether weights are stored in this dtype: all but full floats, which they are already."""
         return self.format is not Format.FULL
 
     @property
     def is_observed(self) -> bool:
-        """Whether activations get an observer in the graph: what can be stored, but for packed integers."""
+        """Whether activations of this dtype get an observer: stored dtypes other than packed integers."""
         return self.is_stored and (self.is_float or not self.packed)
 
     @property
@@ -104,5 +104,5 @@ class QDType:
 
     @property
     def code(self) -> int:
-        """``number``, or one that depends on the name alone."""
+        """``number``, or else one that is derived from the name."""
         return (1 << 32) + crc32(self.name.encode()) if self.number is None else self.number

@@ -21,11 +21,11 @@ ZeroPointT = TypeVar("ZeroPointT", default=int)
 class QParams(Generic[ScaleT, ZeroPointT]):
     """``value = (q - zero_point) * scale``, with ``q`` between ``quant_min`` and ``quant_max``.
 
-    ``scale`` and ``zero_point`` are numbers, or tensors: without dimension, or one entry per slice along
-    ``axis``; with ``block``, one per block of that shape. They are None where values are only cast, and where
-    they are chosen at each call (``is_dynamic``, with a scale of at least ``eps``; ``per_token``: one for
-    each slice along the last axis; ``groups``: one for each group or block, stored in ``scale_dtype``).
-    ``dtype`` is a quantized dtype or its storage.
+    ``scale`` and ``zero_point`` are numbers or tensors: of no dimension, or with one entry per slice along
+    ``axis``, or with one entry per block of shape ``block``. They are None if values are only cast, and if
+    they are computed at each call (``is_dynamic``; the scale is then at least ``eps``). A dynamic tensor has
+    one scale, or with ``per_token`` one for each slice along the last axis, or with ``groups`` one for each
+    group or block, stored in ``scale_dtype``. ``dtype`` is a quantized dtype or its storage.
 
     >>> q = QParams(0.5, 10, 0, 127, torch.uint8)
     >>> q.is_full_range, q.bounds, str(q)
@@ -64,7 +64,7 @@ class QParams(Generic[ScaleT, ZeroPointT]):
 
     @property
     def number(self) -> QParams:
-        """Of one scale, with numbers in place of tensors and the storage in place of the token."""
+        """The same with numbers for tensors and the storage for the token; needs a single scale."""
         scale: Any = self.scale
         zero_point: Any = self.zero_point
         ends = self.quant_min, self.quant_max
@@ -72,7 +72,7 @@ class QParams(Generic[ScaleT, ZeroPointT]):
 
     @property
     def bounds(self: QParams) -> tuple[float, float]:
-        """The floats that ``quant_min`` and ``quant_max`` stand for."""
+        """The float values of ``quant_min`` and ``quant_max``."""
         return (
             (self.quant_min - self.zero_point) * self.scale,
             (self.quant_max - self.zero_point) * self.scale,

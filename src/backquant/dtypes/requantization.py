@@ -32,7 +32,7 @@ _FAR = 2.0**40  # steps: beyond any range, and within 64 bits
 
 
 class Requantization(Enum):
-    """How sums become quantized values; the numbers are those of the module."""
+    """How sums become quantized values; numbered as in the module's docstring."""
 
     FLOAT = "float"
     FIXED_POINT = "fixed_point"
@@ -91,8 +91,8 @@ def requantize_sums(
 ) -> Tensor:
     """``sums`` (integers of at most 32 bits, any shape) times ``real`` (broadcasts over them), as int64.
 
-    The zero point of the result is added by the caller, who saturates, too. ``rounding`` does not touch
-    ``fixed_point_twice``, which rounds as it does. ``shift`` takes the power of two nearest above ``real``.
+    The caller adds the zero point and saturates. ``fixed_point_twice`` has a rounding of its own and ignores
+    ``rounding``. ``shift`` takes the next power of two above ``real``.
 
     >>> sums, real = torch.tensor([20, -20]), torch.tensor(0.125)
     >>> requantize_sums(sums, real, Requantization.FIXED_POINT, Rounding.HALF_UP)

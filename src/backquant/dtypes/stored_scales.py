@@ -17,7 +17,7 @@ _LEAST = 2.0**-9  # the smallest that E4M3 has: no scale is 0
 
 
 def stored_scale(scale: Tensor, scale_dtype: torch.dtype | None, high: float) -> Tensor:
-    """``scale`` (float64, any shape) as ``scale_dtype`` holds it; ``high``: the elements' largest value.
+    """``scale`` (float64, any shape) rounded to ``scale_dtype``; ``high``: the largest value of an element.
 
     >>> stored_scale(torch.tensor([0.3, 1.0]).double(), torch.float8_e8m0fnu, 448).tolist()
     [0.5, 1.0]

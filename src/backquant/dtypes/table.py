@@ -206,7 +206,7 @@ def is_scaled_float(dtype: torch.dtype | None) -> bool:
 
 
 def is_narrow_float(dtype: torch.dtype | None) -> bool:
-    """Whether values are only cast to this dtype: float16 and bfloat16.
+    """Whether it is a float that values are only cast to, without a scale: float16 and bfloat16.
 
     >>> is_narrow_float(torch.bfloat16), is_narrow_float(torch.float32)
     (True, False)
@@ -216,7 +216,7 @@ def is_narrow_float(dtype: torch.dtype | None) -> bool:
 
 
 def integer_range(dtype: torch.dtype | None) -> tuple[int, int] | None:
-    """Smallest and largest value of one element; None for what holds no integers.
+    """Smallest and largest value of one element; None for dtypes of floats.
 
     >>> integer_range(torch.qint8), integer_range(torch.quint4x2), integer_range(torch.float16)
     ((-128, 127), (0, 15), None)

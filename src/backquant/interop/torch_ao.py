@@ -47,7 +47,7 @@ _CONFIGS = (
 
 
 def from_torch_ao(obj: Any) -> Any:
-    """What ``obj`` of ``torch.ao`` is here. ``obj`` is not changed.
+    """The counterpart in backquant of an object of ``torch.ao``, which is not changed.
 
     Args:
         obj: a ``BackendConfig``, ``BackendPatternConfig``, ``DTypeConfig``, ``DTypeWithConstraints``,
@@ -74,16 +74,15 @@ weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symm
 
 
 def to_torch_ao(obj: Any, *, without: Iterable[str] = ()) -> Any:
-    """What ``obj`` of backquant is in ``torch.ao``: the inverse of ``from_torch_ao``.
+    """The counterpart in ``torch.ao`` of an object of backquant: the inverse of ``from_torch_ao``.
 
     Args:
         obj: as for ``from_torch_ao``, of backquant. Not changed.
-        without: fields to leave out that PyTorch's form has not, such as ``"engine"`` and ``"defaults"`` of
-            a built-in backend.
+        without: fields to leave out because PyTorch lacks them, such as ``"engine"`` and ``"defaults"`` of a
+            built-in backend.
 
     Raises:
-        SpecError: a field that PyTorch's form cannot say and that is not named by ``without``; a
-            ``GraphPattern``.
+        SpecError: a field that PyTorch lacks and that ``without`` does not name; a ``GraphPattern``.
         UsageError: a class, function or module of backquant that has no counterpart there.
 
     >>> from backquant import MinMaxObserver, get_backend_config

@@ -31,17 +31,17 @@ _SHOWN = 5
 def with_torch_ao_calibration(prepared: nn.Module, calibrated: nn.Module) -> PreparedModule:
     """A copy of ``prepared`` whose activations have the qparams that ``calibrated`` measured.
 
-    It converts without calibration data; its scales and zero points are those of PyTorch's converted model.
-    Neither argument is changed; parameters are shared with ``prepared``.
+    It can be converted without calibration data; its scales and zero points are those of PyTorch's converted
+    model. Neither argument is changed; parameters are shared with ``prepared``.
 
     Args:
-        prepared: of ``backquant.prepare_fx``, for inference.
-        calibrated: of ``torch.ao.quantization.quantize_fx.prepare_fx``, of the same float model with the
-            same QConfigMapping, after calibration.
+        prepared: from ``backquant.prepare_fx``, for inference.
+        calibrated: from ``torch.ao.quantization.quantize_fx.prepare_fx``, called with the same float model
+            and the same QConfigMapping, and calibrated.
 
     Raises:
-        UsageError: one of them is something else, is for training, has other weights, or they observe
-            different values (those are named).
+        UsageError: one of them is something else or is for training; they have different weights, or
+            observe different values (which are named).
         CalibrationError: an observer of ``calibrated`` saw no data.
 
     >>> import copy, warnings

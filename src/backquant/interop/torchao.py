@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 def as_quantizer(backend_config: BackendConfig, qconfig_mapping: QConfigMapping) -> PlanQuantizer:
     """A quantizer for torchao's ``prepare_pt2e`` that annotates what our plan quantizes.
 
-    The exported graph is decided about as a captured one is: an operator that is all that one of
-    PyTorch's modules does counts as that module, any other as a function. ``plan`` of the result has
-    the decisions and reasons once a model was annotated. Bounds on measured scales are not checked
-    again after calibration there.
+    The same rules apply as for a captured graph: an operator that is all that one of PyTorch's modules
+    does counts as that module, any other as a function. After a model was annotated, ``plan`` of the result
+    has the decisions and reasons. Bounds on measured scales are not checked again after calibration.
 
     Args:
         backend_config: what the backend admits.
-        qconfig_mapping: what is asked for, but for rules of ``set_module_name_object_type_order``.
+        qconfig_mapping: any rules but those of ``set_module_name_object_type_order``.
 
     Raises:
         MissingExtraError: torchao is not installed.
-        UsageError: another type of argument, or rules by order.
+        UsageError: an argument of the wrong type, or rules by order.
 
     >>> import torch, backquant
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

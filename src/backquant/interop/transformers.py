@@ -24,15 +24,15 @@ from backquant.interop.exported_decoder import CACHE, ExportedDecoder
 
 
 def decoder_inputs(model: nn.Module, input_ids: torch.Tensor, *, cached: int) -> dict[str, Any]:
-    """Arguments of a decoder for the tokens behind the first ``cached``, with the cache of those.
+    """Keyword arguments of a decoder for ``input_ids``, whose first ``cached`` tokens are in the cache.
 
-    As example inputs ``cached`` is at least 2, and so is what remains: ``torch.export`` takes sizes of 0 and
-    1 as fixed. For calibration 0 is right, too: that is prefill.
+    For example inputs both ``cached`` and the remaining tokens must be at least 2, because ``torch.export``
+    takes sizes of 0 and 1 as fixed. Calibration batches may have ``cached=0``: that is prefill.
 
     Args:
         model: a causal language model of ``transformers``.
         input_ids: ``[batch, tokens]``.
-        cached: how many tokens stand in the cache.
+        cached: how many tokens are in the cache.
 
     Returns:
         ``input_ids``, ``attention_mask``, ``position_ids`` and ``past_key_values`` (a ``DynamicCache``).
@@ -76,7 +76,7 @@ def _emptied(cache: Any) -> Any:
 
 
 def as_generator(quantized: nn.Module | str | os.PathLike[str], model: nn.Module) -> Any:
-    """A model of the class of ``model`` whose ``forward`` is the quantized model's: it can ``generate()``.
+    """A transformers model that computes with the quantized one, so that ``generate()`` works.
 
     Args:
         quantized: from ``quantize`` with ``decoder_inputs`` as example inputs, or from ``load``; or a

@@ -20,7 +20,8 @@ class _Stub(nn.Module):
 
 
 class QuantStub(_Stub):
-    """The identity, where a float tensor enters the quantized part; observed with ``qconfig``.
+    """Marks where a float tensor enters the quantized part of a model; the identity in float. ``qconfig``
+    says how the tensor is observed.
 
     >>> QuantStub()(torch.ones(1))
     tensor([1.])
@@ -28,7 +29,7 @@ class QuantStub(_Stub):
 
 
 class DeQuantStub(_Stub):
-    """The identity, where a tensor leaves the quantized part.
+    """Marks where a tensor leaves the quantized part of a model; the identity in float.
 
     >>> DeQuantStub()(torch.ones(1))
     tensor([1.])

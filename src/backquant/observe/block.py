@@ -167,10 +167,10 @@ class BlockMinMaxObserver(UniformQuantizationObserverBase):
 
 
 class BlockMSEObserver(BlockMinMaxObserver):
-    """The range of every block of which the rounded values have the least squared error.
+    """Chooses for every block the range whose quantized values have the least squared error.
 
-    Ranges from the whole down to a fifth of it are tried: values beyond are clipped, the others rounded
-    more finely. It keeps the last tensor that it saw; ``merge`` refuses.
+    Ranges from the full one down to a fifth of it are tried: a smaller range clips the largest values and
+    rounds the others more finely. Only the last tensor counts; ``merge`` raises ConfigError.
 
     >>> whole, clipped = (made("per_group(size=8)", dtype=INT4)
     ...                   for made in (BlockMinMaxObserver, BlockMSEObserver))

@@ -14,7 +14,7 @@ from backquant.observe.base import ObserverBase
 class FixedQParamsObserver(ObserverBase):
     """For operators whose output range is known, such as sigmoid (0 to 1). Per tensor.
 
-    Args as of PyTorch's class. Raises ConfigError for ``is_dynamic=True``.
+    Arguments are those of PyTorch's class. Raises ConfigError for ``is_dynamic=True``.
 
     >>> FixedQParamsObserver(scale=1 / 256, zero_point=0).calculate_qparams()
     (tensor([0.0039]), tensor([0], dtype=torch.int32))

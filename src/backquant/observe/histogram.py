@@ -31,7 +31,7 @@ _MOST_WAITING = 1 << 16
 class HistogramObserver(UniformQuantizationObserverBase):
     """Counts values on a fixed grid and clips the range where that lowers the squared error.
 
-    Args as of PyTorch's class. ``bins`` sets the resolution: every power-of-two interval
+    Arguments are those of PyTorch's class. ``bins`` sets the resolution: every power-of-two interval
     ``[2**e, 2**(e+1))`` of either sign is divided into ``bins / 16`` bins (rounded up to a power of
     two, 1 to 1024; with 128, each level of 8-bit data has a bin of its own). Their width is thus a
     power of two and their edges are multiples of it; the grid is the same for all observers.

@@ -31,7 +31,8 @@ def get_observer_state_dict(mod: nn.Module) -> OrderedDict[str, torch.Tensor]:
 
 
 def load_observer_state_dict(mod: nn.Module, obs_dict: Mapping[str, Any]) -> None:
-    """Load what ``get_observer_state_dict`` gave for a model that was prepared alike. Weights stay.
+    """Load the result of ``get_observer_state_dict`` of a model that was prepared in the same way. Weights
+    are left as they are.
 
     Raises ``UsageError``, before anything is loaded, when entries are missing or belong to no observer.
 

@@ -89,7 +89,7 @@ def with_callable_args(cls: Any, /, **kwargs: Callable[[], Any]) -> ObserverPart
 
 
 def factories_equal(first: Any, second: Any) -> bool:
-    """Whether two observer factories (classes or partials, PyTorch's included) make the same.
+    """Whether two observer factories (classes or partials, PyTorch's included) make equal observers.
 
     A partial of PyTorch's is recognised by its attribute ``p``; ``observer=`` arguments are
     compared as factories in turn.

@@ -16,9 +16,9 @@ from backquant.observe.base import EPS, ObserverBase
 class PlaceholderObserver(ObserverBase):
     """Carries a dtype to the conversion: float dtypes, and ranges measured at inference.
 
-    Args as of PyTorch's class; ``compute_dtype`` is its deprecated spelling of ``is_dynamic``.
-    ``granularity="per_token"``: at each call one scale for every slice along the last axis;
-    ``"per_group(size=32)"``, ``"per_block(shape=[1, 16])"``: one for each group or block, around 0.
+    Arguments are those of PyTorch's class; ``compute_dtype`` is its deprecated spelling of ``is_dynamic``.
+    With ``granularity="per_token"`` each call computes one scale for every slice along the last axis; with
+    ``"per_group(size=32)"`` or ``"per_block(shape=[1, 16])"`` one for each group or block, with zero point 0.
 
     >>> PlaceholderObserver(dtype=torch.float16)
     PlaceholderObserver(dtype=torch.float16, is_dynamic=False)
@@ -83,7 +83,7 @@ def _at_each_call(granularity: str | None) -> str:
 
 
 class NoopObserver(ObserverBase):
-    """Carries a dtype and asks for no observation at all.
+    """Carries a dtype; nothing is observed.
 
     >>> NoopObserver().dtype
     torch.float16
@@ -106,7 +106,7 @@ class NoopObserver(ObserverBase):
 
 
 class ReuseInputObserver(ObserverBase):
-    """QConfigRequest that the output uses the observer of the operator's input (reshape and the like).
+    """Asks that the output shares the observer of the operator's input (for reshape and the like).
 
     If the input is not observed, neither is the output.
 

@@ -23,9 +23,9 @@ _BLOCKS = ("per_group", "per_block")
 
 
 def qparam_dict(observer: Any, calculated: _Pair | None = None) -> dict[str, Any]:
-    """What a reference module needs of the observer of its weight.
+    """The qparams that a reference module needs, from the observer of its weight.
 
-    ``calculated``: what its ``calculate_qparams()`` would return, if that is known.
+    ``calculated``: the result of its ``calculate_qparams()``, if that is known already.
 
     Keys: ``qscheme`` (affine; None when the observer has none or measures nothing), ``dtype``,
     and then ``scale``, ``zero_point``, ``axis`` (per channel), ``quant_min``, ``quant_max``.

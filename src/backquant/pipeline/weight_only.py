@@ -39,14 +39,14 @@ _USUAL_GROUP = 128
 def weight_only_mapping(
     backend: str | BackendConfig, weights: str, group_size: int | None = None
 ) -> QConfigMapping:
-    """What ``quantize(model, weights=..., group_size=...)`` asks for, to be changed in part.
+    """The mapping that ``quantize(model, weights=..., group_size=...)`` uses, as a start for one's own.
 
     Args:
         backend: a name, a file, or a ``BackendConfig``.
         weights: a dtype by name: ``"int8"``, ``"int4"``, ``"uint4"``, ``"int2"``, ….
         group_size: how many weights of one row share a scale. Default: rule 2.
 
-    Raises ``UsageError`` for a word that is no dtype, and where no entry of the backend admits such weights.
+    Raises ``UsageError`` for an unknown dtype, and if no entry of the backend admits such weights.
 
     >>> mapping = weight_only_mapping("onnxruntime", "int4", 32)
     >>> mapping.object_type_qconfigs[torch.nn.Linear].weight().granularity

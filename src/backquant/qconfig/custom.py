@@ -1,4 +1,4 @@
-"""Custom configs of conversion and fusion: what they treat apart."""
+"""ConvertCustomConfig and FuseCustomConfig: what conversion and fusion treat specially."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CustomConfig:
 
 
 class ConvertCustomConfig(CustomConfig):
-    """Modules that ``convert_fx`` treats apart. Every setter returns the config.
+    """What ``convert_fx`` treats specially: custom modules, attributes to keep. Setters return the config.
 
     >>> ConvertCustomConfig().set_preserved_attributes(["tag"])
     ConvertCustomConfig(preserved_attributes=['tag'])
@@ -62,8 +62,8 @@ class ConvertCustomConfig(CustomConfig):
     ) -> ConvertCustomConfig:
         """Replace modules of ``observed_class`` by ``quantized_class.from_observed(module)``.
 
-        Whether ``quantized_class`` has a ``from_observed`` is seen when a module is replaced, as in
-        PyTorch.
+        As in PyTorch, a ``quantized_class`` without ``from_observed`` is an error only when a module is
+        replaced.
 
         >>> class Quantized:
         ...     @classmethod
@@ -121,7 +121,7 @@ class ConvertCustomConfig(CustomConfig):
 
 
 class FuseCustomConfig(CustomConfig):
-    """What ``fuse_fx`` treats apart.
+    """What ``fuse_fx`` treats specially: attributes to keep.
 
     >>> FuseCustomConfig().set_preserved_attributes(["tag"]).to_dict()
     {'preserved_attributes': ['tag']}

@@ -45,13 +45,13 @@ class QConfigMapping:
     Precedence, strongest first, whatever the order of the calls:
 
     1. ``set_module_name_object_type_order``: the n-th use of an operator inside of a module.
-    2. ``set_module_name``: a module by its path; it holds for what is inside of it, too.
+    2. ``set_module_name``: a module by its path, and its submodules.
     3. ``set_module_name_regex``: the first registered pattern that matches the path.
     4. ``set_object_type``: a module class, a function, or a method name.
     5. ``set_global``.
 
-    Setting the same key again replaces the QConfig and keeps the position. Equality compares
-    rules by what their QConfigs make, and heeds order for regexes only.
+    Setting the same key again replaces the QConfig and keeps the position. Two mappings are equal if their
+    rules have equal QConfigs; the order counts for regular expressions only.
 
     >>> import torch
     >>> from backquant.qconfig import default_qconfig

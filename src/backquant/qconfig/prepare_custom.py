@@ -1,4 +1,4 @@
-"""PrepareCustomConfig: modules that are treated apart when a model is prepared."""
+"""PrepareCustomConfig: what is treated specially when a model is prepared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class StandaloneModuleConfigEntry:
 
 
 class PrepareCustomConfig(CustomConfig):
-    """Modules that ``prepare_fx`` treats apart. Every setter returns the config.
+    """What ``prepare_fx`` treats specially: standalone and custom modules, modules to keep whole, quantized
+    inputs and outputs, attributes to keep. Every setter returns the config.
 
     >>> config = PrepareCustomConfig().set_input_quantized_indexes([0])
     >>> config
@@ -113,12 +114,12 @@ class PrepareCustomConfig(CustomConfig):
     ) -> PrepareCustomConfig:
         """Replace modules of ``float_class`` by ``observed_class.from_float(module)``.
 
-        ``quant_type`` is the kind of quantization that a QConfig has to ask for. Static modules are
-        observed like operators; dynamic and weight-only ones take and give floats, and quantize
-        inside (PyTorch has static ones only).
+        Only modules whose QConfig is of the kind ``quant_type`` are replaced. Static modules are
+        observed like operators; dynamic and weight-only ones take and return floats and quantize
+        internally (PyTorch has static ones only).
 
-        Whether ``observed_class`` has a ``from_float`` is seen when a module of ``float_class`` is
-        replaced, as in PyTorch.
+        As in PyTorch, an ``observed_class`` without ``from_float`` is an error only when a module is
+        replaced.
 
         Raises ConfigError for ``QuantType.QAT``: modules are observed for training as for static
         quantization.

@@ -18,12 +18,12 @@ class _Pair(NamedTuple):
 class QConfig(_Pair):
     """Observer classes or factories for activations and weight: a named tuple of two, as PyTorch's.
 
-    ``output`` is an attribute beside the two: another observer for outputs than for inputs. ``None``: that of
-    ``activation``. Operators whose output shares its input's qparams do not ask for it.
+    The attribute ``output`` is another observer for outputs than for inputs; ``None``: ``activation`` is for
+    both. Operators whose output shares its input's qparams do not use it.
 
     Each is called once per observed tensor, so it is a class, or ``Observer.with_args(...)``, or
-    any callable that returns a new observer; not an observer. ``torch.nn.Identity`` leaves its
-    tensor alone. Raises ConfigError for an instance or something that cannot be called.
+    any callable that returns a new observer, but not an observer itself. ``torch.nn.Identity`` leaves the
+    tensor unquantized. Raises ConfigError for an instance or something that cannot be called.
 
     >>> from backquant.observe import HistogramObserver, default_weight_observer
     >>> QConfig(activation=HistogramObserver, weight=default_weight_observer).weight().dtype
@@ -62,7 +62,7 @@ QConfigAny: TypeAlias = QConfig | None
 
 
 def qconfig_equals(q1: Any, q2: Any) -> bool:
-    """Whether two QConfigs (or None) make the same observers. PyTorch's are understood, too.
+    """Whether two QConfigs (or None) make equal observers; PyTorch's QConfigs are understood, too.
 
     >>> from backquant.observe import MinMaxObserver
     >>> one = QConfig(MinMaxObserver.with_args(quant_min=0), MinMaxObserver)

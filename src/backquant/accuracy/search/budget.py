@@ -14,13 +14,14 @@ _FIX = 'budget={"max_drop": 0.01}, or {"max_ms": 5.0}, or both'
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits; ``None`` is none.
+    """Limits of a search; ``None``: no limit.
 
-    ``max_drop``: how much less than the float model's the metric may be. ``min_sqnr``: of the outputs, in dB.
-    Where one of the two is said, the search looks for the least time (where time is not measured: the fewest
-    bit-operations) within all limits; else for the least loss.
-    ``max_ms``: of one call on the example inputs. ``max_ratio``: of that and the float model's.
-    ``max_bytes``: of the weights. ``max_bitops``: multiply-adds, each by the bits of both factors.
+    ``max_drop``: by how much the metric may fall below the float model's. ``min_sqnr``: the least SQNR of the
+    outputs, in dB. If one of these two is given, the search minimises time (or bit-operations, where time is
+    not measured) within all limits; otherwise it minimises the loss.
+    ``max_ms``: milliseconds of one call on the example inputs. ``max_ratio``: that time divided by the float
+    model's. ``max_bytes``: size of the weights. ``max_bitops``: multiply-adds, each times the bits of both
+    factors.
 
     >>> Budget.of({"max_ratio": 0.5}).to_dict()
     {'max_ratio': 0.5}
@@ -56,12 +57,12 @@ class Budget:
 
     @property
     def limits_loss(self) -> bool:
-        """Whether it says how much accuracy may be lost."""
+        """Whether it limits the loss of accuracy."""
         return self.max_drop is not None or self.min_sqnr is not None
 
     @property
     def limits_time(self) -> bool:
-        """Whether it says how long a call may take."""
+        """Whether it limits the time of a call."""
         return self.max_ms is not None or self.max_ratio is not None
 
     def to_dict(self) -> dict[str, float]:

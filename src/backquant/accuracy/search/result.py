@@ -39,12 +39,12 @@ class ChosenOption:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best that a search found; print it, ``to_dict``, or ``save_html``.
+    """The best model that a search found; print it, or use ``to_dict`` and ``save_html``.
 
-    ``model``: an ordinary quantized model. ``met``: whether ``best``, which is what it was measured to be,
-    keeps to the budget; ``hindrance``: what stands in the way where it does not. ``in_float``: the metric
-    of the float model. ``front``: the least time (or bit-operations) for each error, as predicted.
-    ``seconds``: of the calibration, and of all.
+    ``model``: an ordinary quantized model; ``best``: its measured figures. ``met``: whether they keep to
+    the budget; if not, ``hindrance`` says what stands in the way. ``in_float``: the metric of the float
+    model. ``front``: the predicted Pareto front, the least time (or bit-operations) for each error.
+    ``seconds``: duration of the calibration and of the whole search.
     """
 
     model: QuantizedModel

@@ -10,8 +10,8 @@ from backquant.backend_config.files.models import SCHEMA_VERSION, FileModel
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of spec files of the current ``schema_version``, as a new dict.
 
-    It is the content of ``schema_v1.json`` in this package. It checks structure; whether names resolve
-    only loading can tell.
+    It is the content of ``schema_v1.json`` in this package. It checks structure; whether names can be
+    imported is checked when a file is loaded.
 
     >>> json_schema()["required"]
     ['schema_version', 'name']
