@@ -79,6 +79,41 @@ def test_softmax_behind_a_convolution_is_right_in_the_runtime(tmp_path) -> None:
     torch.testing.assert_close(ExecuTorchModel(tmp_path / "m.pte")(x), model(x), rtol=0, atol=1e-5)
 
 
+class Clipped(nn.Module):
+    """A clip behind arithmetic, and a value that an operator on integers and one in float read."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.one, self.other, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = torch.relu(self.one(x))
+        other = self.other(one)
+        return self.last(self.function(other, one)) + one.sin()
+
+
+CLIPPED = {
+    "add-relu": lambda a, b: torch.relu(a + b),
+    "sub-relu": lambda a, b: torch.relu(a - b),
+    "mul-relu": lambda a, b: torch.relu(a * b),
+    "add-hardtanh": lambda a, b: F.hardtanh(a + b, -0.2, 0.1),
+    "mul-relu6": lambda a, b: F.relu6(a * b),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_clips_behind_arithmetic_are_loaded_and_right(name: str, tmp_path) -> None:
+    """By itself the delegate does not load the product: its inputs are integers, its result is not."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    model = backquant.quantize(Clipped(CLIPPED[name]).eval(), backend="xnnpack", calibration=[x])
+    found = backquant.export(model, tmp_path / "m.pte", example_inputs=x)
+    assert found.integer_share == 1.0
+    got, wanted = ExecuTorchModel(tmp_path / "m.pte")(x), model(x)
+    assert 10 * torch.log10(wanted.square().sum() / (wanted - got).square().sum()) > 35
+
+
 class Attending(nn.Module):
     """Attention of ``heads`` heads of queries; ``options`` are those of the function."""
 
@@ -111,6 +146,19 @@ class Repeating(Attending):
         return F.rms_norm(mixed.transpose(1, 2).reshape(batch, length, -1), (16,), eps=1e-6)
 
 
+class LengthFirst(Attending):
+    """The batch is the second axis, and so it lies in memory: what is viewed at the end counts on that."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        batch, length, _ = x.shape
+        x = x.transpose(0, 1)
+        query = self.query(x).view(length, batch, self.heads, -1).permute(1, 2, 0, 3)
+        rest = self.rest(x).view(length, batch, 2, self.groups, -1)
+        key, value = rest.permute(2, 1, 3, 0, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, **self.options)
+        return mixed.permute(2, 0, 1, 3).contiguous().view(length * batch, -1)
+
+
 def padding(batch: int) -> torch.Tensor:
     """The last position of each sample but the first is none."""
     mask = torch.ones(batch, 1, 1, 5, dtype=torch.bool)
@@ -124,6 +172,7 @@ ATTENTION = {
     "added": (Attending(4, 4), (torch.linspace(-2, 2, 25).view(5, 5),)),
     "padded": (Attending(4, 4), (padding(2),)),
     "repeated": (Repeating(4, 2), ()),
+    "length first": (LengthFirst(4, 4), ()),
     "shared": (Attending(4, 2, enable_gqa=True), (padding(2),)),
 }
 

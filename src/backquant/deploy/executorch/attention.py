@@ -131,10 +131,11 @@ class AttentionRewriter:
         values = made(_aten.reshape.default, value, [sizes.count, sizes.positions, sizes.width])
         mixed = made(_aten.bmm.default, weights, values)
         shape = [sizes.batch, sizes.heads, sizes.length, sizes.width]
-        turned = made(_aten.permute.default, made(_aten.reshape.default, mixed, shape), _TURNED)
+        order = _order_in_memory(node.meta["val"])
+        turned = made(_aten.permute.default, made(_aten.reshape.default, mixed, shape), order)
         # PyTorch's result lies in memory so, and views of it count on that
         laid = before(node, _aten.clone.default, (turned,), memory_format=torch.contiguous_format)
-        replace(node, made(_aten.permute.default, laid, _TURNED))
+        replace(node, made(_aten.permute.default, laid, [order.index(axis) for axis in range(4)]))
 
     def _masked(self, node: Any, scores: Any, mask: Any, sizes: _Sizes) -> Any:
         """``scores + mask``, whose sizes are broadcast to batch, heads, length, positions."""
@@ -188,6 +189,12 @@ def _shared(*repeated: Any) -> tuple[Any, ...]:
 def _without_2(repeated: Any) -> list[Any]:
     sizes = sizes_of(repeated)
     return [*sizes[:2], *sizes[3:]]
+
+
+def _order_in_memory(value: torch.Tensor) -> list[int]:
+    """The axes of ``value``, that with the longest steps in memory first."""
+    steps = [step if isinstance(step, int) else int(step.node.hint) for step in value.stride()]
+    return sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
 
 
 def _causal(node: Any, sizes: _Sizes) -> Any:

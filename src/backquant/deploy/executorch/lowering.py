@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
@@ -114,13 +115,12 @@ def _origin(node: fx.Node) -> str:
 def _partitioned(exported: ExportedProgram) -> tuple[Any, dict[str, str]]:
     """The edge program with delegates, and the partitioner's reasons by origin."""
     with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     with quiet(), _reasons() as reasons:
         edge = to_edge_transform_and_lower(
             exported,
-            partitioner=[XnnpackPartitioner()],
+            partitioner=[partitioner()],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
     refused = {}

@@ -13,6 +13,11 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 6. ``rms_norm`` over the last axis becomes its arithmetic, with tensors in place of numbers.
 7. ``prelu`` runs on four dimensions: the delegate takes it of any, wants its input channels last, and fails.
 8. ``matmul`` of batches, and attention: see ``attention``.
+9. A difference or product of integers in front of ``relu``, and any of three in front of ``hardtanh``, is
+   rounded before it as well as behind: the delegate knows the one result between ``add`` and ``relu`` only.
+   The values stay, since what the qparams of the clipped result cut off is clipped anyway.
+10. Each reader of integers has a dequantize node of its own: one that a kernel on integers and an operator
+   in float share counts as part of that kernel, and the delegate does not load.
 """
 
 from __future__ import annotations
@@ -27,10 +32,13 @@ from torch.export import ExportedProgram
 
 from backquant.deploy.edits import before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
-from backquant.lower.qdq import is_quantize
+from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overloads
 
 _aten = torch.ops.aten
+_RELUS = overloads("relu")
+_ADDITIONS = overloads("add")
+_ARITHMETIC = overloads("add", "sub", "mul")
 _VIEWS = overloads("view", "reshape", "flatten")
 _SQUEEZES = overloads("squeeze", "unsqueeze")
 _SOFTMAXES = {*overloads("softmax"), *(each.ends_in for each in named("softmax").decompositions)}
@@ -47,6 +55,7 @@ def rewrite(program: ExportedProgram) -> None:
         rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
             rule(node)
+    _dequantize_for_each_reader(program.graph)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
 
@@ -57,15 +66,38 @@ def _mean(node: Any) -> None:
     rank = source.meta["val"].dim()
     if keep or rank != 4 or not axes or sorted(axis % rank for axis in axes) != [2, 3]:
         return
-    kept = before(node, node.target, (source, axes, True))
-    value = kept
-    users = list(node.users)
-    if len(users) == 1 and is_quantize(users[0]):
-        qparams = users[0].args[1:]
-        dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-        quantized = before(node, users[0].target, (kept, *qparams))
-        value = before(node, dequantize, (quantized, *qparams))
+    value = _rounded(node, before(node, node.target, (source, axes, True)))
     replace(node, before(node, _aten.view.default, (value, sizes_of(node))))
+
+
+def _rounded(node: Any, value: Any) -> Any:
+    """``value`` as the one reader of ``node`` quantizes its result; as it is where none does."""
+    users = list(node.users)
+    if len(users) != 1 or not is_quantize(users[0]):
+        return value
+    qparams = users[0].args[1:]
+    quantized = before(node, users[0].target, (value, *qparams))
+    dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+    return before(node, dequantize, (quantized, *qparams))
+
+
+def _clip(node: Any) -> None:
+    """Rule 9, at ``relu`` or ``hardtanh``."""
+    source = node.args[0]
+    rounded_first = _ARITHMETIC - _ADDITIONS if node.target in _RELUS else _ARITHMETIC
+    if source.target not in rounded_first or len(source.users) != 1:
+        return
+    if all(is_dequantize(value) for value in source.all_input_nodes):
+        node.replace_input_with(source, _rounded(node, source))
+
+
+def _dequantize_for_each_reader(graph: Any) -> None:
+    """Rule 10, in place, for activations whose qparams are known."""
+    for node in list(graph.nodes):
+        if not is_dequantize(node) or node.args[0].op == "placeholder":
+            continue
+        for user in list(node.users)[1:]:
+            user.replace_input_with(node, before(user, node.target, node.args))
 
 
 def _squeeze(node: Any) -> None:
@@ -183,6 +215,8 @@ _RULES: dict[Any, Callable[[Any], None]] = {
         (_VIEWS, _view),
         (_SOFTMAXES, _softmax),
         (named("matmul").aten, batched_product),
+        (_RELUS, _clip),
+        (overloads("hardtanh"), _clip),
     )
     for overload in names
 }

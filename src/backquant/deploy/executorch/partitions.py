@@ -1,0 +1,87 @@
+"""Partitions that can be cut out of a program one after the other.
+
+ExecuTorch 1.5 merges parts as long as no value leaves the merged part and comes back. Two parts that each
+read a result of the other pass that test, and cannot be cut out. Then the operators that the delegate takes
+are divided anew, by level: how many times, at most, a value on its way there has left the delegate for an
+operator outside of it. A value that leaves a level comes back at a higher one only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from torch import fx
+
+__all__ = ["by_levels", "can_be_cut_out", "partitioner"]
+
+
+def partitioner() -> Any:
+    """XNNPACK's partitioner of ExecuTorch, whose partitions can be cut out."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from torch.fx.passes.infra.partitioner import Partition
+
+    class Partitioner(XnnpackPartitioner):
+        def generate_partitions(self, ep: Any) -> list[Any]:
+            proposed: list[Any] = super().generate_partitions(ep)
+            if can_be_cut_out(ep.graph, [part.nodes for part in proposed]):
+                return proposed
+            levels = by_levels(ep.graph, self.get_matched_nodes_from_configs(ep))
+            return [Partition(id=i, nodes=nodes) for i, nodes in enumerate(levels)]
+
+    return Partitioner()
+
+
+def can_be_cut_out(graph: fx.Graph, parts: Iterable[Collection[fx.Node]]) -> bool:
+    """Whether the graph with each part as one operator has an order.
+
+    >>> gm = fx.symbolic_trace(lambda x: (x + 1, (x + 1).exp() * 2))
+    >>> one, other, exp, product = [n for n in gm.graph.nodes if n.op == "call_function" or n.target == "exp"]
+    >>> can_be_cut_out(gm.graph, [[one, other], [product]]), can_be_cut_out(gm.graph, [[other, product]])
+    (True, False)
+    """
+    try:
+        _ordered(_sources(graph, _of_node(parts)))
+    except CycleError:
+        return False
+    return True
+
+
+def by_levels(graph: fx.Graph, groups: Sequence[Collection[fx.Node]]) -> list[list[fx.Node]]:
+    """The groups of each level together, in graph order; nodes of one group stay together.
+
+    Raises CycleError where single groups cannot be cut out.
+    """
+    of_node = _of_node(groups)
+    sources = _sources(graph, of_node)
+    levels: dict[Any, int] = {}
+    for part in _ordered(sources):
+        outside = isinstance(part, fx.Node)
+        before = sources.get(part, ())
+        steps = (levels[each] + (outside and not isinstance(each, fx.Node)) for each in before)
+        levels[part] = max(steps, default=0)
+    found: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node in of_node:
+            found[levels[of_node[node]]].append(node)
+    return [found[level] for level in sorted(found)]
+
+
+def _of_node(parts: Iterable[Collection[fx.Node]]) -> dict[fx.Node, int]:
+    return {node: i for i, part in enumerate(parts) for node in part}
+
+
+def _sources(graph: fx.Graph, of_node: Mapping[fx.Node, int]) -> dict[Any, set[Any]]:
+    """What each part, and each node outside of parts, reads. Constants are copied for each part."""
+    sources: dict[Any, set[Any]] = defaultdict(set)
+    for node in graph.nodes:
+        own = of_node.get(node, node)
+        read = (of_node.get(s, s) for s in node.all_input_nodes if s.op != "placeholder")
+        sources[own].update(each for each in read if each != own)
+    return sources
+
+
+def _ordered(sources: Mapping[Any, set[Any]]) -> list[Any]:
+    return list(TopologicalSorter(sources).static_order())
