@@ -51,8 +51,7 @@ def export(  # size: one parameter per option of the command
 ) -> None:
     """Write a quantized model for another runtime, and say which kernels it will run there."""
     import backquant
-    from backquant.cli.model_commands import parse_requirement
-    from backquant.cli.models import parse_inputs
+    from backquant.cli.models import parse_inputs, parse_requirement
 
     with guarded(as_json=as_json):
         path = output if output is not None else beside(artifact, to)

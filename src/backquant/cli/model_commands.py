@@ -176,7 +176,7 @@ def quantize(  # size: one parameter per option of the command
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.files import check_plain, made_empty, written
-    from backquant.cli.models import load_model, parse_inputs
+    from backquant.cli.models import load_model, parse_inputs, parse_requirement
     from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target
 
@@ -286,27 +286,6 @@ def _check_output(output: Path, force: bool) -> None:
             where="--output",
             fix="choose another name, or replace it with --force",
         )
-
-
-def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
-    """A share when one number is given, else module names."""
-    if not texts:
-        return None
-    shares = [share for share in map(_number, texts) if share is not None]
-    if shares and len(texts) > 1:
-        raise UsageError(
-            "a share of multiply-adds cannot be combined with module names or another share",
-            where="--require " + " --require ".join(texts),
-            fix="--require 0.9, or --require encoder.fc1 --require encoder.fc2",
-        )
-    return shares[0] if shares else tuple(texts)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def inspect(

@@ -171,3 +171,24 @@ def _parse_input(text: str) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     return torch.zeros(shape, dtype=dtype)
+
+
+def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None:
+    """A share when one number is given, else module names."""
+    if not texts:
+        return None
+    shares = [share for share in map(_number, texts) if share is not None]
+    if shares and len(texts) > 1:
+        raise UsageError(
+            "a share of multiply-adds cannot be combined with module names or another share",
+            where="--require " + " --require ".join(texts),
+            fix="--require 0.9, or --require encoder.fc1 --require encoder.fc2",
+        )
+    return shares[0] if shares else tuple(texts)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

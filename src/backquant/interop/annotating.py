@@ -21,7 +21,7 @@ from backquant.interop.respelled import respelled
 from backquant.match import Plan, make_plan
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
 from backquant.prepare import ObserverSource, ObserverSpec, Site, SiteTable
-from backquant.prepare.sites import observation_sites
+from backquant.prepare.placement import observation_sites
 from backquant.qconfig import QConfigMapping
 
 with warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backquant.prepare.custom_modules import give_qconfigs
 from backquant.prepare.insert import insert_observers
+from backquant.prepare.placement import observation_sites
 from backquant.prepare.qat import swap_for_training
 from backquant.prepare.quantized_inputs import observe_quantized_inputs
 from backquant.prepare.record import (
@@ -17,7 +18,7 @@ from backquant.prepare.record import (
 )
 from backquant.prepare.requests import ObserverSource, ObserverSpec
 from backquant.prepare.roles import Role
-from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable, observation_sites
+from backquant.prepare.sites import QUANTIZED_INPUT, Site, SiteTable
 from backquant.prepare.standalone import prepare_standalone_modules
 from backquant.prepare.unobserved import unobserved
 

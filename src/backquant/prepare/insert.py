@@ -14,6 +14,7 @@ from backquant.graph import GraphEditor, call_before, own_buffers, rebuilt, set_
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.conflicts import check_groups
 from backquant.prepare.custom_modules import observe_custom_modules
+from backquant.prepare.placement import observation_sites
 from backquant.prepare.record import (
     PreparedModule,
     Record,
@@ -21,7 +22,7 @@ from backquant.prepare.record import (
 )
 from backquant.prepare.requests import ObserverSource
 from backquant.prepare.separate_interfaces import Interface, interfaces
-from backquant.prepare.sites import Site, SiteTable, observation_sites
+from backquant.prepare.sites import Site, SiteTable
 from backquant.reason_codes import ReasonCode
 
 

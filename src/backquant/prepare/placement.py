@@ -39,6 +39,20 @@ class _Draft:
     readers: list[str] = field(default_factory=list)
 
 
+def observation_sites(
+    module: fx.GraphModule,
+    plan: Plan,
+    backend_config: BackendConfig,
+    qconfig_mapping: QConfigMapping,
+    custom: PrepareCustomConfig | None = None,
+) -> SiteTable:
+    """Where ``plan`` needs observers in the unobserved (fused) graph of ``module``.
+
+    Raises ConfigError when a QConfig makes something that is no observer.
+    """
+    return Placement(module, plan, backend_config, qconfig_mapping, custom).run()
+
+
 class Placement:
     """One walk over the graph in its order: O(nodes + edges).
 

@@ -32,13 +32,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import fx
-
-from backquant.backend_config import BackendConfig
-from backquant.match.plan import Plan, Reason
+from backquant.match.plan import Reason
 from backquant.prepare.requests import ObserverSpec
 from backquant.prepare.roles import Role
-from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 #: Observers are modules and nodes named ``activation_post_process_0``, ``_1``, … as in PyTorch.
 PREFIX = "activation_post_process_"
@@ -93,19 +89,3 @@ class SiteTable:
         for site in self.sites:
             members.setdefault(site.group, []).append(site.name)
         return {head: tuple(names) for head, names in members.items()}
-
-
-def observation_sites(
-    module: fx.GraphModule,
-    plan: Plan,
-    backend_config: BackendConfig,
-    qconfig_mapping: QConfigMapping,
-    custom: PrepareCustomConfig | None = None,
-) -> SiteTable:
-    """Where ``plan`` needs observers in the unobserved (fused) graph of ``module``.
-
-    Raises ConfigError when a QConfig makes something that is no observer.
-    """
-    from backquant.prepare.placement import Placement  # it builds what is defined here
-
-    return Placement(module, plan, backend_config, qconfig_mapping, custom).run()

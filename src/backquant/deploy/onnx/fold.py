@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from backquant.deploy.onnx.blocks import transposed_blocks
+from backquant.deploy.onnx.initializers import add_initializer, drop_unused
+
 
 def fold_integer_constants(model: Any) -> None:
     """Fold Cast of integers, and Transpose behind a per-channel or per-tensor DequantizeLinear, in place."""
@@ -64,8 +67,6 @@ def transposed_dequantize(model: Any, value: Any, permutation: list[int], *, bef
         return None
     weight = dequantize.inputs[0]
     if "block_size" in dequantize.attributes:
-        from backquant.deploy.onnx.blocks import transposed_blocks
-
         constant = all(_is_constant(given) for given in dequantize.inputs)
         return (
             transposed_blocks(model, dequantize, permutation, before=before) if constant else None
@@ -93,34 +94,3 @@ def _permutation(node: Any, rank: int) -> list[int]:
 
 def _replace(model: Any, value: Any, array: np.ndarray[Any, Any]) -> None:
     value.replace_all_uses_with(add_initializer(model, array, value.name))
-
-
-def add_initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
-    """A new constant of ``model``, named after ``like``."""
-    import onnx_ir as ir
-
-    name, number = f"{like}_folded", 1
-    while name in model.graph.initializers:
-        number += 1
-        name = f"{like}_folded_{number}"
-    tensor = ir.Tensor(array, name=name)
-    made = ir.Value(
-        name=name,
-        shape=ir.Shape(array.shape),
-        type=ir.TensorType(tensor.dtype),
-        const_value=tensor,
-    )
-    model.graph.register_initializer(made)
-    return made
-
-
-def drop_unused(model: Any) -> None:
-    """Remove nodes and constants that nothing reads, in place."""
-    graph = model.graph
-    for node in reversed(list(graph)):
-        outputs = node.outputs
-        if all(not o.uses() and not o.is_graph_output() for o in outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.fold import add_initializer
+from backquant.deploy.onnx.initializers import add_initializer
 
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")

@@ -17,8 +17,9 @@ from backquant.deploy.onnx.additions import write_sums
 from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
 from backquant.deploy.onnx.exporter import exported_to_onnx
-from backquant.deploy.onnx.fold import drop_unused, fold_integer_constants
+from backquant.deploy.onnx.fold import fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
+from backquant.deploy.onnx.initializers import drop_unused
 from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.fold import add_initializer, drop_unused
+from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 
 _INFINITY = float("inf")
 

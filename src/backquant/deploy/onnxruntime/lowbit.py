@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backquant.deploy.onnx.blocks import is_blocked
-from backquant.deploy.onnx.fold import add_initializer, drop_unused
+from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 
 _DOMAIN = "com.microsoft"
 _FLOAT32 = 1  # accuracy_level

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.fold import add_initializer
+from backquant.deploy.onnx.initializers import add_initializer
 
 _BIAS = 2
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.fold import add_initializer
+from backquant.deploy.onnx.initializers import add_initializer
 
 _CLAMPS = frozenset({"Clip"})
 _SCALE, _ZERO_POINT = 1, 2

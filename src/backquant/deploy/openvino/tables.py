@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from backquant.deploy.onnx.fold import add_initializer, drop_unused
+from backquant.deploy.onnx.initializers import add_initializer, drop_unused
 
 _LARGE = 1 << 24  # elements of a table that others read, too: a copy of more is not worth it
 
