@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -121,12 +120,6 @@ def test_four_bits_are_four_bits_in_the_file_and_checked(
     [
         ("onnxruntime", "m.onnx", "MatMulNBits(groups of 32)", 120.0),
         ("openvino", "m.xml", "FullyConnected", 0.0),
-        pytest.param(
-            *("xnnpack", "m.pte", "XNNPACK FullyConnected", 0.0),
-            marks=pytest.mark.skipif(
-                find_spec("executorch") is None, reason="executorch is built for one PyTorch"
-            ),
-        ),
     ],
 )
 def test_kernels_of_runtimes(
