@@ -10,7 +10,8 @@ from torch import nn
 
 import backquant
 
-if TYPE_CHECKING:  # built for one PyTorch: beside others tools/torch_versions.py leaves this file out
+# It is built for one PyTorch: beside others tools/torch_versions.py leaves this file out.
+if TYPE_CHECKING:
     import executorch.exir  # noqa: F401
 
 
