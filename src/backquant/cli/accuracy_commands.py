@@ -24,26 +24,28 @@ Data = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, help="Samples a batch, for files of arrays.")
+    int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
 Calibration = Annotated[
     str | None,
-    typer.Option("--calibration", help="As --data: to measure ranges on, if not on --data."),
+    typer.Option(
+        "--calibration", help="Data for measuring ranges, as --data; default: --data itself."
+    ),
 ]
 MetricName = Annotated[
     str | None,
-    typer.Option("--metric", help="module:function, called with a model, gives a number."),
+    typer.Option("--metric", help="module:function that takes a model and returns a number."),
 ]
 Resume = Annotated[
     Path | None,
-    typer.Option("--resume", help="Keep what was measured in this file, to go on from."),
+    typer.Option("--resume", help="File that keeps measurements, to go on after an interruption."),
 ]
 
 
 def compare(  # size: one parameter per option of the command
     model: Model,
-    artifact: Annotated[Path, typer.Argument(help="The file that quantize wrote of MODEL.")],
+    artifact: Annotated[Path, typer.Argument(help="The file that quantize wrote for MODEL.")],
     data: Data,
     metric: MetricName = None,
     batch_size: BatchSize = 32,
@@ -51,7 +53,7 @@ def compare(  # size: one parameter per option of the command
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Run a quantized model beside its float model: what it cost, and at which operator."""
+    """Compare a quantized model with its float model, operator by operator."""
     import backquant
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model
@@ -83,7 +85,7 @@ def sensitivity(  # size: one parameter per option of the command
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Say of each operator what it costs: quantized alone, and left float alone."""
+    """Measure what each operator costs: quantized alone, and left in float alone."""
     import backquant
     from backquant.cli.backends import sound_backend
     from backquant.cli.data import load_data
@@ -119,15 +121,17 @@ def search(  # size: one parameter per option of the command
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
     budget: Annotated[
         list[str],
-        typer.Option("--budget", help="A limit, as max_drop=0.01 or max_ms=5; may be repeated."),
+        typer.Option(
+            "--budget", help="A limit such as max_drop=0.01 or max_ms=5; may be repeated."
+        ),
     ],
     backend: Backend = "x86",
     metric: MetricName = None,
     lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="Of the metric.")
+        bool, typer.Option("--lower-is-better", help="Smaller values of the metric are better.")
     ] = False,
     calibration: Calibration = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="As of quantize.")] = "default",
+    recipe: Annotated[str, typer.Option("--recipe", help="As in quantize.")] = "default",
     inputs: Inputs = None,
     batch_size: BatchSize = 32,
     resume: Resume = None,
@@ -136,7 +140,7 @@ def search(  # size: one parameter per option of the command
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Find the best quantized model within a budget of accuracy, time or size. Exit 1: it is not kept."""
+    """Find the best quantized model within a budget of accuracy, time or size. Exit 1 if it is not kept."""
     import backquant
     from backquant.accuracy.search.budget import parsed
     from backquant.cli.backends import sound_backend

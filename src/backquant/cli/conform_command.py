@@ -15,7 +15,7 @@ def conform(  # size: one parameter per option of the command
     backend: Annotated[str, typer.Argument(help="A backend's name, or a YAML or JSON file.")],
     entries: Annotated[
         list[str] | None,
-        typer.Option("--entries", "-e", help="Only entries with this text in their pattern."),
+        typer.Option("--entries", "-e", help="Only entries whose pattern contains this text."),
     ] = None,
     engine: Annotated[
         str | None,
@@ -24,7 +24,7 @@ def conform(  # size: one parameter per option of the command
     minutes: Annotated[
         float, typer.Option("--minutes", help="No case begins after that time.")
     ] = 10.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all random draws.")] = 0,
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Uses of the operator for each claim.")
     ] = 3,
@@ -37,7 +37,7 @@ def conform(  # size: one parameter per option of the command
         typer.Option("--output", "-o", help="A folder for outcomes, pages and reproducers."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what lies in the folder.")
+        bool, typer.Option("--resume", help="Continue the run in the folder of --output.")
     ] = False,
     examples: Annotated[
         str | None,
@@ -45,11 +45,11 @@ def conform(  # size: one parameter per option of the command
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", help="Package that a file may name anything from."),
+        typer.Option("--allow", help="Package that a file may refer to."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
-    """Try every claim of a description on its engine. Exit 1 where one fails."""
+    """Test whether an engine does what a description says. Exit 1 if a case fails."""
     from backquant.calibrate.progress import ProgressBar
     from backquant.cli.backends import load_backend
     from backquant.conformance import conform as tried

@@ -26,11 +26,15 @@ def export(  # size: one parameter per option of the command
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--inputs", help="Shape and dtype of an argument; default: as calibrated."),
+        typer.Option(
+            "--inputs", help="Shape and dtype of an argument; default: those of calibration."
+        ),
     ] = None,
     dynamic: Annotated[
         list[str] | None,
-        typer.Option("--dynamic", help="An axis of any size, e.g. x:0=batch or x:0=batch<=64."),
+        typer.Option(
+            "--dynamic", help="An axis whose size may vary, e.g. x:0=batch or x:0=batch<=64."
+        ),
     ] = None,
     require: Annotated[
         list[str] | None,
@@ -41,15 +45,16 @@ def export(  # size: one parameter per option of the command
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", help="What the target has of its own, e.g. opset=21."),
+        typer.Option("--option", help="Option of the target, e.g. opset=21."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file.")] = False,
     allow: Annotated[
-        list[str] | None, typer.Option("--allow", help="Package that the artifact may name.")
+        list[str] | None,
+        typer.Option("--allow", help="Package that the artifact may refer to."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
-    """Write a quantized model for another runtime, and say which kernels it will run there."""
+    """Write a quantized model for another runtime, and print which kernels it will run there."""
     import backquant
     from backquant.cli.models import parse_inputs, parse_requirement
 

@@ -28,7 +28,7 @@ def migrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
-    """Rewrite code that uses torch.ao.quantization, and say what needs a person.
+    """Rewrite code that uses torch.ao.quantization, and list what has to be done by hand.
 
     Python files and notebooks: imports, calls, dict configs. Exit 1 while something needs a person.
     """

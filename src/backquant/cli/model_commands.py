@@ -32,7 +32,7 @@ class Page(Protocol):
 Model = Annotated[
     str,
     typer.Argument(
-        help="module:factory, which gives model or (model, example_inputs), or a .pt2 file."
+        help="module:factory, which returns model or (model, example_inputs), or a .pt2 file."
     ),
 ]
 Backend = Annotated[str, typer.Option("--backend", "-b", help="Name or file.")]
@@ -48,7 +48,10 @@ Html = Annotated[
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option("--allow", help="Package that the backend's file and the artifact may name."),
+    typer.Option(
+        "--allow",
+        help="Package that the backend's file and the artifact may refer to.",
+    ),
 ]
 
 Timeout = Annotated[
@@ -65,7 +68,7 @@ def explain(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Say for every operator what it would become on a backend, and why. Needs no data."""
+    """Report what every operator would become on a backend, and why. Needs no data."""
     import backquant
     from backquant.cli.backends import sound_backend
     from backquant.cli.models import load_model, parse_inputs
@@ -94,57 +97,64 @@ def quantize(  # size: one parameter per option of the command
         typer.Option(
             "--data",
             "-d",
-            help=".npz, .safetensors, folder of .npy files, or module:iterable. Needed but for --weights.",
+            help=".npz, .safetensors, folder of .npy files, or module:iterable. Not needed with --weights.",
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", "-b", help="Name or file (x86; for --weights x86_lowbit)."),
+        typer.Option(
+            "--backend", "-b", help="Name or file. Default: x86; with --weights x86_lowbit."
+        ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
-            help="Another engine than the backend's, e.g. integer_reference: integers only, as described.",
+            help="Engine instead of the backend's, e.g. integer_reference, which computes in integers only.",
         ),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", help="Quantize weights alone: int4, int8, … Needs no data."),
+        typer.Option("--weights", help="Quantize only weights, to int4, int8, …; needs no data."),
     ] = None,
     group_size: Annotated[
         int | None,
-        typer.Option("--group-size", help="With --weights: how many of a row share a scale."),
+        typer.Option(
+            "--group-size", help="With --weights: how many weights of a row share a scale."
+        ),
     ] = None,
     files: Annotated[
         Path | None,
         typer.Option(
             "--files",
             help="Weights in .safetensors files (or their folder), for a model larger than memory: "
-            "MODEL is made without any, and they are read a layer at a time.",
+            "MODEL is made without weights, and they are read a layer at a time.",
         ),
     ] = None,
     inputs: Inputs = None,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Samples a batch, for files of arrays.")
+        int, typer.Option("--batch-size", min=1, help="Samples per batch, for files of arrays.")
     ] = 32,
     require: Annotated[
         list[str] | None,
         typer.Option(
             "--require",
-            help="Least share of multiply-adds in integers (0.9), or a module that must be.",
+            help="Least share of multiply-adds on integers (0.9), or a module that must be.",
         ),
     ] = None,
     slower: Annotated[
         str | None,
         typer.Option(
             "--slower",
-            help="What is slower on integers than in float here: float (default), or keep it.",
+            help="Operators that are slower on integers on this machine: float (default) or keep.",
         ),
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option("--recipe", help="What buys accuracy back: default, better, best, or a file."),
+        typer.Option(
+            "--recipe",
+            help="Steps that reduce the loss of accuracy: default (none), better, best, or a file.",
+        ),
     ] = "default",
     to: Annotated[
         str | None,
@@ -153,14 +163,14 @@ def quantize(  # size: one parameter per option of the command
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoint", help="Folder to keep what was measured in, until all is done."
+            "--checkpoint", help="Folder that keeps the progress of calibration until the end."
         ),
     ] = None,
     every: Annotated[
         int, typer.Option("--checkpoint-every", min=1, help="Batches between two checkpoints.")
     ] = 100,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from what is in the folder of --checkpoint.")
+        bool, typer.Option("--resume", help="Go on from the folder of --checkpoint.")
     ] = False,
     timeout: Timeout = 600.0,
     force: Annotated[
@@ -293,7 +303,7 @@ def inspect(
     html: Html = None,
     as_json: Json = False,
 ) -> None:
-    """Print what an artifact holds: engine, kernels, what stays float; reads no tensor."""
+    """Print what a saved model holds: engine, kernels, what stays float. Reads no tensor."""
     from backquant.artifact import describe
 
     with guarded(as_json=as_json):

@@ -24,7 +24,7 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
-        help="Package that a file may name anything from, or folder whose files it may extend.",
+        help="Package that a file may refer to, or folder whose files it may extend.",
     ),
 ]
 _SHOWN = 3  # findings of one kind that are printed; --json has all
@@ -103,7 +103,7 @@ def _listed(heading: str, lines: list[str]) -> Iterator[Text]:
 
 
 def diff(a: Backend, b: Backend, as_json: Json = False, allow: Allow = None) -> None:
-    """Print what differs between two backends, per operator and field. Exit 1 if anything does."""
+    """Print what differs between two backends, per operator and field. Exit 1 if they differ."""
     from backquant.cli.backends import load_backend
 
     with guarded(as_json=as_json):
@@ -117,7 +117,11 @@ def check(
         str, typer.Argument(help="A YAML or JSON file, a backend's name, or an ONNX file.")
     ],
     target: Annotated[
-        str | None, typer.Option("--for", help="Of an ONNX file: the target (tensorrt).")
+        str | None,
+        typer.Option(
+            "--for",
+            help="For an ONNX file: the target whose rules it is checked against (tensorrt).",
+        ),
     ] = None,
     allow: Allow = None,
     as_json: Json = False,
