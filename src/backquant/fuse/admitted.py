@@ -83,16 +83,19 @@ def plan_fused(
         return first
     chosen = current if len(kept) == len(declined) else attempts.make(frozenset(kept))
     notes = (
-        _note(fusion) for fusion in first.plan.fusions if (fusion.anchor, fusion.entry) in kept
+        _note(fusion, first.plan.decisions[fusion.root])
+        for fusion in first.plan.fusions
+        if (fusion.anchor, fusion.entry) in kept
     )
     plan = replace(chosen.plan, notes=(*chosen.plan.notes, *notes))
     return FusedPlan(chosen.fused, plan)
 
 
-def _note(fusion: Fusion) -> str:
+def _note(fusion: Fusion, as_one: Decision) -> str:
+    why = "; ".join(f"asked {each.asked}, admitted {each.admitted}" for each in as_one.reasons)
     return (
-        f'"{fusion.pattern}" at {fusion.root!r} is not fused: as one operator it is refused, and '
-        "its first part alone is admitted"
+        f'"{fusion.pattern}" at {fusion.root!r} is not fused: its first part alone is admitted, and '
+        f"as one operator, {as_one.operator}, it is refused" + (f" ({why})" if why else "")
     )
 
 

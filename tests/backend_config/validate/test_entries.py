@@ -66,7 +66,11 @@ def test_fused_module_and_fuser():
         ("error", "fused-without-fuser", 0)
     ]
     assert found(entry(pair).set_fuser_method(fuser)) == [("note", "fuser-without-fused", 0)]
-    assert found(entry(pair).set_fused_module(nn.Sequential).set_fuser_method(fuser)) == []
+    fusing = entry(pair).set_fused_module(nn.Sequential).set_fuser_method(fuser)
+    assert found(fusing, entry(nn.Sequential)) == []
+    assert found(fusing) == [("warning", "fused-module-without-entry", 0)]
+    folded = entry((nn.Conv2d, nn.BatchNorm2d)).set_fused_module(nn.Sequential)
+    assert found(folded.set_fuser_method(fuser)) == []  # for inference a convolution is made
     single = entry(nn.Linear).set_fuser_method(fuser)
     assert found(single) == [("error", "fuser-on-single", 0)]
 

@@ -4,7 +4,8 @@
 2. ``root-without-reference``, ``reference-without-root``: conversion needs both; another entry may
    give the reference module of the same root.
 3. ``fused-without-fuser``, ``fuser-without-fused``: fusion needs the fuser; without a fused module
-   the fuser must return one of the modules that it is given.
+   the fuser must return one of the modules that it is given. ``fused-module-without-entry``: after
+   fusion the fused module is looked up as a pattern.
 4. ``fuser-on-single``: one operator has nothing to be fused with.
 5. ``qat-module-without-entry``: after training, conversion looks the QAT module up as a pattern.
 6. ``weight-index-missing``: a function's weight is found by its position among the arguments, that of
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._library.custom_ops import CustomOpDef
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from backquant.backend_config.conditions import contradictions
 from backquant.backend_config.config import BackendConfig
@@ -79,7 +81,7 @@ def entry_findings(
             "note" if fuses else "warning", "no-dtype-configs", message, "set dtype_configs"
         )
     yield from _reference(entry, neighbours, place)
-    yield from _fusion(entry, place)
+    yield from _fusion(entry, neighbours, place)
     yield from _qat(entry, neighbours, place)
     yield from _weight_index(entry, neighbours, place)
     for message in contradictions(entry.where):
@@ -112,7 +114,9 @@ def _reference(
         )
 
 
-def _fusion(entry: BackendPatternConfig, place: Place) -> Iterator[Finding]:
+def _fusion(
+    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
+) -> Iterator[Finding]:
     fused, fuser = entry.fused_module, entry.fuser_method
     if fused is not None and fuser is None:
         message = f"the fused module {operator_name(fused)} has no fuser: nothing makes it"
@@ -127,6 +131,18 @@ def _fusion(entry: BackendPatternConfig, place: Place) -> Iterator[Finding]:
     elif fuser is not None and fused is None:
         message = "a fuser without a fused module: it must return one of the modules it is given"
         yield place.at("fuser_method").find("note", "fuser-without-fused", message)
+    elif fused is None or fuser is None or not entry.dtype_configs or _folds(entry):
+        return
+    elif normal_form(fused) not in neighbours.entries:
+        message = f"the fused module {operator_name(fused)} has no entry: it is not quantized"
+        fix = f"add an entry with the pattern {operator_name(fused)}; operators: [a+b] writes both"
+        yield place.at("fused_module").find("warning", "fused-module-without-entry", message, fix)
+
+
+def _folds(entry: BackendPatternConfig) -> bool:
+    """Whether a batch norm goes into what is before it, so that for inference another module is made."""
+    behind = entry.normal_pattern.nodes[1:]
+    return any(node.kind == "module" and issubclass(node.op, _BatchNorm) for node in behind)
 
 
 def _qat(entry: BackendPatternConfig, neighbours: Neighbours, place: Place) -> Iterator[Finding]:
