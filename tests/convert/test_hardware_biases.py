@@ -17,7 +17,7 @@ dtype_configs:
   int8:
     input_dtype: qint8
     output_dtype: qint8
-    weight_dtype: {dtype: qint8, symmetric: true, granularity: per_channel, ch_axis: 0}
+    weight_dtype: {dtype: qint8, symmetric: true, granularity: per_channel}
     bias_dtype: BIAS
     bias_scale: SCALE
 entries:
@@ -84,13 +84,99 @@ def test_few_bits_saturate_and_forty_are_enough(tmp_path) -> None:
     assert float(steps.detach().min()) == pytest.approx(2**39, rel=1e-6)
 
 
-def test_weights_scaled_by_input_channel_have_no_step_of_their_sums(tmp_path) -> None:
+def on_grid(bias: torch.Tensor, steps: torch.Tensor) -> bool:
+    return torch.allclose(bias.double() / steps, (bias.double() / steps).round(), atol=2e-3)
+
+
+class Transposed(nn.Module):
+    """A transposed convolution as a function."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(6, 2, 2, 2)),
+            nn.Parameter(torch.rand(2 * groups)),
+        )
+        self.groups = groups
+
+    def forward(self, x):
+        return F.conv_transpose2d(x, self.weight, self.bias, 2, groups=self.groups)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("as_function", [False, True])
+def test_transposed_convolutions(groups: int, as_function: bool, tmp_path) -> None:
+    """Weights have a scale for each channel that comes out of a group, which all groups share."""
+    import onnx
+    import onnxruntime
+
+    path = tmp_path / "npu.yaml"
+    path.write_text(SPEC.replace("BIAS", "int32").replace("SCALE", "input_times_weight"))
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(6, 2 * groups, 2, 2, groups=groups)
+    model = (Transposed(groups) if as_function else nn.Sequential(layer)).eval()
+    x = torch.rand(1, 6, 4, 4)
+    made = backquant.quantize(model, x, backend=path, calibration=[x])
+    assert made.report.coverage == 1.0
+    held = dict(made.graph_module.named_buffers()) | dict(made.graph_module.named_parameters())
+    [bias] = (t for name, t in held.items() if "bias" in name or "rounded" in name)
+    [scale] = (t for name, t in held.items() if "scale" in name)
+    [given] = (s for s in reference_state(made.graph_module).sites.sites if s.role.value == "input")
+    steps = reference_state(made.graph_module).qparams[given.name].scale.double() * scale
+    assert scale.shape == (2,) and on_grid(bias, steps.repeat(groups))
+    exported = backquant.export(made, tmp_path / "m.onnx", to="qdq-onnx", require=0.0)
+    assert exported.integer == exported.expected == 1
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    [product] = (node for node in graph.node if node.op_type == "ConvTranspose")
+    producer = next(node for node in graph.node if product.input[2] in node.output)
+    stored = {one.name: one.data_type for one in graph.initializer}
+    assert stored[producer.input[0]] == onnx.TensorProto.INT32
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    [found] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.allclose(torch.from_numpy(found), made(x), atol=1e-6)
+
+
+class Twice(nn.Module):
+    """One layer, on values of two ranges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.layer(5 * self.layer(x))
+
+
+def test_a_module_that_is_called_with_two_scales_has_two_biases(tmp_path) -> None:
+    given, made, x = quantized(tmp_path, "int32", "input_times_weight", Twice().eval())
+    first, second = made.layer, made.layer_bias_0
+    assert first.weight is second.weight and not torch.equal(first.bias, second.bias)
+    state = reference_state(made)
+    for module, reader in ((first, "layer"), (second, "layer_1")):
+        [site] = (s for s in state.sites.sites if reader in s.readers and s.role.value == "input")
+        assert on_grid(module.bias, state.qparams[site.name].scale.double() * module.weight_scale)
+        assert torch.allclose(module.bias, given.layer.bias, atol=0.01)
+    saved = backquant.quantize(
+        given, x, backend=tmp_path / "npu.yaml", calibration=[x], require=0.0
+    )
+    backquant.save(saved, tmp_path / "twice.bq")
+    assert torch.equal(backquant.load(tmp_path / "twice.bq")(x), saved(x))
+
+
+def test_weights_scaled_by_input_channel_have_no_step_of_their_sums(tmp_path, snapshot) -> None:
     """Of a transposed convolution, whose axis 0 is that of its input."""
-    for outputs in (3, 5):
-        model = nn.Sequential(nn.ConvTranspose2d(3, outputs, 2)).eval()
-        given, made, _ = quantized(tmp_path, "int32", "input_times_weight", model)
-        assert reference_state(made).plan.decisions["_0"].quantized
-        assert torch.equal(made.get_submodule("0").bias, given[0].bias)
+    path = tmp_path / "npu.yaml"
+    path.write_text(SPEC.replace("BIAS", "int32").replace("SCALE", "input_times_weight"))
+    backend = backquant.BackendConfig.load(path)
+    first_axis = backquant.get_default_qconfig_mapping(backend).global_qconfig
+    mapping = backquant.QConfigMapping().set_global(first_axis)
+    model = nn.Sequential(nn.ConvTranspose2d(3, 5, 2)).eval()
+    with pytest.warns(UserWarning, match="stays float"):
+        prepared = backquant.prepare_fx(
+            model, mapping, torch.rand(1, 3, 4, 4), backend_config=backend
+        )
+    made = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
+    snapshot("input_channels", str(reference_state(made).plan.decisions["_0"]))
 
 
 class Computed(Mixed):

@@ -136,6 +136,17 @@ scale_min_lower_bound=2**-12)
         setattr(self, name, tuple(None if v is None else float(v) for v in given))
 
     @property
+    def channel_axis(self) -> int | None:
+        """The axis that the channels have to lie on: ``ch_axis``, or that of the granularity.
+
+        >>> DTypeWithConstraints(torch.qint8, granularity="per_channel(axis=1)").channel_axis
+        1
+        """
+        if self.ch_axis is not None or not (self.granularity or "").startswith("per_channel"):
+            return self.ch_axis
+        return Granularity.parse(str(self.granularity)).axis
+
+    @property
     def produces_scales(self) -> bool:
         """Whether the constraints change measured qparams, instead of only judging them."""
         alone = self.zero_point_exact_match is not None and self.scale_exact_match is None

@@ -30,7 +30,8 @@ def asked_for(
     'MinMaxObserver'
     """
     weighted = config.weight_dtype is not None
-    roles = Roles(activation=True, weight=weighted, bias=weighted)
+    axis = None if operator is None else operator.weight_channel_axis
+    roles = Roles(activation=True, weight=weighted, bias=weighted, sums_axis=axis)
     made = qconfig_fix(unconditional(config), QConfigRequest(None, None), roles)
     if choice is not None and choice.random() < 0.5:
         made = _per_channel(made, config, operator)

@@ -1,8 +1,8 @@
 """Biases as the hardware adds them: integers of the scale that the description says, dequantized.
 
 1. ``bias_scale: input_times_weight``: one scale for each that the weight has; ``output``: that of the output.
-2. The rounded bias is what the reference model adds. A module that is called with several such scales keeps
-   its bias; so does an operator without a scale to take, as one whose weight is scaled by input channel.
+2. The rounded bias is what the reference model adds. A module that is called with several such scales gets
+   a copy for each, which shares its weight.
 3. 64-bit biases have the 40 bits that accelerators accumulate in (Arm's Ethos-U, TensorFlow Lite's 16x8).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -18,7 +19,7 @@ from backquant.convert.constants import Constants
 from backquant.convert.hardware_scales import chosen_config
 from backquant.convert.state import Conversion
 from backquant.dtypes import integer_range
-from backquant.graph import get_module
+from backquant.graph import get_module, set_module, shallow_copy
 from backquant.match.plan import Match
 from backquant.prepare import Role
 
@@ -60,30 +61,31 @@ def scales_by_node(work: Conversion) -> dict[str, Scales]:
 def accumulator_steps(
     work: Conversion, match: Match, scales: dict[str, Scales]
 ) -> torch.Tensor | None:
-    """What one step of the sums of a weighted operator stands for: input × weight, float64."""
+    """What one step of the sums of a weighted operator stands for: input × weight, float64; one, or one for
+    each channel that comes out."""
     found = scales.get(match.root, Scales())
     root = work.nodes[match.root]
-    weight = found.weight
+    weight, groups = found.weight, 1
     if root.op == "call_module":
         module = _part(work, root)
         weight = getattr(module, "weight_scale", None)
-        if weight is not None and weight.numel() > 1 and not _by_output_channel(module):
-            return None
+        groups = int(module.groups) if getattr(module, "transposed", False) else 1  # type: ignore[arg-type]
+    elif "conv_transpose" in str(root.target):
+        groups = int(_argument(root, 6, "groups", 1))
     if weight is None or len(set(found.inputs)) != 1:
         return None
-    return found.inputs[0] * weight.detach().double()
+    steps = found.inputs[0] * weight.detach().double()
+    return steps if steps.numel() == 1 else steps.repeat(groups)  # of a group: those of the first
 
 
-def _by_output_channel(module: nn.Module) -> bool:
-    """Whether the weight is scaled along the channels that come out: else no step is that of a sum."""
-    axis: int = module.weight_axis  # type: ignore[assignment]
-    return axis == (1 if getattr(module, "transposed", False) else 0)
+def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
 
 
 def round_biases(work: Conversion) -> None:
     """Give modules and functions the biases that the hardware adds."""
     scales = scales_by_node(work)
-    of_modules: dict[str, list[tuple[torch.Tensor | None, torch.dtype]]] = {}
+    of_modules: dict[str, list[tuple[fx.Node, torch.Tensor, torch.dtype]]] = {}
     for match in work.plan.matches:
         config = chosen_config(work, match)
         if config is None or config.bias_scale is None or config.bias_dtype is None:
@@ -94,18 +96,35 @@ def round_biases(work: Conversion) -> None:
         else:
             steps = accumulator_steps(work, match, scales)
         root = work.nodes[match.root]
+        if steps is None:
+            continue
         if root.op == "call_module":
-            of_modules.setdefault(str(root.target), []).append((steps, config.bias_dtype))
-        elif steps is not None:
+            called = of_modules.setdefault(str(root.target), [])
+            called.append((root, steps, config.bias_dtype))
+        else:
             _round_argument(work, root, steps, config.bias_dtype)
-    for path, found in of_modules.items():
-        steps, dtype = found[0]
-        if steps is not None and all(_same(steps, other) for other, _ in found):
-            _round_parameter(_part(work, path), steps, dtype)
+    for path, calls in of_modules.items():
+        _round_calls(work, path, calls)
 
 
-def _same(one: torch.Tensor, two: torch.Tensor | None) -> bool:
-    return two is not None and torch.equal(one, two)
+def _round_calls(
+    work: Conversion, path: str, calls: list[tuple[fx.Node, torch.Tensor, torch.dtype]]
+) -> None:
+    """Rule 2: the first scale rounds the bias of the module itself, each other one that of a copy."""
+    made: list[tuple[torch.Tensor, str]] = []
+    module = get_module(work.module, path)
+    if getattr(_part(work, path), "bias", None) is None:
+        return
+    for node, steps, _ in calls:
+        known = next((name for other, name in made if torch.equal(other, steps)), "")
+        if not known:
+            known = work.editor.names.take(f"{path}_bias_") if made else path
+            if made:
+                set_module(work.module, known, shallow_copy(module))
+            made.append((steps, known))
+        node.target = known
+    for steps, name in reversed(made):  # the module itself last: copies have its bias
+        _round_parameter(_part(work, name), steps, calls[0][2])
 
 
 def _part(work: Conversion, where: fx.Node | str) -> nn.Module:

@@ -17,6 +17,7 @@ from backquant.convert.state import Conversion
 from backquant.errors import ConfigError
 from backquant.graph import get_module, register_requantize
 from backquant.match.plan import Match
+from backquant.operators import find
 
 _DEFAULT = "half_even"
 
@@ -65,20 +66,10 @@ def _replace(
         return
     root = work.nodes[match.root]
     name = work.editor.names.take(f"{match.root}_accumulator_step_")
-    unit = work.editor.read_buffer(quantize, name, _by_output(work, root, steps))
+    unit = work.editor.read_buffer(quantize, name, steps)
     quantize.target = ops.requantize.default
     axis = _channel_axis(work, root)
     quantize.args = (value, unit, axis, *qparams, config.requantization, rounding)
-
-
-def _by_output(work: Conversion, root: fx.Node, steps: torch.Tensor) -> torch.Tensor:
-    """Channels of each group of a transposed convolution share the scales of the first."""
-    if root.op != "call_module" or steps.numel() == 1:
-        return steps
-    module = get_module(work.module, str(root.target))
-    part = module[0] if isinstance(module, torch.nn.Sequential) else module
-    transposed = bool(getattr(part, "transposed", False))
-    return steps.repeat(int(part.groups)) if transposed else steps  # type: ignore[arg-type]
 
 
 def _channel_axis(work: Conversion, root: fx.Node) -> int:
@@ -88,5 +79,7 @@ def _channel_axis(work: Conversion, root: fx.Node) -> int:
         part = module[0] if isinstance(module, torch.nn.Sequential) else module
         dims = part.weight.dim()  # type: ignore[operator]
     else:
-        dims = {"conv1d": 3, "conv2d": 4, "conv3d": 5}.get(getattr(root.target, "__name__", ""), 2)
+        operator = find(root.target)
+        name = "" if operator is None else operator.name
+        dims = int(name[-2]) + 2 if name.startswith("conv") and name.endswith("d") else 2
     return -1 if dims == 2 else 1 - int(dims)

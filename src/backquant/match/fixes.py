@@ -20,7 +20,7 @@ from backquant.dtypes import Granularity, is_scaled_float, qdtype
 from backquant.match.constraints import check_tensor
 from backquant.match.plan import RuleKind, TensorRequest
 from backquant.match.rules import Hit
-from backquant.match.verdict import QConfigRequest, Roles
+from backquant.match.verdict import QConfigRequest, Roles, reads_sums
 from backquant.qconfig import QConfig
 
 # Observers that can be asked for with another dtype and range.
@@ -136,7 +136,9 @@ def qconfig_fix(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> 
         activation=MinMaxObserver,
         weight=MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))
     """
-    weight = _weight_fix(config, requests.weight) if roles.weight else _spelled(requests.weight)
+    weight = (
+        _weight_fix(config, requests.weight, roles) if roles.weight else _spelled(requests.weight)
+    )
     if roles.activation and roles.output and _differ(config):
         inputs = _activation_fix(
             DTypeConfig(config.input_dtype_with_constraints), requests.activation
@@ -184,8 +186,10 @@ def _activation_fix(config: DTypeConfig, request: TensorRequest | None) -> Obser
     return _observer(_merged(demand, config.output_dtype_with_constraints), request)
 
 
-def _weight_fix(config: DTypeConfig, request: TensorRequest | None) -> ObserverFix:
+def _weight_fix(config: DTypeConfig, request: TensorRequest | None, roles: Roles) -> ObserverFix:
     demand = config.weight_dtype_with_constraints
+    if roles.sums_axis and demand.channel_axis is None and reads_sums(config):
+        demand = replace(demand, ch_axis=roles.sums_axis)
     if demand.dtype is None or (request is not None and not check_tensor(request, demand)):
         return _spelled(request)
     return _observer(demand, request, weight=True)
@@ -225,8 +229,8 @@ def _observer(
     values: dict[str, Any] = {"dtype": demand.dtype}
     per_channel = _wants_channels(demand, request, weight=weight)
     values["qscheme"] = _scheme(demand, per_channel=per_channel, weight=weight)
-    if demand.ch_axis is not None and per_channel:
-        values["ch_axis"] = demand.ch_axis
+    if demand.channel_axis is not None and per_channel:
+        values["ch_axis"] = demand.channel_axis
     values.update(_range(demand, request))
     if values["qscheme"] == torch.per_tensor_affine:
         del values["qscheme"]

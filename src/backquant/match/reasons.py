@@ -155,9 +155,12 @@ class ReasonWriter:
         config = self._entries[match.entry].dtype_configs[nearest]
         code = str(qconfig_fix(config, request.requests, request.roles))
         fix = mapping_call(node, self._path(node), request.hit, code)
+        # no QConfig changes what the operator is, or what its bias is computed from
         unmet = [refusal for role, refusal in refused[nearest] if role == "operator"]
-        if unmet:  # no QConfig changes what the operator is
-            fix = "; ".join(dict.fromkeys(refusal.fix for refusal in unmet if refusal.fix))
+        computed = [r for role, r in refused[nearest] if role == "bias" and r.fix]
+        if unmet or len(computed) == len(refused[nearest]):
+            stated = (refusal.fix for refusal in (*unmet, *computed) if refusal.fix)
+            fix = "; ".join(dict.fromkeys(stated))
         reasons: list[Reason] = []
         for position in (nearest, *(i for i in range(len(refused)) if i != nearest)):
             dtype_config = self._entries[match.entry].dtype_configs[position]
@@ -218,7 +221,11 @@ def _admitted(role: str, broken: list[Refusal], config: DTypeConfig) -> str:
     notes += [
         "the same storage under another name" for r in broken if r.rule == ReasonCode.DTYPE_TOKEN
     ]
-    return ", ".join([f"{role} {describe_dtype(demand)}", *notes])
+    whole = f"{role} {describe_dtype(demand)}"
+    notes += [
+        r.admitted for r in broken if r.rule == ReasonCode.CH_AXIS and r.admitted not in whole
+    ]
+    return ", ".join([whole, *notes])
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from backquant.graph import GraphIndex, OperatorKey, node_arguments
 from backquant.match.index import PatternIndex
 from backquant.match.occurrences import Occurrence
 from backquant.match.verdict import Roles
+from backquant.operators import find, find_root
 
 _NAMED = ("bias", "weight")
 _ROLES = {"activation": "input", "weight": "weight", "bias": "bias", "float": ""}
@@ -50,15 +51,33 @@ def roles_of(
     called = [graph.nodes[n] for n in match.carriers if graph.nodes[n].op == "call_module"]
     if any(has_root or _is_fused(node, graph, patterns) for node in called):
         found |= set(_NAMED)
+    module = graph.module_of(root) if root.op == "call_module" else None
+    if isinstance(module, nn.Sequential) and len(module):
+        module = module[0]
     return Roles(
         activation="input" in found,
         weight="weight" in found,
         bias="bias" in found,
         output=output != "float",
         bias_known=root.op == "call_module" or _has_constant_bias(root, graph, patterns),
+        sums_axis=sums_axis(
+            root.target if module is None else type_before_parametrizations(module)
+        ),
         input_known=root.name not in valueless,
         output_known=occurrence.anchor.name not in valueless,
     )
+
+
+def sums_axis(spelling: Any) -> int | None:
+    """The axis of the weight along which the channels lie that come out; None of what is not known.
+
+    >>> sums_axis(nn.Linear), sums_axis(nn.ConvTranspose2d), sums_axis(print)
+    (0, 1, None)
+    """
+    operator = find_root(spelling) if isinstance(spelling, type) else find(spelling)
+    if operator is None or not operator.is_weighted or operator.name == "convolution":
+        return None  # ATen's one convolution is a transposed one, too
+    return operator.weight_channel_axis
 
 
 def _has_constant_bias(root: fx.Node, graph: GraphIndex, patterns: PatternIndex) -> bool:

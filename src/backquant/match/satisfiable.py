@@ -20,6 +20,7 @@ from backquant.dtypes import Granularity, dtype_name, find_dtype
 from backquant.errors import BackquantError
 from backquant.match.fixes import qconfig_fix, unconditional
 from backquant.match.qconfig_reader import QConfigReader
+from backquant.match.roles import sums_axis
 from backquant.match.tried import plan_refusal
 from backquant.match.verdict import QConfigRequest, Roles, judge
 from backquant.operators import find
@@ -110,7 +111,8 @@ def _grouped(entry: BackendPatternConfig, config: DTypeConfig) -> _Why:
 def _in_a_plan(entry: BackendPatternConfig, config: DTypeConfig) -> _Why:
     """Why the plan refuses what ``config`` asks for; empty where it does not."""
     weighted = config.weight_dtype is not None
-    roles = Roles(activation=True, weight=weighted, bias=weighted)
+    axis = sums_axis(entry.normal_pattern.anchor.op)
+    roles = Roles(activation=True, weight=weighted, bias=weighted, sums_axis=axis)
     plain = unconditional(config)
     asked = qconfig_fix(plain, QConfigRequest(None, None), roles).make()
     return _Why(plan_refusal(entry, plain, asked))

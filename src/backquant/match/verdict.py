@@ -65,6 +65,7 @@ class Roles:
     output_known: bool = True
     output: bool = True  # False: the entry leaves it in float
     bias_known: bool = True  # the bias belongs to the model: it can be rounded ahead
+    sums_axis: int | None = None  # of the weight: along it lie the channels that come out
     unmet: tuple[tuple[Refusal, ...], ...] = ()  # conditions that do not hold, by dtype config
 
 
@@ -145,15 +146,43 @@ def _refusals(
         else:
             for refusal in check_tensor(requests.weight, config.weight_dtype_with_constraints):
                 yield "weight", refusal
+            yield from _no_step_of_sums(config, requests.weight, roles)
     derived = config.bias_scale is not None and roles.bias_known
     if roles.bias and config.bias_scale is not None and not derived:
-        computed = Refusal(ReasonCode.DTYPE, "that is computed", "that belongs to the model")
-        yield "bias", computed
+        fix = "a bias that is a parameter or a buffer of the model"
+        owned = "that belongs to the model"
+        yield "bias", Refusal(ReasonCode.DTYPE, "that is computed", owned, fix)
     elif roles.bias and not derived and config.bias_dtype not in (None, requests.bias_dtype):
         asked = dtype_name(requests.bias_dtype)
         yield "bias", Refusal(ReasonCode.DTYPE, asked, dtype_name(config.bias_dtype))
     if roles.output and config.output_dtype is not None:
         yield from _output_refusals(config, requests, roles)
+
+
+def _no_step_of_sums(
+    config: DTypeConfig, request: TensorRequest, roles: Roles
+) -> Iterator[tuple[str, Refusal]]:
+    """Sums have one step, input × weight scale, only where scales lie along the channels that come out."""
+    wanted = roles.sums_axis
+    if wanted is None or not request.is_per_channel or not reads_sums(config):
+        return
+    axes = (request.ch_axis or 0, wanted)
+    if axes[0] != wanted:
+        yield "weight", Refusal(ReasonCode.CH_AXIS, *(f"channels on axis {axis}" for axis in axes))
+
+
+def reads_sums(config: DTypeConfig) -> bool:
+    """Whether the hardware computes with the integers that the operator sums.
+
+    >>> reads_sums(DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float, requantization="shift"))
+    True
+    """
+    by_integers = config.requantization not in (None, "float")
+    return (
+        by_integers
+        or config.bias_scale == "input_times_weight"
+        or config.requantization_ratio is not None
+    )
 
 
 def _input_refusals(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from backquant.backend_config import (
     BackendConfig,
@@ -20,13 +23,23 @@ from backquant.backend_config import (
 from backquant.dtypes import Granularity, dtype_name, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
 
+#: Whose weights have the channels that come out on axis 1.
+_TRANSPOSED = (
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+    torch.ops.aten.conv_transpose1d.default,
+    torch.ops.aten.conv_transpose2d.input,
+    torch.ops.aten.conv_transpose3d.input,
+)
+
 
 def derive_defaults(config: BackendConfig) -> BackendDefaults:
     """Defaults that the first static quantized dtype config of the entries admits.
 
     An entry with a weight counts before one without. Activations are measured with a histogram
     (training: moving average), weights with minimum and maximum: per channel only where the
-    entry's constraints ask for it. Bounds and smallest scale are those of the constraints.
+    entry's constraints ask for it, along the channels that come out where they name no axis. Bounds and
+    smallest scale are those of the constraints.
     Narrow floats are measured by their largest magnitude, and not trained. Operators whose entries take
     other dtypes get those by an override.
     Raises ConfigError when no entry has a static quantized dtype config.
@@ -98,7 +111,7 @@ def _overrides(config: BackendConfig, chosen: DTypeConfig) -> Iterator[DefaultOv
         if not own or entry.normal_pattern.size != 1 or any(_suits(c, chosen, entry) for c in own):
             continue
         given, output = own[0].input_dtype_with_constraints, own[0].output_dtype_with_constraints
-        weight = own[0].weight_dtype_with_constraints
+        weight = _by_output(own[0].weight_dtype_with_constraints, entry)
         other = is_quantized(output.dtype) and output.dtype != given.dtype
         same = weight.dtype is None or _same_weight(weight, chosen.weight_dtype_with_constraints)
         affine = weight.symmetric is False
@@ -121,14 +134,25 @@ def _suits(config: DTypeConfig, chosen: DTypeConfig, entry: BackendPatternConfig
     shares = entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
     output = config.input_dtype if shares else config.output_dtype
     wanted = chosen.input_dtype if shares else chosen.output_dtype
-    weight, other = config.weight_dtype_with_constraints, chosen.weight_dtype_with_constraints
+    weight = _by_output(config.weight_dtype_with_constraints, entry)
+    other = chosen.weight_dtype_with_constraints
     same = weight.dtype is None or other.dtype is None or _same_weight(weight, other)
     return same and config.input_dtype == chosen.input_dtype and output in (None, wanted)
 
 
 def _same_weight(one: DTypeWithConstraints, two: DTypeWithConstraints) -> bool:
     """Whether what is asked for the second is admitted by the first, as far as both say."""
+    if _per_channel(one) and one.channel_axis not in (None, two.channel_axis or 0):
+        return False
     return one.dtype == two.dtype and one.granularity in (None, two.granularity or "per_tensor")
+
+
+def _by_output(weight: DTypeWithConstraints, entry: BackendPatternConfig) -> DTypeWithConstraints:
+    """With the axis of the channels that come out, where it is another than the first and none is named."""
+    transposed = entry.normal_pattern.anchor.op in _TRANSPOSED
+    if not transposed or not _per_channel(weight) or weight.channel_axis is not None:
+        return weight
+    return replace(weight, ch_axis=1)
 
 
 def _is_static(config: DTypeConfig) -> bool:
@@ -177,7 +201,7 @@ def _default(
         quant_min=bounds[0],
         quant_max=bounds[1],
         eps=constraints.scale_min_lower_bound,
-        ch_axis=constraints.ch_axis if _per_channel(constraints) else None,
+        ch_axis=constraints.channel_axis if _per_channel(constraints) else None,
         fake_quantize=fake_quantize,
     )
 

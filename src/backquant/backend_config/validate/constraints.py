@@ -153,6 +153,11 @@ def _extended(given: DTypeWithConstraints, place: Place) -> Iterator[Finding]:
     if given.granularity == "per_tensor" and given.ch_axis is not None:
         message = f"ch_axis {given.ch_axis} contradicts granularity per_tensor"
         yield place.find("error", rule, message, "remove ch_axis")
+    if given.ch_axis is not None and (shared := given.granularity or "").startswith("per_channel"):
+        named = Granularity.parse(shared).axis
+        if named not in (None, given.ch_axis):
+            message = f"ch_axis {given.ch_axis} contradicts granularity {shared}"
+            yield place.find("error", rule, message, "remove one of the two")
     shared = "per_tensor" if given.granularity is None else given.granularity
     if shared != "per_tensor" and given.scale_exact_match is not None:
         words = Granularity.parse(shared).words.replace("per ", "one per ", 1)

@@ -114,9 +114,7 @@ def _reference(
         )
 
 
-def _fusion(
-    entry: BackendPatternConfig, neighbours: Neighbours, place: Place
-) -> Iterator[Finding]:
+def _fusion(entry: BackendPatternConfig, neighbours: Neighbours, place: Place) -> Iterator[Finding]:
     fused, fuser = entry.fused_module, entry.fuser_method
     if fused is not None and fuser is None:
         message = f"the fused module {operator_name(fused)} has no fuser: nothing makes it"

@@ -10,11 +10,14 @@ in float, for what a later quantization might make needless: it is written as Ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from backquant.backend_config import DTypeConfig
 from backquant.deploy.onnx.initializers import add_initializer
+from backquant.deploy.onnx.names import ORIGIN
 
 _LIMIT = 2**31 - 1
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
@@ -36,10 +39,14 @@ def store_integer_biases(model: Any) -> None:
             _without_bias(model, node)
 
 
-def store_described_biases(model: Any) -> None:
-    """Rewrite, in place, every constant bias of a product on dequantized operands."""
+def store_described_biases(model: Any, described: Mapping[str, DTypeConfig]) -> None:
+    """Rewrite, in place, the constant biases of products on dequantized operands, of those nodes of the
+    reference graph whose biases are ``described`` as integers of the scale input × weight."""
     for node in list(model.graph):
-        if node.op_type in _PRODUCTS and _is_quantized(node):
+        config = described.get(node.metadata_props.get(ORIGIN, ""))
+        if config is None or config.bias_scale != "input_times_weight":
+            continue
+        if node.op_type in (*_PRODUCTS, "ConvTranspose") and _is_quantized(node):
             adds_bias = _bias_reader(node)
             if adds_bias is not None and _takes_bias(node):
                 _store_bias(model, node, *adds_bias)
@@ -47,7 +54,7 @@ def store_described_biases(model: Any) -> None:
 
 def _bias_reader(node: Any) -> tuple[Any, int] | None:
     """The node that adds a bias, and the position of the bias among its inputs."""
-    if node.op_type in ("Gemm", "Conv"):
+    if node.op_type in ("Gemm", "Conv", "ConvTranspose"):
         return (node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else None
     users = [use.node for use in node.outputs[0].uses()]
     if len(users) != 1 or users[0].op_type != "Add":
@@ -142,7 +149,12 @@ def _integers(model: Any, product: Any, bias: np.ndarray[Any, Any], name: str) -
     if any(scale is None for scale in scales):
         return None
     first, second = (scale.numpy().astype(np.float32) for scale in scales)
-    scale = np.ascontiguousarray(np.broadcast_to(first * second, bias.shape))
+    step = first * second
+    if (
+        step.size > 1 and bias.size % step.size == 0
+    ):  # groups of a transposed convolution share them
+        step = np.tile(step, bias.size // step.size)
+    scale = np.ascontiguousarray(np.broadcast_to(step, bias.shape))
     integers = np.round(bias.astype(np.float64) / scale)
     if np.abs(integers).max(initial=0) > _LIMIT:
         return None

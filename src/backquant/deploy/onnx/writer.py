@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from backquant.backend_config import BackendConfig
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.additions import write_sums
 from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks
@@ -26,6 +25,7 @@ from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
 from backquant.graph import register_quantized_decomposed
 from backquant.graph.own_thread import printing_nowhere
+from backquant.match.described import described_by_node
 
 __all__ = ["OPSET", "onnx_model", "save_onnx"]
 
@@ -81,16 +81,9 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
 
 
 def _finished(model: Any, job: ExportJob) -> Any:
-    if _describes_biases(job.config):
-        store_described_biases(model)
+    store_described_biases(model, described_by_node(job.plan, job.config))
     drop_unused(model)
     return model
-
-
-def _describes_biases(config: BackendConfig) -> bool:
-    """Whether biases are integers of the scale input × weight: then the model's are such already."""
-    configs = (config for entry in config.configs for config in entry.dtype_configs)
-    return any(config.bias_scale == "input_times_weight" for config in configs)
 
 
 def _least_opset(job: ExportJob) -> int:
