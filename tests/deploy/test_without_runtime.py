@@ -263,13 +263,13 @@ def rounded(tmp_path: Path, fields: str) -> tuple[Any, torch.Tensor]:
     return backquant.quantize(layer, x, backend=str(tmp_path / "r.yaml"), calibration=[x]), x
 
 
-@pytest.mark.parametrize("to", ["qdq-onnx", "pt2e", "onnx", "openvino", "executorch", "inductor"])
+@pytest.mark.parametrize("to", ["onnx", "openvino", "executorch", "inductor"])
 def test_roundings_without_an_operator_are_refused(to: str, tmp_path: Path) -> None:
     model, _ = rounded(tmp_path, "    rounding: half_up\n    requantization: fixed_point\n")
-    suffix = {"pt2e": "pt2", "inductor": "pt2", "executorch": "pte"}.get(to, "onnx")
+    suffix = {"inductor": "pt2", "executorch": "pte"}.get(to, "onnx")
     told = refusal(model, tmp_path / f"m.{suffix}", to=to)
     assert "rounding: half_up, requantization: fixed_point of exact" in told
-    if to in ("qdq-onnx", "pt2e"):
+    if to == "onnx":
         snapshots.compare(Path(__file__), f"rounding-{to}", told)
 
 

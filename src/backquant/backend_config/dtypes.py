@@ -1,7 +1,6 @@
 """Which dtypes, under which constraints, a pattern admits.
 
-Dtypes are tokens: ``torch.quint8`` and ``torch.uint8`` share a storage and are two tokens, compared
-literally.
+Dtypes are tokens, compared literally: ``torch.quint8`` and ``torch.uint8`` are two that share a storage.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ class DTypeWithConstraints:
       point alone, the scale is chosen so that the range around it holds what was measured.
     * ``symmetric``: True demands a symmetric scheme (zero point fixed at the middle of the range),
       False an affine one.
-    * ``granularity``: which values share a scale: ``"per_tensor"``, ``"per_channel"``,
-      ``"per_group(size=128)"`` and others (``backquant.dtypes.Granularity``); None: per tensor or per
-      channel. ``ch_axis``: the channel axis.
+    * ``granularity``: which values share a scale (``backquant.dtypes.Granularity``): ``"per_tensor"``,
+      ``"per_group(size=128)"``, …; None: per tensor or per channel. ``ch_axis``: the channel axis.
     * ``power_of_two_scale``: if True, a measured scale is raised to the next power of two.
     * ``scales``: the scales that the hardware has; a measured scale is raised to the next of them.
     * ``scale_range``: smallest and largest scale, either may be None; a measured scale outside is moved to
@@ -137,14 +135,13 @@ scale_min_lower_bound=2**-12)
 
     @property
     def channel_axis(self) -> int | None:
-        """The axis that the channels have to lie on: ``ch_axis``, or that of the granularity.
+        """The axis that channels have to lie on: ``ch_axis``, or that of the granularity.
 
         >>> DTypeWithConstraints(torch.qint8, granularity="per_channel(axis=1)").channel_axis
         1
         """
-        if self.ch_axis is not None or not (self.granularity or "").startswith("per_channel"):
-            return self.ch_axis
-        return Granularity.parse(str(self.granularity)).axis
+        shared = Granularity.parse(self.granularity or "per_tensor")
+        return shared.axis if self.ch_axis is None and not shared.has_blocks else self.ch_axis
 
     @property
     def produces_scales(self) -> bool:
@@ -391,8 +388,8 @@ def _granularity(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str | Granularity):
-        message = f"granularity must be a word, got {value!r}"
-        raise SpecError(message, where="granularity", fix='"per_group(size=128)"')
+        what = f"granularity must be a word, got {value!r}"
+        raise SpecError(what, where="granularity", fix='"per_group(size=128)"')
     return str(Granularity.parse(str(value)))
 
 

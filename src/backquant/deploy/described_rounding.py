@@ -1,13 +1,17 @@
 """``rounding`` and ``requantization`` of a description in files: what targets can state, what they cannot.
 
 1. Results that are rounded half to even, from sums in float: every target's quantize operator does that.
-2. All else has no operator in PyTorch or ONNX: refused, naming the fields. A target may compute
-   ``backquant.quantize_rounded`` and ``backquant.requantize`` itself, by a translation of its own.
+2. All else has no operator in PyTorch or ONNX. ``qdq-onnx`` and ``pt2e`` compute it from operators that there
+   are, or, as ``STANDARD`` asks, leave it to the hardware (3). Runtimes have kernels of their own arithmetic:
+   refused, naming the fields, but where a translation of one's own computes ``backquant.quantize_rounded``
+   and ``backquant.requantize``.
+3. A quantize operator as it is, whose file says by its side how the hardware rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -17,8 +21,17 @@ from backquant.lower.qdq import described_arithmetic, is_described_quantize, qua
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode
 
-__all__ = ["state_half_even", "unstated_rounding"]
+__all__ = [
+    "STANDARD",
+    "arithmetic_words",
+    "described_quantizes",
+    "state_half_even",
+    "unstated_rounding",
+    "with_standard_quantize",
+]
 
+#: The option of rule 3.
+STANDARD = "standard_quantize"
 _EVERYWHERE = ("float", "half_even")
 
 
@@ -43,6 +56,39 @@ def state_half_even(module: fx.GraphModule) -> None:
     module.recompile()
 
 
+def described_quantizes(job: ExportJob) -> dict[str, fx.Node]:
+    """The quantize nodes of ``job.module`` that rule 2 is about, by name."""
+    return {node.name: node for node in job.module.graph.nodes if is_described_quantize(node)}
+
+
+def arithmetic_words(made_for: fx.Node) -> dict[str, str]:
+    """What a file says by the side of a quantize operator that only the hardware computes as described.
+
+    ``fixed_point_twice`` rounds as it does, whatever ``rounding`` says.
+    """
+    requantization, rounding = described_arithmetic(made_for)
+    words = {"requantization": requantization}
+    return words if requantization == "fixed_point_twice" else {**words, "rounding": rounding}
+
+
+def with_standard_quantize(job: ExportJob) -> ExportJob:
+    """Rule 3: ``job`` with a copy of its module."""
+    graph = fx.Graph()
+    copied = graph.graph_copy(job.module.graph, {})
+    graph.output(copied)
+    for node in list(graph.nodes):
+        if not is_described_quantize(node):
+            continue
+        value, *others = node.args
+        unit = None
+        if described_arithmetic(node)[0] != "float":
+            unit, _, *others = others[:-1]  # the step of the sums, and its axis
+        node.target, node.args = quantize_target(), (value, *others[:-1])
+        if isinstance(unit, fx.Node) and not unit.users:
+            graph.erase_node(unit)
+    return replace(job, module=fx.GraphModule(job.module, graph))  # with what the graph reads
+
+
 def unstated_rounding(job: ExportJob, stating: str, own: Container[Any] = ()) -> Iterator[Reason]:
     """Rule 2: the results of ``job.module`` that neither ``stating`` nor ``own`` has an operator for."""
     for node in job.module.graph.nodes:
@@ -59,7 +105,7 @@ def unstated_rounding(job: ExportJob, stating: str, own: Container[Any] = ()) ->
             ReasonCode.NO_TRANSLATION,
             asked=f"{', '.join(asked)} of {job.config.name}",
             admitted=f"{stating} rounds halves to even, and requantizes in float",
-            fix="leave rounding and requantization out of the description that the file is made by;\n"
-            "convert_to_integer_reference computes them",
+            fix="the targets qdq-onnx and pt2e, which compute it; or leave rounding and requantization\n"
+            "out of the description that the file is made by",
             place="" if decision is None else decision.module_path,
         )

@@ -2,7 +2,9 @@
 
 1. Operators of ``quantized_decomposed`` stand around float operators; weights are integers behind a
    dequantize node; each reader of a quantized value has a dequantize node of its own.
-2. What these operators have no word for is arithmetic: 8-bit floats, blocks along two axes.
+2. What these operators have no word for is arithmetic: 8-bit floats, blocks along two axes, roundings and
+   requantizations that a description names. With the option ``standard_quantize`` these are quantize nodes,
+   too, with the described arithmetic in ``node.meta["custom"]``.
 3. Nodes carry the path of the module that they come from as their module stack, and no names of files.
 
 No runtime is asked: what counts is what stands between quantize and dequantize nodes.
@@ -11,7 +13,7 @@ No runtime is asked: what counts is what stands between quantize and dequantize 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,12 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
-from backquant.deploy.described_rounding import unstated_rounding
+from backquant.deploy.described_rounding import (
+    STANDARD,
+    arithmetic_words,
+    described_quantizes,
+    with_standard_quantize,
+)
 from backquant.deploy.exported import Written
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.job import ExportJob
@@ -30,6 +37,7 @@ from backquant.deploy.program import Program, origins_of_stacks, quiet
 from backquant.deploy.target import Requirement
 from backquant.graph.blocks import dequantize_blocks
 from backquant.graph.float8 import dequantize_float8, quantize_float8
+from backquant.graph.requantize import quantize_rounded, requantize
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "PT2ETarget"]
@@ -55,21 +63,25 @@ _PRODUCTS = {
 
 
 class PT2ETarget:
-    """See ``backquant.deploy.target.Target``. Options: ``dequantize_per_user`` (default true)."""
+    """See ``backquant.deploy.target.Target``. Options: ``dequantize_per_user`` (default true),
+    ``standard_quantize`` (default false)."""
 
     name = "pt2e"
     backend = "executorch"
     suffixes = (".pt2",)
     extra = ""
     requires: tuple[Requirement, ...] = ()
-    options = ("dequantize_per_user",)
+    options = ("dequantize_per_user", STANDARD)
 
-    def check(self, job: ExportJob) -> Sequence[Reason]:
-        """Arithmetic of the description that no operator of PyTorch computes."""
-        return list(unstated_rounding(job, "quantized_decomposed"))
+    def check(self, job: ExportJob) -> Sequence[Reason]:  # noqa: ARG002 - the protocol's
+        """Nothing: what is captured is written."""
+        return ()
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the program, and say what of the plan stands in it."""
+        described = described_quantizes(job)
+        if described and job.options.get(STANDARD, False):
+            job = with_standard_quantize(job)
         program = _decomposed(job.program)
         exported = program.exported
         spell_groups(exported)
@@ -77,6 +89,8 @@ class PT2ETarget:
             dequantize_per_user(exported.graph_module)
         kernels, left = written_operators(job, _computed(exported, program.origins))
         _mark(exported, program.origins, job)
+        if job.options.get(STANDARD, False):
+            _note(exported, program.origins, described)
         held = io.BytesIO()  # what writes a file ends the process where the disk is full
         with quiet():
             torch.export.save(exported, held)
@@ -89,7 +103,13 @@ def _arithmetic() -> dict[Any, Any]:
     """What ``quantized_decomposed`` has no operator for, as functions."""
     own = torch.ops.backquant
     table = {}
-    for function in (dequantize_blocks, dequantize_float8, quantize_float8):
+    for function in (
+        dequantize_blocks,
+        dequantize_float8,
+        quantize_float8,
+        quantize_rounded,
+        requantize,
+    ):
         if hasattr(own, function.__name__):
             table[getattr(own, function.__name__).default] = function
     return table
@@ -150,6 +170,14 @@ def _mark(exported: ExportedProgram, origins: Any, job: ExportJob) -> None:
         if node.op == "call_function":
             path = decision.module_path if decision is not None else ""
             node.meta["nn_module_stack"] = {path: (path, decision.operator)} if decision else {}
+
+
+def _note(exported: ExportedProgram, origins: Any, described: Mapping[str, fx.Node]) -> None:
+    """What the hardware computes in the place of a quantize node, at the node, in place."""
+    for node in exported.graph.nodes:
+        made_for = described.get(origins.get(node.name, ""))
+        if made_for is not None and "quantize_per_tensor" in str(node.target):
+            node.meta["custom"] = arithmetic_words(made_for)
 
 
 TARGET = PT2ETarget()

@@ -3,6 +3,7 @@
 1. What the reference model computes is what the file says: no operator is rewritten for the sake of a kernel.
 2. The operator set is the first that has the dtypes. Weights whose range fits into four bits are stored so.
 3. Operators of one's own are translated by one's own functions (the option ``translations``).
+4. Described roundings and requantizations are functions of the file (``backquant.deploy.onnx.roundings``).
 
 No runtime is asked: what counts is what stands between quantize and dequantize nodes.
 """
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from backquant.deploy.between_nodes import BETWEEN, Computed, Read, written_operators
+from backquant.deploy.described_rounding import STANDARD
 from backquant.deploy.exported import Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, qdq_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.roundings import DOMAIN, described_quantize
 from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "QDQTarget"]
@@ -34,18 +37,18 @@ _PRODUCTS = {
 
 
 class QDQTarget:
-    """See ``backquant.deploy.target.Target``. Options: ``opset``, ``translations``."""
+    """See ``backquant.deploy.target.Target``. Options: ``opset``, ``standard_quantize``, ``translations``."""
 
     name = "qdq-onnx"
     backend = "onnxruntime"
     suffixes = (".onnx",)
     extra = "onnx"
     requires = REQUIRES
-    options = ("opset", "translations")
+    options = ("opset", STANDARD, "translations")
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """The operators without an ONNX translation."""
-        return untranslated(job)
+        return untranslated(job, described_quantize(job))
 
     def write(self, job: ExportJob, path: Path) -> Written:
         """Write the file, and say what of the plan stands in it."""
@@ -58,7 +61,7 @@ class QDQTarget:
 
 def _computed(model: Any) -> Iterator[Computed]:
     for node in model.graph:
-        if node.op_type in _QDQ:
+        if node.op_type in _QDQ or node.domain == DOMAIN:
             continue
         products = _PRODUCTS.get(node.op_type, ())
         reads = tuple(

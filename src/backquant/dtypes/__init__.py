@@ -22,7 +22,12 @@ from backquant.dtypes.packing import (
 )
 from backquant.dtypes.qdtype import Format, QDType
 from backquant.dtypes.qparams import ObservedQParams, QParams, TensorQParams
-from backquant.dtypes.requantization import Requantization, requantize_sums
+from backquant.dtypes.requantization import (
+    Requantization,
+    quantize_multiplier,
+    requantize_sums,
+    shift_of,
+)
 from backquant.dtypes.scheme import (
     decode_schemes,
     encode_schemes,
@@ -83,7 +88,9 @@ __all__ = [
     "quantize_tensor",
     "quantize_bounds",
     "register_dtype",
+    "quantize_multiplier",
     "requantize_sums",
+    "shift_of",
     "resolve_range",
     "round_to",
     "storage_dtype",

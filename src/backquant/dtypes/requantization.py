@@ -57,6 +57,15 @@ def quantize_multiplier(real: Tensor) -> tuple[Tensor, Tensor]:
     return multiplier.masked_fill(none, 0), shift.masked_fill(none, 0)
 
 
+def shift_of(real: Tensor) -> Tensor:
+    """The powers of two (int64, the shape of ``real``) that a shift multiplies by: the next above.
+
+    >>> shift_of(torch.tensor([0.25, 0.3]))
+    tensor([-2, -1])
+    """
+    return torch.ceil(torch.log2(real.double()) - _SLACK).to(torch.int64)
+
+
 def high_multiply(a: Tensor, b: Tensor) -> Tensor:
     """``a * b / 2**31`` of 32-bit numbers in int64, halves up, saturated: SaturatingRoundingDoublingHighMul.
 
@@ -104,8 +113,7 @@ def requantize_sums(
         return round_to(sums.double() * real.double(), rounding).clamp(-_FAR, _FAR).to(torch.int64)
     sums = sums.to(torch.int64).clamp(_LOW, _HIGH)
     if arithmetic is Requantization.SHIFT:
-        power = torch.ceil(torch.log2(real.double()) - _SLACK)
-        return _shifted(sums, power.to(torch.int64), rounding)
+        return _shifted(sums, shift_of(real), rounding)
     multiplier, shift = quantize_multiplier(real)
     if arithmetic is Requantization.FIXED_POINT_TWICE:
         left = (sums << shift.clamp(min=0)).clamp(_LOW, _HIGH)

@@ -9,7 +9,7 @@ import torch
 from backquant.deploy.described_rounding import unstated_rounding
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.exporter import is_translated
-from backquant.deploy.onnx.translate import own_translations, translations
+from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet
 from backquant.graph import register_quantized_decomposed
 from backquant.match.plan import Reason
@@ -18,10 +18,11 @@ from backquant.reason_codes import ReasonCode
 __all__ = ["untranslated"]
 
 
-def untranslated(job: ExportJob) -> Sequence[Reason]:
-    """The operators of ``job`` that neither have an ONNX translation nor decompose, by node."""
+def untranslated(job: ExportJob, more: Table | None = None) -> Sequence[Reason]:
+    """The operators of ``job`` that neither have an ONNX translation (``more``: of the target) nor decompose,
+    by node."""
     register_quantized_decomposed()
-    own = {**translations(), **own_translations(job)}
+    own = {**translations(), **(more or {}), **own_translations(job)}
     if unstated := tuple(unstated_rounding(job, "ONNX", own)):
         return unstated
     with quiet():

@@ -28,7 +28,7 @@ from backquant.errors import ExportError, UsageError, first_line
 from backquant.graph import register_blocks, register_float8
 from backquant.operators import overloads
 
-__all__ = ["Table", "own_translations", "translations"]
+__all__ = ["Table", "own_translations", "quantize_linear", "translations"]
 
 #: By torch overload, as ``torch.onnx.export(custom_translation_table=...)`` takes it.
 Table = dict[Callable[..., Any], Callable[..., Any]]
@@ -44,7 +44,7 @@ def translations() -> Table:
     register_blocks()
     ops = torch.ops.quantized_decomposed
     return {
-        ops.quantize_per_tensor.default: _quantize_per_tensor,
+        ops.quantize_per_tensor.default: quantize_linear,
         ops.dequantize_per_tensor.default: _dequantize_per_tensor,
         ops.quantize_per_channel.default: _quantize_per_channel,
         ops.dequantize_per_channel.default: _dequantize_per_channel,
@@ -113,10 +113,19 @@ def _clipped(x: Any, scale: float, zero_point: int, bounds: tuple[int, int, int]
     return _op().Clip(x, *map(_float, edges))
 
 
-def _quantize_per_tensor(  # size: the signature of the torch operator
-    input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+def quantize_linear(  # size: the signature of the torch operator
+    input: Any,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: int,
+    *,
+    clips: bool = True,
 ) -> Any:
-    x = _clipped(input, scale, zero_point, (quant_min, quant_max, dtype))
+    """``QuantizeLinear``; ``clips``: to bounds that are narrower than the dtype."""
+    bounds = (quant_min, quant_max, dtype)
+    x = _clipped(input, scale, zero_point, bounds) if clips else input
     return _op().QuantizeLinear(x, _float(scale), _constant(zero_point, dtype))
 
 

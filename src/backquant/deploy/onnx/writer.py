@@ -20,6 +20,7 @@ from backquant.deploy.onnx.fold import fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
 from backquant.deploy.onnx.initializers import drop_unused
 from backquant.deploy.onnx.names import name_nodes
+from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
 from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
@@ -57,9 +58,11 @@ def qdq_model(job: ExportJob) -> Any:
     one's own, as ``torch.onnx.export(custom_translation_table=...)`` takes it, or ``"module:NAME"`` of one.
     """
     narrow = _of_four_bits(job)
-    model = _translated(job, {**translations(), **own_translations(job)}, 21 if narrow else OPSET)
+    table = {**translations(), **described_quantize(job), **own_translations(job)}
+    model = _translated(job, table, 21 if narrow else OPSET)
     settle_blocks(model)
     narrow_constants(model, narrow)
+    spell_roundings(model, job)
     return _finished(model, job)
 
 

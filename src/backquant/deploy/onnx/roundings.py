@@ -1,0 +1,222 @@
+"""``rounding`` and ``requantization`` of a description in ONNX, whose QuantizeLinear rounds halves to even.
+
+1. Written first as ``QuantizeLinear``, the pair that compilers look for; then, node by node, either
+2. as a function of the file, in the domain ``backquant``, whose body computes the described arithmetic in
+   ONNX's own operators: a compiler reads name and inputs (multiplier and shift among them), a runtime that
+   does not know it runs the body; or, with the option ``standard_quantize``,
+3. left as it is, with the described arithmetic in the node's metadata.
+
+The arithmetic is that of ``backquant.dtypes.requantization``, bit for bit: sums are taken back to integers in
+float64. Source: ONNX operator documentation, Mod-13 (the sign of the divisor), Div-14, Round-11, Clip-13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from backquant.deploy.described_rounding import STANDARD, arithmetic_words, described_quantizes
+from backquant.deploy.job import ExportJob
+from backquant.deploy.onnx.initializers import add_initializer
+from backquant.deploy.onnx.names import ORIGIN
+from backquant.deploy.onnx.translate import Table, quantize_linear
+from backquant.dtypes import Requantization, quantize_multiplier, shift_of
+from backquant.graph import register_requantize
+from backquant.lower.qdq import described_arithmetic
+
+__all__ = ["DOMAIN", "described_quantize", "spell_roundings"]
+
+#: The domain of the functions.
+DOMAIN = "backquant"
+
+_UP = {
+    "half_up": "up = GreaterOrEqual (twice, whole)",
+    "half_away": "over = Greater (twice, whole)\n"
+    "half = Equal (twice, whole)\n"
+    "none = Constant <value_int = 0> ()\n"
+    "least = GreaterOrEqual (wide, none)\n"
+    "tie = And (half, least)\n"
+    "up = Or (over, tie)",
+    "half_even": "over = Greater (twice, whole)\n"
+    "half = Equal (twice, whole)\n"
+    "two_parts = Constant <value_int = 2> ()\n"
+    "odd = Mod (floor, two_parts)\n"
+    "is_odd = Cast <to = 9> (odd)\n"
+    "tie = And (half, is_odd)\n"
+    "up = Or (over, tie)",
+}
+_ROUND = {
+    "half_up": "half = Constant <value = double {0.5}> ()\n"
+    "above = Add (steps, half)\n"
+    "rounded = Floor (above)",
+    "half_away": "half = Constant <value = double {0.5}> ()\n"
+    "size = Abs (steps)\n"
+    "above = Add (size, half)\n"
+    "whole = Floor (above)\n"
+    "side = Sign (steps)\n"
+    "rounded = Mul (side, whole)",
+}
+_STEPS = "wide = Cast <to = 11> (x)\nunit = Cast <to = 11> (scale)\nsteps = Div (wide, unit)\n"
+_INTO_RANGE = (
+    "moved = Add (rounded, zero)\nheld = Clip (moved, low, high)\ny = CastLike (held, zero_point)\n"
+)
+_SUMS = (
+    "float_sums = Round (steps)\n"
+    "whole_sums = Cast <to = 7> (float_sums)\n"
+    "least_sum = Constant <value = int64 {-2147483648}> ()\n"
+    "largest_sum = Constant <value = int64 {2147483647}> ()\n"
+    "sums = Clip (whole_sums, least_sum, largest_sum)\n"
+)
+_SHIFTED = (
+    "rest = Mod (wide_sums, whole)\n"
+    "below = Sub (wide_sums, rest)\n"
+    "floor = Div (below, whole)\n"
+    "two = Constant <value_int = 2> ()\n"
+    "twice = Mul (rest, two)\n"
+)
+_TWICE = (
+    "moved_sums = Mul (sums, left)\n"
+    "left_sums = Clip (moved_sums, least_sum, largest_sum)\n"
+    "product = Mul (left_sums, multiplier)\n"
+    "half_of_it = Constant <value = int64 {1073741824}> ()\n"
+    "all_of_it = Constant <value = int64 {2147483648}> ()\n"
+    "above_it = Add (product, half_of_it)\n"
+    "rest_of_it = Mod (above_it, all_of_it)\n"
+    "without = Sub (above_it, rest_of_it)\n"
+    "divided = Div (without, all_of_it)\n"
+    "wide_sums = Clip (divided, least_sum, largest_sum)\n"
+)
+_ONCE = "product = Mul (sums, multiplier)\nwide_sums = Mul (product, left)\n"
+
+
+def described_quantize(job: ExportJob) -> Table:
+    """Translations of the quantize operators that the reference model has for described arithmetic."""
+    register_requantize()
+    own = torch.ops.backquant
+    clips = bool(job.options.get(STANDARD, False))
+
+    def rounded(x: Any, scale: float, *others: Any) -> Any:
+        return quantize_linear(x, scale, *others[:4], clips=clips)
+
+    def requantized(x: Any, _: Any, __: int, scale: float, *others: Any) -> Any:
+        return quantize_linear(x, scale, *others[:4], clips=clips)
+
+    return {own.quantize_rounded.default: rounded, own.requantize.default: requantized}
+
+
+def spell_roundings(model: Any, job: ExportJob) -> None:
+    """Rules 2 and 3, in place, on an ``onnx_ir.Model``."""
+    described = described_quantizes(job)
+    for node in list(model.graph):
+        made_for = described.get(node.metadata_props.get(ORIGIN, ""))
+        if made_for is None or node.op_type != "QuantizeLinear":
+            continue
+        arithmetic, rounding = described_arithmetic(made_for)
+        if job.options.get(STANDARD, False):
+            words = arithmetic_words(made_for)
+            node.metadata_props.update({f"backquant.{name}": word for name, word in words.items()})
+        elif arithmetic == "float":
+            name = f"Quantize{_word(rounding)}"
+            _as_function(model, node, name, _limits(made_for, np.float64), ())
+            _add(model, name, _rounded_body(rounding), ())
+        else:
+            _requantized(model, job, node, made_for)
+
+
+def _word(text: str) -> str:
+    return "".join(part.capitalize() for part in text.split("_"))
+
+
+def _limits(made_for: fx.Node, dtype: Any) -> dict[str, Any]:
+    zero_point, low, high = _qparams(made_for)[1:4]
+    return {
+        name: np.array(v, dtype) for name, v in (("zero", zero_point), ("low", low), ("high", high))
+    }
+
+
+def _qparams(made_for: fx.Node) -> tuple[Any, ...]:
+    first = 1 if described_arithmetic(made_for)[0] == "float" else 3
+    return made_for.args[first : first + 5]
+
+
+def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> None:
+    """Rule 2, of sums: what the hardware multiplies and shifts by becomes inputs."""
+    arithmetic, rounding = described_arithmetic(made_for)
+    step, axis = made_for.args[1:3]
+    assert isinstance(step, fx.Node)
+    unit = job.module.get_buffer(str(step.target)).detach().double()
+    kind = Requantization(arithmetic)
+    real = unit / float(_qparams(made_for)[0])
+    multiplier, shift = quantize_multiplier(real)
+    if kind is Requantization.SHIFT:
+        multiplier, shift = torch.ones_like(shift), shift_of(real)
+    elif kind is Requantization.FIXED_POINT:
+        shift = shift - 31
+    places = {"scale": unit, "multiplier": multiplier, "left": 1 << shift.clamp(0, 31)}
+    shape = (-1, *([1] * (-int(axis) - 1)))  # type: ignore[arg-type]
+    found = {**places, "whole": 1 << (-shift).clamp(0, 62)}
+    inputs = {name: value.reshape(shape).numpy() for name, value in found.items()}
+    if unit.numel() == 1:
+        inputs = {name: value.reshape(()) for name, value in inputs.items()}
+    inputs |= _limits(made_for, np.int64)
+    own = "" if kind is Requantization.FIXED_POINT_TWICE else _word(rounding)
+    name = f"Requantize{_word(arithmetic)}{own}"
+    more = ("multiplier", "left", "whole")
+    _as_function(model, node, name, inputs, more)
+    _add(model, name, _requantized_body(kind, rounding), more)
+
+
+def _rounded_body(rounding: str) -> str:
+    return _STEPS + _ROUND[rounding] + "\n" + _INTO_RANGE
+
+
+def _requantized_body(kind: Requantization, rounding: str) -> str:
+    twice = kind is Requantization.FIXED_POINT_TWICE
+    up = _UP["half_away" if twice else rounding].replace("(wide,", "(wide_sums,")
+    return (
+        _STEPS
+        + _SUMS
+        + (_TWICE if twice else _ONCE)
+        + _SHIFTED
+        + up
+        + "\none = Cast <to = 7> (up)\nrounded = Add (floor, one)\n"
+        + _INTO_RANGE
+    )
+
+
+def _as_function(
+    model: Any, node: Any, name: str, inputs: dict[str, Any], more: tuple[str, ...]
+) -> None:
+    """The call of the function in the place of ``node``: its value, scale, zero point, then ``more`` and
+    the limits."""
+    import onnx_ir as ir
+
+    given = list(node.inputs[:3])
+    held = {
+        part: add_initializer(model, np.ascontiguousarray(array), f"{node.name}/{part}")
+        for part, array in inputs.items()
+    }
+    given[1] = held.get("scale", given[1])
+    values = [*given, *(held[part] for part in (*more, "zero", "low", "high"))]
+    made = ir.Node(DOMAIN, name, values, name=f"{node.name}/{name}")
+    made.metadata_props.update(node.metadata_props)
+    old, new = node.outputs[0], made.outputs[0]
+    new.name, new.type, new.shape = f"{old.name}_rounded", old.type, old.shape
+    model.graph.insert_before(node, made)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    model.graph.remove(node, safe=True)
+
+
+def _add(model: Any, name: str, body: str, more: tuple[str, ...]) -> None:
+    import onnx
+    import onnx_ir as ir
+
+    version = model.opset_imports[""]
+    inputs = ", ".join(("x", "scale", "zero_point", *more, "zero", "low", "high"))
+    head = f'<domain: "{DOMAIN}", opset_import: ["": {version}]>\n{name} ({inputs}) => (y) {{\n'
+    function = ir.serde.deserialize_function(onnx.parser.parse_function(f"{head}{body}}}"))
+    model.opset_imports[DOMAIN] = 1
+    model.functions[function.identifier()] = function
