@@ -123,3 +123,27 @@ def within(place: str) -> Iterator[None]:
         error.where = f"{place}{glue}{inner}"
         error.args = (error.what, error.where, error.fix)
         raise
+
+
+def check_dtype(value: Any, field: str) -> None:
+    """Raise ``SpecError`` for what is no dtype and not None.
+
+    >>> check_dtype("qint8", "dtype")
+    Traceback (most recent call last):
+    backquant.errors.SpecError: dtype must be a torch.dtype, got 'qint8'
+      where  dtype
+      fix    torch.qint8
+    """
+    if value is not None and not isinstance(value, torch.dtype):
+        what = f"{field} must be a torch.dtype, got {value!r}"
+        raise SpecError(what, where=field, fix=dtype_fix(value))
+
+
+def dtype_fix(value: Any) -> str:
+    """``torch.quint8`` for the strings ``"quint8"`` and ``"torch.quint8"``.
+
+    >>> dtype_fix("quint8"), dtype_fix(8)
+    ('torch.quint8', '')
+    """
+    name = value.removeprefix("torch.") if isinstance(value, str) else ""
+    return f"torch.{name}" if isinstance(getattr(torch, name or "-", None), torch.dtype) else ""

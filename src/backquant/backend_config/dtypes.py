@@ -15,8 +15,10 @@ import torch
 from backquant.backend_config.checks import (
     check_bool,
     check_choice,
+    check_dtype,
     check_keys,
     check_number,
+    dtype_fix,
     renamed,
     within,
 )
@@ -104,8 +106,8 @@ scale_min_lower_bound=2**-12)
     scale_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        _check_dtype(self.dtype, "dtype")
-        _check_dtype(self.scale_dtype, "scale_dtype")
+        check_dtype(self.dtype, "dtype")
+        check_dtype(self.scale_dtype, "scale_dtype")
         for name in (
             "quant_min_lower_bound",
             "quant_max_upper_bound",
@@ -251,7 +253,7 @@ bias_dtype=torch.float32)
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
         self.output_dtype_with_constraints = _constrained(output_dtype, "output_dtype")
         self.weight_dtype_with_constraints = _constrained(weight_dtype, "weight_dtype")
-        _check_dtype(bias_dtype, "bias_dtype")
+        check_dtype(bias_dtype, "bias_dtype")
         check_bool(is_dynamic, "is_dynamic")
         check_choice(bias_scale, "bias_scale", BIAS_SCALES)
         check_choice(rounding, "rounding", ROUNDINGS)
@@ -365,7 +367,7 @@ def _constrained(value: Any, field: str) -> DTypeWithConstraints:
     raise SpecError(
         f"{field} must be a torch.dtype or DTypeWithConstraints, got {value!r}",
         where=field,
-        fix=_dtype_fix(value),
+        fix=dtype_fix(value),
     )
 
 
@@ -391,16 +393,3 @@ def _granularity(value: Any) -> str | None:
         what = f"granularity must be a word, got {value!r}"
         raise SpecError(what, where="granularity", fix='"per_group(size=128)"')
     return str(Granularity.parse(str(value)))
-
-
-def _check_dtype(value: Any, field: str) -> None:
-    if value is not None and not isinstance(value, torch.dtype):
-        raise SpecError(
-            f"{field} must be a torch.dtype, got {value!r}", where=field, fix=_dtype_fix(value)
-        )
-
-
-def _dtype_fix(value: Any) -> str:
-    """``torch.quint8`` for the strings ``"quint8"`` and ``"torch.quint8"``."""
-    name = value.removeprefix("torch.") if isinstance(value, str) else ""
-    return f"torch.{name}" if isinstance(getattr(torch, name or "-", None), torch.dtype) else ""
