@@ -202,6 +202,3 @@ def backend_config() -> BackendConfig:
             ]
         )
     )
-
-
-get_xnnpack_backend_config = backend_config

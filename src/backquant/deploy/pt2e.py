@@ -42,7 +42,6 @@ from backquant.match.plan import Reason
 
 __all__ = ["TARGET", "PT2ETarget"]
 
-_aten = torch.ops.aten
 # positions of what a product multiplies; constants elsewhere are biases, which need no scale
 _PRODUCTS = {
     "conv1d": (0, 1),

@@ -11,4 +11,3 @@ UINT3: torch.dtype = torch.uint3  # type: ignore[attr-defined]
 INT2: torch.dtype = torch.int2  # type: ignore[attr-defined]
 UINT2: torch.dtype = torch.uint2  # type: ignore[attr-defined]
 E2M1: torch.dtype = torch.float4_e2m1fn_x2  # PyTorch's tensors of it hold two in a byte
-E8M0: torch.dtype = torch.float8_e8m0fnu

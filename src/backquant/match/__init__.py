@@ -20,7 +20,6 @@ from backquant.match.plan import (
     RuleKind,
     RuleRef,
     TensorRequest,
-    Verdict,
 )
 from backquant.match.recheck import MeasuredScales, recheck
 
@@ -40,7 +39,6 @@ __all__ = [
     "RuleKind",
     "RuleRef",
     "TensorRequest",
-    "Verdict",
     "make_plan",
     "plan_fusion",
     "recheck",

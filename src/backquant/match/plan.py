@@ -95,14 +95,6 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``ok`` with the reasons against (empty when ok)."""
-
-    ok: bool
-    reasons: tuple[Reason, ...] = ()
-
-
-@dataclass(frozen=True)
 class TensorRequest:
     """What a QConfig asks for one tensor, as data (for reports; prepare builds from the rule).
 

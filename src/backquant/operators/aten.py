@@ -19,8 +19,6 @@ from backquant.operators.composed import composed
 from backquant.operators.index import all_operators, find
 from backquant.operators.operator import Operator
 
-_aten = torch.ops.aten
-
 
 class AtenSpeller:
     """The table of ``backquant.operators`` as ``backquant.graph`` asks for it.

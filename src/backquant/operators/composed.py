@@ -6,13 +6,10 @@ import operator
 from functools import cache
 from typing import Any
 
-import torch
 from torch import fx
 
 from backquant.operators.decomposition import Decomposition
 from backquant.operators.index import all_operators
-
-_aten = torch.ops.aten
 
 
 def composed(node: fx.Node) -> fx.Node | None:

@@ -22,7 +22,7 @@ MOST_BATCHES = 64
 
 
 class Bench:
-    """The data and the float outputs for one model; ``evaluations`` counts what was judged.
+    """The data and the float outputs for one model.
 
     All ``ranks`` hold the same data, and share the batches that a draft is judged on. ``most_inputs``: as
     the recipe has it.
@@ -40,12 +40,10 @@ class Bench:
         last = max(1, len(held) // 4) if len(held) > 1 else 0
         self.fitting = held[: len(held) - last]
         self.judging = held[len(held) - last :] or held
-        self.evaluations = 0
         self._outputs = FloatOutputs(unobserved(draft.prepared), self.judging, ranks)
 
     def loss(self, draft: Draft) -> float:
         """What the reference model of ``draft`` loses at its outputs: relative error power."""
-        self.evaluations += 1
         return self._outputs.loss(draft.reference(), "judging a recipe")
 
     def sqnr(self, draft: Draft) -> float:

@@ -23,7 +23,6 @@ from backquant.operators import overloads
 
 _aten = torch.ops.aten
 _MOVES = overloads("view", "reshape", "clone")
-_TURNED = [0, 2, 1, 3]
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
 

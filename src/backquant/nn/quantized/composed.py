@@ -7,7 +7,7 @@ weights. They compute in float on values that an integer engine would have.
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from torch import nn
 
@@ -28,7 +28,7 @@ from backquant.observe import (
 )
 from backquant.observe.qparams import qparam_dict
 
-_Module = TypeVar("_Module", bound=nn.Module)
+_Module = TypeVar("_Module", bound="_Composed")
 
 
 def _reference_linear(linear: nn.Module, qconfig: Any) -> SlotReferenceLinear:
@@ -59,38 +59,55 @@ def _quantize(module: nn.Module, name: str, part: Slot, qconfig: Any) -> None:
     part.activation_post_process = None if slot is None else QuantizeDequantize.from_observer(slot)
 
 
-def _from_observed(cls: type[_Module], observed: nn.Module, expected: type[nn.Module]) -> _Module:
-    if type(observed) is not expected or not getattr(observed, "qconfig", None):
+class _Composed(nn.Module):
+    """What the three classes share."""
+
+    float_interface: ClassVar[bool] = True
+    _OBSERVED: ClassVar[type[nn.Module]]
+
+    def _get_name(self) -> str:
+        return f"Quantized{type(self).__name__}"
+
+    @classmethod
+    def from_float(cls, other: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG003
+        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
+        name = cls.__name__
         raise ConfigError(
-            f"quantized.{cls.__name__}.from_observed takes a quantizable.{expected.__name__} that "
-            f"from_float made, got {type(observed).__name__}",
-            where=f"backquant.nn.quantized.{cls.__name__}.from_observed(module)",
-            fix=f"backquant.nn.quantizable.{expected.__name__}.from_float(float_module), "
-            "then calibrate",
+            f"quantized.{name} is made of an observed module, not of a float one",
+            where=f"backquant.nn.quantized.{name}.from_float(module)",
+            fix=f"observed = backquant.nn.quantizable.{name}.from_float(module)\n"
+            "observed(calibration_batch)\n"
+            f"backquant.nn.quantized.{name}.from_observed(observed)",
         )
-    twin = copy.deepcopy(observed).eval()
-    qconfig = twin.qconfig
-    for name, part in list(twin.named_modules()):
-        own = getattr(part, "qconfig", qconfig)
-        if isinstance(part, Slot) and own is not None:
-            _quantize(twin, name, part, own)
-    del twin.qconfig
-    quantized = cls.__new__(cls)  # its constructor would make float linears
-    vars(quantized).update(vars(twin))
-    return quantized
+
+    @classmethod
+    def from_observed(cls: type[_Module], other: nn.Module) -> _Module:
+        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
+
+        Raises ``ConfigError`` for anything but a module of the ``quantizable`` form that ``from_float`` made.
+        """
+        expected = cls._OBSERVED
+        if type(other) is not expected or not getattr(other, "qconfig", None):
+            raise ConfigError(
+                f"quantized.{cls.__name__}.from_observed takes a quantizable.{expected.__name__} that "
+                f"from_float made, got {type(other).__name__}",
+                where=f"backquant.nn.quantized.{cls.__name__}.from_observed(module)",
+                fix=f"backquant.nn.quantizable.{expected.__name__}.from_float(float_module), "
+                "then calibrate",
+            )
+        twin = copy.deepcopy(other).eval()
+        qconfig = twin.qconfig
+        for name, part in list(twin.named_modules()):
+            own = getattr(part, "qconfig", qconfig)
+            if isinstance(part, Slot) and own is not None:
+                _quantize(twin, name, part, own)
+        del twin.qconfig
+        quantized = cls.__new__(cls)  # its constructor would make float linears
+        vars(quantized).update(vars(twin))
+        return quantized
 
 
-def _refuse_float(cls: type[nn.Module]) -> ConfigError:
-    return ConfigError(
-        f"quantized.{cls.__name__} is made of an observed module, not of a float one",
-        where=f"backquant.nn.quantized.{cls.__name__}.from_float(module)",
-        fix=f"observed = backquant.nn.quantizable.{cls.__name__}.from_float(module)\n"
-        "observed(calibration_batch)\n"
-        f"backquant.nn.quantized.{cls.__name__}.from_observed(observed)",
-    )
-
-
-class LSTM(quantizable.LSTM):
+class LSTM(_Composed, quantizable.LSTM):
     """The quantized form of ``quantizable.LSTM``.
 
     >>> from types import SimpleNamespace
@@ -107,26 +124,10 @@ class LSTM(quantizable.LSTM):
     (torch.int8, torch.Size([5, 2, 4]))
     """
 
-    float_interface: ClassVar[bool] = True
-
-    def _get_name(self) -> str:
-        return "QuantizedLSTM"
-
-    @classmethod
-    def from_float(cls, other: nn.Module, *args: Any, **kwargs: Any) -> LSTM:  # noqa: ARG003
-        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
-        raise _refuse_float(cls)
-
-    @classmethod
-    def from_observed(cls, other: nn.Module) -> LSTM:
-        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
-
-        Raises ``ConfigError`` for anything but a ``quantizable.LSTM`` made by ``from_float``.
-        """
-        return _from_observed(cls, other, quantizable.LSTM)
+    _OBSERVED = quantizable.LSTM
 
 
-class LSTMCell(quantizable.LSTMCell):
+class LSTMCell(_Composed, quantizable.LSTMCell):
     """The quantized form of ``quantizable.LSTMCell``.
 
     >>> LSTMCell.from_float(nn.LSTMCell(1, 1))
@@ -135,26 +136,10 @@ class LSTMCell(quantizable.LSTMCell):
     backquant.errors.ConfigError: quantized.LSTMCell is made of an observed module, ...
     """
 
-    float_interface: ClassVar[bool] = True
-
-    def _get_name(self) -> str:
-        return "QuantizedLSTMCell"
-
-    @classmethod
-    def from_float(cls, other: nn.Module, *args: Any, **kwargs: Any) -> LSTMCell:  # noqa: ARG003
-        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
-        raise _refuse_float(cls)
-
-    @classmethod
-    def from_observed(cls, other: nn.Module) -> LSTMCell:
-        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
-
-        Raises ``ConfigError`` for anything but a ``quantizable.LSTMCell`` made by ``from_float``.
-        """
-        return _from_observed(cls, other, quantizable.LSTMCell)
+    _OBSERVED = quantizable.LSTMCell
 
 
-class MultiheadAttention(quantizable.MultiheadAttention):
+class MultiheadAttention(_Composed, quantizable.MultiheadAttention):
     """The quantized form of ``quantizable.MultiheadAttention``.
 
     >>> MultiheadAttention.from_observed(nn.MultiheadAttention(2, 1))
@@ -163,21 +148,4 @@ class MultiheadAttention(quantizable.MultiheadAttention):
     backquant.errors.ConfigError: quantized.MultiheadAttention.from_observed takes a ...
     """
 
-    float_interface: ClassVar[bool] = True
-
-    def _get_name(self) -> str:
-        return "QuantizedMultiheadAttention"
-
-    @classmethod
-    def from_float(cls, other: nn.Module) -> MultiheadAttention:  # noqa: ARG003
-        """Raises ``ConfigError``: quantization needs the measurements of an observed module."""
-        raise _refuse_float(cls)
-
-    @classmethod
-    def from_observed(cls, other: nn.Module) -> MultiheadAttention:
-        """The quantized form of the observed ``other``, which is left as it is, in eval mode.
-
-        Raises ``ConfigError`` for anything but a ``quantizable.MultiheadAttention`` that
-        ``from_float`` made.
-        """
-        return _from_observed(cls, other, quantizable.MultiheadAttention)
+    _OBSERVED = quantizable.MultiheadAttention
