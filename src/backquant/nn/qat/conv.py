@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from backquant.nn.qat.parts import (
-    adopt,
-    checked_float_module,
-    fresh_float_copy,
-    weight_fake_quant_of,
-)
+from backquant.nn.qat.parts import QATModule
 
-_QATConv = TypeVar("_QATConv", bound="_QATConvNd")
 _GEOMETRY = (
     "in_channels",
     "out_channels",
@@ -39,11 +33,7 @@ def geometry(conv: nn.Module) -> dict[str, Any]:
     return {**arguments, "bias": conv.bias is not None}
 
 
-class _QATConvNd(_ConvNd):
-    _FLOAT_MODULE: ClassVar[type[nn.Module]]
-    _FLOAT_CONV_MODULE: ClassVar[type[_ConvNd]]
-    weight_fake_quant: nn.Module
-
+class _QATConvNd(QATModule, _ConvNd):
     def __init__(  # size: PyTorch's signature
         self,
         in_channels: int,
@@ -73,37 +63,15 @@ class _QATConvNd(_ConvNd):
             device=device,
             dtype=dtype,
         )
-        self.qconfig = qconfig
-        self.weight_fake_quant = weight_fake_quant_of(
-            qconfig, f"qat.{type(self).__name__}", self.weight.device
-        )
+        self._attach(qconfig)
+
+    @classmethod
+    def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
+        return geometry(root)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As the float convolution: ``(N, C_in, *)`` to ``(N, C_out, *)``."""
         return self._conv_forward(input, self.weight_fake_quant(self.weight), self.bias)
-
-    @classmethod
-    def from_float(
-        cls: type[_QATConv],
-        mod: nn.Module,
-        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
-    ) -> _QATConv:
-        """The QAT form of ``mod``, which needs a ``qconfig``; it shares the parameters of ``mod``.
-
-        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
-        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
-        module of another type, or without ``qconfig``.
-        """
-        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
-        conv = float_module[0] if isinstance(float_module, nn.Sequential) else float_module
-        qat = cls(**geometry(conv), qconfig=float_module.qconfig, device="meta")
-        adopt(qat, conv, mod)
-        return qat
-
-    def to_float(self) -> nn.Module:
-        """A new float module with copies of the trained parameters."""
-        make: Callable[..., nn.Module] = self._FLOAT_CONV_MODULE
-        return fresh_float_copy(make(**geometry(self), device="meta"), self)
 
 
 class Conv1d(_QATConvNd, nn.Conv1d):
@@ -116,7 +84,7 @@ class Conv1d(_QATConvNd, nn.Conv1d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv1d
-    _FLOAT_CONV_MODULE = nn.Conv1d
+    _ROOT = nn.Conv1d
 
 
 class Conv2d(_QATConvNd, nn.Conv2d):
@@ -130,7 +98,7 @@ class Conv2d(_QATConvNd, nn.Conv2d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv2d
-    _FLOAT_CONV_MODULE = nn.Conv2d
+    _ROOT = nn.Conv2d
 
 
 class Conv3d(_QATConvNd, nn.Conv3d):
@@ -142,4 +110,4 @@ class Conv3d(_QATConvNd, nn.Conv3d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Conv3d
-    _FLOAT_CONV_MODULE = nn.Conv3d
+    _ROOT = nn.Conv3d

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from backquant.errors import ConfigError
-from backquant.nn.qat.parts import (
-    adopt,
-    checked_float_module,
-    fresh_float_copy,
-    weight_fake_quant_of,
-)
-
-_QATEmbedding = TypeVar("_QATEmbedding", bound="_QATEmbeddingBase")
+from backquant.nn.qat.parts import QATModule
 
 
-class _QATEmbeddingBase(nn.Module):
-    """The arguments of the float module, then ``qconfig`` by keyword."""
+class _QATEmbeddingBase(QATModule):
+    """The arguments of the float module, then ``qconfig`` by keyword.
 
-    _FLOAT_MODULE: ClassVar[type[nn.Module]]
+    Raises ``ConfigError`` for a ``qconfig`` whose weight has another scheme than float qparams per channel;
+    weights in groups of a row have any, and are trained as floats.
+    """
+
     _arguments: ClassVar[tuple[str, ...]]
-    weight: torch.Tensor
-    weight_fake_quant: nn.Module
 
     def __init__(self, *args: Any, qconfig: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.qconfig = qconfig
-        self.weight_fake_quant = weight_fake_quant_of(
-            qconfig, f"qat.{type(self).__name__}", self.weight.device
-        )
+        self._attach(qconfig)
         qscheme = getattr(self.weight_fake_quant, "qscheme", None)
         in_groups = getattr(self.weight_fake_quant, "granularity", "")
         if qscheme != torch.per_channel_affine_float_qparams and not in_groups:
@@ -46,30 +36,8 @@ class _QATEmbeddingBase(nn.Module):
             )
 
     @classmethod
-    def from_float(
-        cls: type[_QATEmbedding],
-        mod: nn.Module,
-        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
-    ) -> _QATEmbedding:
-        """The QAT form of ``mod``, which needs a ``qconfig``; it shares the weight of ``mod``.
-
-        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
-        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
-        module of another type, without ``qconfig``, or whose ``qconfig`` has another scheme
-        (weights in groups of a row have any, and are trained as floats).
-        """
-        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
-        arguments = {name: getattr(float_module, name) for name in cls._arguments}
-        qat = cls(**arguments, qconfig=float_module.qconfig, device="meta")
-        adopt(qat, float_module, mod)
-        return qat
-
-    def to_float(self) -> nn.Module:
-        """A new float module with a copy of the trained weight."""
-        cls = type(self)
-        make: Callable[..., nn.Module] = cls._FLOAT_MODULE
-        arguments = {name: getattr(self, name) for name in cls._arguments}
-        return fresh_float_copy(make(**arguments, device="meta"), self)
+    def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
+        return {name: getattr(root, name) for name in cls._arguments}
 
 
 class Embedding(_QATEmbeddingBase, nn.Embedding):
@@ -83,6 +51,7 @@ class Embedding(_QATEmbeddingBase, nn.Embedding):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.Embedding
+    _ROOT = nn.Embedding
     _arguments = (
         "num_embeddings",
         "embedding_dim",
@@ -118,6 +87,7 @@ class EmbeddingBag(_QATEmbeddingBase, nn.EmbeddingBag):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = nn.EmbeddingBag
+    _ROOT = nn.EmbeddingBag
     _arguments = (
         "num_embeddings",
         "embedding_dim",

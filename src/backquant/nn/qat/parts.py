@@ -1,8 +1,9 @@
-"""What a QAT module takes from a QConfig: the fake quantize of its weight."""
+"""What QAT modules share: the fake-quantizer of their weight, the way from a float module and back."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,60 @@ from torch.nn.utils.parametrize import (
 from backquant.errors import ConfigError
 
 _Float = TypeVar("_Float", bound=nn.Module)
+_QAT = TypeVar("_QAT", bound="QATModule")
+
+
+class QATModule(nn.Module):
+    """Comes before the float class in the bases of a QAT class.
+
+    ``_FLOAT_MODULE``: the class that ``from_float`` takes; ``_ROOT``: the class of the operator itself, which
+    differs where ``_FLOAT_MODULE`` is a fused sequence.
+    """
+
+    _FLOAT_MODULE: ClassVar[type[nn.Module]]
+    _ROOT: ClassVar[type[nn.Module]]
+    weight: torch.Tensor
+    weight_fake_quant: nn.Module
+
+    def _attach(self, qconfig: Any, room: str = "qat") -> None:
+        """Take ``qconfig``, and a fake-quantizer of the weight from it; called by constructors."""
+        self.qconfig = qconfig
+        self.weight_fake_quant = weight_fake_quant_of(
+            qconfig, f"{room}.{type(self).__name__}", self.weight.device
+        )
+
+    @classmethod
+    def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
+        """The constructor arguments of an operator like ``root``, without its tensors."""
+        raise NotImplementedError
+
+    def _take(self, float_module: nn.Module) -> None:
+        """Take what of ``float_module`` is beside its root, or raise ``ConfigError``."""
+
+    @classmethod
+    def from_float(
+        cls: type[_QAT],
+        mod: nn.Module,
+        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
+    ) -> _QAT:
+        """The QAT form of ``mod``, which needs a ``qconfig``; it shares the tensors of ``mod``.
+
+        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
+        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a module of
+        another type, without ``qconfig``, whose batch norm cannot train, or with a ``qconfig`` that the class
+        does not take.
+        """
+        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
+        root = float_module[0] if isinstance(float_module, nn.Sequential) else float_module
+        qat = cls(**cls._arguments_of(root), qconfig=float_module.qconfig, device="meta")
+        qat._take(float_module)
+        adopt(qat, root, mod)
+        return qat
+
+    def to_float(self) -> nn.Module:
+        """A new float module with copies of the trained parameters."""
+        make: Callable[..., nn.Module] = self._ROOT
+        return fresh_float_copy(make(**self._arguments_of(self), device="meta"), self)
 
 
 def weight_fake_quant_of(qconfig: Any, owner: str, device: torch.device | None = None) -> nn.Module:

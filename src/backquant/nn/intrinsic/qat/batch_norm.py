@@ -21,30 +21,33 @@ from torch import nn
 from torch.nn import init
 from torch.nn.modules.batchnorm import _NormBase
 
-from backquant.nn.intrinsic.fold import folded_weight_and_bias
+from backquant.nn.intrinsic.checks import require_trainable
+from backquant.nn.intrinsic.fold import folded_weight_and_bias, shallow_copy
 from backquant.nn.intrinsic.fused import FusedModule
-from backquant.nn.qat.parts import weight_fake_quant_of
+from backquant.nn.qat.parts import QATModule
 
 
-class BatchNormAfter(FusedModule):
+class BatchNormAfter(FusedModule, QATModule):
     """Comes before ``nn.ConvNd`` or ``nn.Linear`` in the bases of a class.
 
     ``freeze_bn`` is true while the batch norm uses its running statistics in training mode too.
     """
 
     bn: _NormBase
-    weight: torch.Tensor
-    weight_fake_quant: nn.Module
     freeze_bn: bool
 
-    def _attach(self, bn: _NormBase, qconfig: Any) -> None:
-        """Take the batch norm, and a fake quantize of the weight; called by constructors."""
-        self.qconfig = qconfig
+    def _attach_bn(self, bn: _NormBase, qconfig: Any) -> None:
+        """Take the batch norm, and a fake-quantizer of the weight; called by constructors."""
         self.bn = bn
-        self.weight_fake_quant = weight_fake_quant_of(
-            qconfig, f"intrinsic.qat.{type(self).__name__}", self.weight.device
-        )
+        self._attach(qconfig, "intrinsic.qat")
         self.freeze_bn = False
+
+    def _take(self, float_module: nn.Module) -> None:
+        assert isinstance(float_module, nn.Sequential)
+        bn = float_module[1]
+        assert isinstance(bn, _NormBase)
+        require_trainable(bn, self.bn.num_features)
+        self.bn = shallow_copy(bn)
 
     def _root(self, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The operator without bias."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,22 +14,15 @@ from torch.nn.modules.conv import _ConvNd
 
 from backquant.nn import qat
 from backquant.nn.intrinsic import fused
-from backquant.nn.intrinsic.checks import require_trainable
-from backquant.nn.intrinsic.fold import shallow_copy
 from backquant.nn.intrinsic.qat.batch_norm import BatchNormAfter
 from backquant.nn.intrinsic.qat.relu import ReLUAfter
 from backquant.nn.qat.conv import geometry
-from backquant.nn.qat.parts import adopt, checked_float_module
-
-_ConvBnT = TypeVar("_ConvBnT", bound="_ConvBnNd")
 
 
 class _ConvBnNd(BatchNormAfter, _ConvNd):
     """The state_dict is PyTorch's: ``weight``, ``bias``, ``bn.*``, ``weight_fake_quant.*``."""
 
     _version = 2  # the layout above is the second one in PyTorch's history
-    _FLOAT_MODULE: ClassVar[type[nn.Module]]
-    _FLOAT_CONV_MODULE: ClassVar[type[_ConvNd]]
     _FLOAT_BN_MODULE: ClassVar[type[_NormBase]]
 
     def __init__(  # size: PyTorch's signature
@@ -65,7 +58,7 @@ class _ConvBnNd(BatchNormAfter, _ConvNd):
             **factory,
         )
         bn_class: Callable[..., _NormBase] = self._FLOAT_BN_MODULE
-        self._attach(bn_class(out_channels, eps, momentum, **factory), qconfig)
+        self._attach_bn(bn_class(out_channels, eps, momentum, **factory), qconfig)
         if bias:
             self.bias = nn.Parameter(torch.empty(out_channels, **factory))
         self.reset_bn_parameters()
@@ -83,30 +76,12 @@ class _ConvBnNd(BatchNormAfter, _ConvNd):
         return self._conv_forward(input, weight, None)
 
     @classmethod
-    def from_float(
-        cls: type[_ConvBnT],
-        mod: nn.Module,
-        use_precomputed_fake_quant: bool = False,  # noqa: ARG003
-    ) -> _ConvBnT:
-        """The QAT form of the fused ``mod``, which needs a ``qconfig``; shares its tensors.
-
-        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
-        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
-        module of another type, without ``qconfig``, or whose batch norm cannot train.
-        """
-        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
-        assert isinstance(float_module, nn.Sequential)
-        conv, bn = float_module[0], float_module[1]
-        assert isinstance(bn, _NormBase)
-        require_trainable(bn, conv.out_channels)
-        module = cls(**geometry(conv), qconfig=float_module.qconfig, device="meta")
-        module.bn = shallow_copy(bn)
-        adopt(module, conv, mod)
-        return module
+    def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
+        return geometry(root)
 
     def to_float(self) -> nn.Module:
         """A new float convolution with the batch norm folded in, by its running statistics."""
-        make: Callable[..., nn.Module] = self._FLOAT_CONV_MODULE
+        make: Callable[..., nn.Module] = self._ROOT
         return self._fold_into(make(**geometry(self), device="meta"))
 
 
@@ -120,7 +95,7 @@ class ConvBn1d(_ConvBnNd, nn.Conv1d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = fused.ConvBn1d
-    _FLOAT_CONV_MODULE = nn.Conv1d
+    _ROOT = nn.Conv1d
     _FLOAT_BN_MODULE = nn.BatchNorm1d
 
 
@@ -136,7 +111,7 @@ class ConvBn2d(_ConvBnNd, nn.Conv2d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = fused.ConvBn2d
-    _FLOAT_CONV_MODULE = nn.Conv2d
+    _ROOT = nn.Conv2d
     _FLOAT_BN_MODULE = nn.BatchNorm2d
 
 
@@ -150,7 +125,7 @@ class ConvBn3d(_ConvBnNd, nn.Conv3d):
     """
 
     _FLOAT_MODULE: ClassVar[type[nn.Module]] = fused.ConvBn3d
-    _FLOAT_CONV_MODULE = nn.Conv3d
+    _ROOT = nn.Conv3d
     _FLOAT_BN_MODULE = nn.BatchNorm3d
 
 

@@ -7,16 +7,13 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from backquant.errors import InputError
 from backquant.nn import qat
 from backquant.nn.intrinsic import fused
-from backquant.nn.intrinsic.checks import require_trainable
-from backquant.nn.intrinsic.fold import shallow_copy
 from backquant.nn.intrinsic.qat.batch_norm import BatchNormAfter
 from backquant.nn.intrinsic.qat.relu import ReLUAfter
-from backquant.nn.qat.parts import adopt, checked_float_module
+from backquant.nn.qat.linear import linear_arguments
 
 
 class LinearReLU(ReLUAfter, qat.Linear):
@@ -61,7 +58,7 @@ class LinearBn1d(BatchNormAfter, nn.Linear):
     ) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias, device=device, dtype=dtype)
         bn = nn.BatchNorm1d(out_features, eps, momentum, device=device, dtype=dtype)
-        self._attach(bn, qconfig)
+        self._attach_bn(bn, qconfig)
         self.reset_bn_parameters()
         if freeze_bn:
             self.freeze_bn_stats()
@@ -77,28 +74,8 @@ class LinearBn1d(BatchNormAfter, nn.Linear):
         return F.linear(input, weight)
 
     @classmethod
-    def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> LinearBn1d:  # noqa: ARG003
-        """The QAT form of the fused ``mod``, which needs a ``qconfig``; shares its tensors.
-
-        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
-        ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a
-        module of another type, without ``qconfig``, or whose batch norm cannot train.
-        """
-        float_module = checked_float_module(cls, mod, cls._FLOAT_MODULE)
-        assert isinstance(float_module, nn.Sequential)
-        linear, bn = float_module[0], float_module[1]
-        assert isinstance(linear, nn.Linear) and isinstance(bn, _NormBase)
-        require_trainable(bn, linear.out_features)
-        module = cls(
-            linear.in_features,
-            linear.out_features,
-            bias=linear.bias is not None,
-            qconfig=float_module.qconfig,
-            device="meta",
-        )
-        module.bn = shallow_copy(bn)
-        adopt(module, linear, mod)
-        return module
+    def _arguments_of(cls, root: nn.Module) -> dict[str, Any]:
+        return linear_arguments(root)
 
     def to_float(self) -> nn.Module:
         """A new linear with the batch norm folded in, by its running statistics."""
