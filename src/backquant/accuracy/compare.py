@@ -207,7 +207,7 @@ class _Comparing:
         )
 
     def _drawn(self, rows: set[str]) -> dict[str, tuple[str, ...]]:
-        """What each row reads, through what is none."""
+        """What each row of the page reads, looking through nodes that have no row."""
         behind: dict[str, tuple[str, ...]] = {}
         found: dict[str, tuple[str, ...]] = {}
         for node in self.nodes:

@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def sqnr(self) -> float:
-        """Of the outputs, in dB: of their mean relative error."""
+        """SQNR of the outputs in dB, from their mean relative error."""
         losses = [10 ** (-output.sqnr / 10) for output in self.outputs]
         return decibels(sum(losses) / len(losses)) if losses else float("inf")
 

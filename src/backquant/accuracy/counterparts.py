@@ -100,7 +100,7 @@ class _Points:
         return Point(node.name, value, qparams, (value,), rounds=True) if value else None
 
     def _own(self, node: fx.Node, value: str) -> QParams | None:
-        """As it was measured; a loaded model does not know that, but its kernels do."""
+        """The qparams as measured; a loaded model does not have these, but its kernels have them."""
         site = self.sites.get(value)
         if site is not None and site.scale is not None and site.scale.numel() == 1:
             return site.number

@@ -70,7 +70,7 @@ class ErrorSums:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between the two; 1 where both are zero."""
+        """The cosine of the angle between the two; 1 where both are zero."""
         length = math.sqrt(self.signal * self.power)
         return self.product / length if length else float(self.signal == self.power)
 

@@ -160,7 +160,7 @@ def descended(
 
 
 def better_rows(weight: Tensor, hessian: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Of two roundings, row by row the one with the smaller loss.
+    """For each row the rounding with the smaller loss.
 
     >>> weight, zero = torch.tensor([[[1.0], [1.0]]]), torch.zeros(1, 2, 1)
     >>> better_rows(weight, torch.ones(1, 1, 1), zero, torch.tensor([[[3.0], [0.5]]])).flatten()

@@ -98,8 +98,8 @@ class Calibrated:
     def improved(
         self, recipe: Recipe, *, progress: bool = False, ranks: Ranks = ALONE
     ) -> Calibrated:
-        """With what ``recipe`` gains; its record and the notes of the plan say what that is. ``ranks`` share
-        the work, and the batches.
+        """This model after ``recipe``; the record and the notes of the plan say what it gained.
+        ``ranks`` share the work, and the batches.
 
         Raises ``UsageError`` where there is no calibration set.
         """

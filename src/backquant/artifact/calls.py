@@ -101,7 +101,7 @@ def _places(target: OpOverload | OpOverloadPacket) -> Iterator[int | str]:
 
 
 def check_method_call(name: str, args: Any, kwargs: Any, where: str) -> None:
-    """The same for a ``call_method``; the first argument is what it is called on."""
+    """``check_call`` for a ``call_method``; the first argument is the object of the method."""
     _check(name, args, kwargs, where, is_method=True)
 
 

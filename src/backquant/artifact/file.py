@@ -117,7 +117,7 @@ def _entry(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Of the bytes, as they lie in the file."""
+    """The digest of a tensor's bytes, in the order in which the file holds them."""
     return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 

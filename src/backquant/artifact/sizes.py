@@ -106,7 +106,7 @@ def _integers(value: Any) -> Iterator[float]:
 
 
 def _steps(given: Sequence[Any]) -> float:
-    """Of ``arange(end)``, ``arange(start, end)``, ``arange(start, end, step)``."""
+    """The number of steps of ``arange(end)``, ``arange(start, end)``, ``arange(start, end, step)``."""
     numbers = [n for n in given if type(n) in (int, float)]
     if len(numbers) != len(given) or not numbers:
         return 0.0

@@ -22,7 +22,7 @@ def number_text(value: Any) -> str:
 
 
 def short_text(value: float) -> str:
-    """The same with six digits, for what was measured.
+    """The number with six digits, for measured values.
 
     >>> short_text(2.0**-12), short_text(1 / 3), short_text(127)
     ('2**-12', '0.333333', '127')

@@ -66,7 +66,7 @@ def in_groups(
 
 
 def tables_in_groups(dtype: torch.dtype, where: dict[str, Any]) -> DTypeConfig:
-    """The same for tables of embeddings."""
+    """``weights_in_groups`` for the tables of embeddings."""
     weight = DTypeWithConstraints(dtype, symmetric=True, granularity="per_group")
     return DTypeConfig(torch.float, torch.float, weight, where=where)
 

@@ -35,8 +35,8 @@ _AT_ONCE = 32  # batches
 def calibrate_by_layer(
     prepared: fx.GraphModule, batches: Iterable[Any], *, progress: Progress | None = None
 ) -> CalibrationReport:
-    """``calibrate`` in the order of layers. Raises as it does, and ``ConfigError`` for observers whose state
-    hangs on the order of values. After an error the observers hold parts of batches.
+    """``calibrate`` in the order of layers. Raises as it does, and ``ConfigError`` for observers whose
+    state depends on the order of values. After an error the observers hold parts of batches.
 
     >>> from torch import nn
     >>> from backquant import get_default_qconfig_mapping, prepare_fx

@@ -165,7 +165,7 @@ class Kept:
 
 
 def fingerprint(prepared: fx.GraphModule) -> str:
-    """Of the graph, its numbers, and how its observers measure."""
+    """A digest of the graph, its numbers, and how its observers measure."""
     observers = site_observers(prepared)
     digest = hashlib.sha256(str(prepared.graph).encode())
     for name, observer in observers.items():

@@ -69,7 +69,8 @@ def example_from(
 def data_from(
     model: nn.Module, example: Any, calibration: Iterable[Any] | None
 ) -> tuple[Any, Iterable[Any] | None]:
-    """A batch of what ``model`` will meet, the example where there is none; and ``calibration`` again.
+    """A batch that is typical of the data, or the example without data; and ``calibration``, complete
+    again.
 
     Raises as ``example_from``.
     """

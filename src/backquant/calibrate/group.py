@@ -214,7 +214,7 @@ def divided(
 
 
 def by_rank_0(ranks: Ranks, doing: str, make: Callable[[], _Made]) -> _Made:
-    """What ``make`` gives on rank 0, for all: what is timed, and what hangs on the machine.
+    """The result of ``make`` on rank 0, for all ranks: for times and what else depends on the machine.
 
     >>> by_rank_0(ALONE, "counting", lambda: 3)
     3

@@ -83,7 +83,7 @@ def described(bound: inspect.BoundArguments) -> str:
 
 
 def _all_finite(tensor: torch.Tensor) -> bool:
-    """By the extremes, which show NaN as well; much cheaper than a mask."""
+    """Whether all values are finite, by the extremes, which show NaN as well; much cheaper than a mask."""
     if tensor.is_complex():
         return bool(torch.isfinite(tensor).all())
     return math.isfinite(tensor.amin().item()) and math.isfinite(tensor.amax().item())

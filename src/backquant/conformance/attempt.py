@@ -255,8 +255,9 @@ def _only_stored(config: DTypeConfig, model: FloatModel) -> bool:
 
 
 def stated_steps(config: DTypeConfig, model: FloatModel, *, floats: bool) -> float:
-    """By how many steps results may be off. Operators that only move values have to move them as they are;
-    of several in a row each may be off by what is stated."""
+    """By how many steps results may be off. Operators that only move values must move them unchanged; of
+    several operators in a row each may be off by what is stated for it.
+    """
     moved = all(operator is not None and operator.moves_values for operator in model.operators)
     if config.tolerance is None or (moved and model.operators):
         return FLOAT_STEPS if floats else 0.0

@@ -142,7 +142,7 @@ def _right(leaf: Comparison) -> Sequence[object]:
 
 
 def _nearest(uses: Sequence[_Use], leaf: Comparison) -> Sample | None:
-    """Of uses that lie on one side, the one whose value is nearest to the bound; the first of equals."""
+    """The use whose value is nearest to the bound, of uses on one side of it; the first of equals."""
     far = [(_distance(use, leaf), index) for index, use in enumerate(uses)]
     known = [(distance, index) for distance, index in far if distance is not None]
     return uses[min(known)[1]].sample if known else None

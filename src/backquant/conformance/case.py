@@ -93,7 +93,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """The same for the same case in every run.
+        """A name of the case that is the same in every run.
 
         >>> Trial(Claim(0, 0, "torch.add", "int8")).key
         'torch.add | int8 #0'

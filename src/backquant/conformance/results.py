@@ -141,7 +141,9 @@ class Conformance:
         return max((tally.worst for tally in self.tallies.values() if tally.exact), default=0.0)
 
     def findings(self) -> Iterator[Outcome]:
-        """For each claim and each kind of failure the first case: those that get a reproducer."""
+        """For each claim and each kind of failure the first case: those that get a script to reproduce
+        them.
+        """
         seen = set()
         for outcome in self.outcomes:
             key = (outcome.pattern, outcome.dtypes, outcome.verdict)

@@ -123,7 +123,9 @@ def _ran(exported: Exported, job: ExportJob, at: int, alone: bool) -> Ran:
 
 
 def _rounds(use: TargetKernel, job: ExportJob) -> str:
-    """Of a kernel on integers for several operators: what lies between them is clamped, not rounded."""
+    """How a kernel on integers rounds between the operators that it computes: their values are clamped,
+    not rounded.
+    """
     inside = [one for one in job.expected if not set(one.nodes).isdisjoint(use.nodes)]
     return ", saturates, rounds once" if use.integer and len(inside) > 1 else ""
 

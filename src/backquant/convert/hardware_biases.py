@@ -37,7 +37,9 @@ class Scales:
 
 
 def scales_by_node(work: Conversion) -> dict[str, Scales]:
-    """By the name of the operator that reads (its root) or gives (its anchor)."""
+    """The scales of each operator with a weight, by the names of its root, which reads, and its anchor,
+    which returns.
+    """
     inputs: dict[str, list[float]] = {}
     weights: dict[str, torch.Tensor] = {}
     outputs: dict[str, float] = {}

@@ -42,7 +42,7 @@ class _Groups:
 
 
 def ratio_units(work: Conversion) -> dict[str, RatioUnit]:
-    """Of the operators whose ratio is described; ``work.qparams`` is made to suit."""
+    """The units of the operators whose ratio is described; ``work.qparams`` is changed to suit."""
     groups, found = _Groups(work), dict(work.qparams)
     units: dict[str, RatioUnit] = {}
     of_weights: dict[str, float] = {}

@@ -138,7 +138,9 @@ def _converted(
 def _standalone(
     work: Conversion, request: ConvertRequest, module: PreparedModule, node: fx.Node, passed: Passed
 ) -> ReferenceModel:
-    """With its own backend, unless it is that of its parent; in float, if its call is."""
+    """A standalone module converted for its own backend, or that of its parent; in float if its call is
+    float.
+    """
     state = prepared_state(module)
     inherits = state.backend_config == prepared_state(work.module).backend_config
     own = ConvertRequest(
@@ -179,7 +181,9 @@ def _working_copy(
 
 
 def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, ObservedQParams]:
-    """By head of each group; constant weights are measured now, the rest was in calibration."""
+    """The qparams of each group by its head; constant weights are measured now, the rest was measured in
+    calibration.
+    """
     found = measure_functional_weights(prepared, work)
     heads = [head for head in work.prepared.sites.groups() if head not in found]
     observers = {head: get_module(prepared, head) for head in heads}

@@ -65,7 +65,7 @@ def convert_weighted_modules(work: Conversion) -> None:
 
 
 def _known_qparams(work: Conversion, variants: Mapping[str, Iterable[Any]]) -> _Known:
-    """Of small weights, all together; rule 1."""
+    """The qparams of small weights, all together; rule 1."""
     seen: dict[ObserverSpec, list[torch.Tensor]] = {}
     for path, specs in variants.items():
         module = get_module(work.module, path)

@@ -71,7 +71,7 @@ def compute_ahead(
 
 
 def _written(module: fx.GraphModule, known: Collection[fx.Node]) -> list[fx.Node]:
-    """Of what is made of writes into known tensors, that which anything else reads."""
+    """The results of writes into known tensors that any other node reads."""
     made: set[fx.Node] = set()
     for node in module.graph.nodes:
         if node in known and (_writes(node) or not made.isdisjoint(node.all_input_nodes)):

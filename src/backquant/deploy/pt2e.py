@@ -77,7 +77,7 @@ class PT2ETarget:
         return ()
 
     def write(self, job: ExportJob, path: Path) -> Written:
-        """Write the program, and say what of the plan stands in it."""
+        """Write the program, and report which operators of the plan are quantized in it."""
         described = described_quantizes(job)
         if described and job.options.get(STANDARD, False):
             job = with_standard_quantize(job)

@@ -51,7 +51,7 @@ class QDQTarget:
         return untranslated(job, described_quantize(job))
 
     def write(self, job: ExportJob, path: Path) -> Written:
-        """Write the file, and say what of the plan stands in it."""
+        """Write the file, and report which operators of the plan are quantized in it."""
         model = qdq_model(job)
         save_onnx(model, path)
         kernels, left = written_operators(job, _computed(model))

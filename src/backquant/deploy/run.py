@@ -142,7 +142,7 @@ def _done(
 
 
 def _share(done: int, job: ExportJob, complete: bool) -> float:
-    """Of all multiply-adds; where nothing multiplies, all or nothing."""
+    """The share of all multiply-adds; where nothing multiplies, all or nothing."""
     total = sum(job.multiply_adds.values())
     if job.uncounted:
         return math.nan

@@ -118,7 +118,7 @@ class Granularity:
 
     @property
     def words(self) -> str:
-        """For people.
+        """In words, for people.
 
         >>> Granularity.parse("per_group(size=128)").words, Granularity("per_group").words
         ('per group of 128', 'per group')

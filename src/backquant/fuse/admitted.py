@@ -100,7 +100,7 @@ def _note(fusion: Fusion, as_one: Decision) -> str:
 
 
 class _Attempts:
-    """Tries sets of fusions to give up."""
+    """Plans with some fusions declined."""
 
     def __init__(
         self,

@@ -121,7 +121,9 @@ def _module(node: fx.Node | None, modules: Mapping[str, nn.Module], root: nn.Mod
 
 
 def _called_as_module(value: Any, node: fx.Node | None, root: nn.Module) -> Any:
-    """The module with the settings of a call; ``value`` where there is none, or they are computed."""
+    """The module with the settings of a call; ``value`` itself where there are none, or they are
+    computed.
+    """
     if node is None or isinstance(value, nn.Module) or len(node.all_input_nodes) != 1:
         return value
     options = {name: option for name, option in node.kwargs.items() if name != "input"}

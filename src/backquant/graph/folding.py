@@ -113,7 +113,7 @@ class _Constants:
         return node.op == "call_function" and _is_known(node.target, node)
 
     def readers_outside(self, node: fx.Node) -> list[fx.Node]:
-        """Who reads a constant and is none."""
+        """The readers of a constant that are not constant themselves."""
         return [user for user in node.users if user not in self._nodes]
 
     def is_read_outside(self, node: fx.Node) -> bool:

@@ -85,7 +85,7 @@ def _kind(module: fx.GraphModule, node: fx.Node, values: GraphValues) -> type[nn
 
 
 def _module(node: fx.Node, kind: type[nn.Module], constants: Constants) -> nn.Module | None:
-    """The batch norm that ``node`` computes, with the same tensors; ``None``: it is none of constants."""
+    """The batch norm that ``node`` computes, with the same tensors; ``None`` if these are not constant."""
     given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
     tensors = {name: constants.value(given.get(name)) for name in _NAMES[1:5]}
     mean, var = tensors["running_mean"], tensors["running_var"]

@@ -112,7 +112,7 @@ def lost_change(
 def _memory(
     graph: fx.Graph, root: nn.Module, changes: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Of each value the one whose memory it may share, the first such."""
+    """For each value the first one whose memory it may share."""
     base: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         called = root.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -44,7 +44,9 @@ def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
-    """Of a convolution that is not transposed: each output sums one weight of its output channel."""
+    """The multiply-adds of a convolution that is not transposed: each output sums one weight of its
+    output channel.
+    """
     del x
     return int(out.numel()) * int(weight[0].numel())
 

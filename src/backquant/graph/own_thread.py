@@ -137,7 +137,8 @@ def _own_flag(capture: _Capture, module: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def without_attention_fastpath() -> Iterator[None]:
-    """To this thread, ``torch.backends.mha`` has no kernels that compute an attention as one operator.
+    """In this thread ``torch.backends.mha`` reports no kernels that compute an attention as one
+    operator.
 
     >>> with without_attention_fastpath():
     ...     torch.backends.mha.get_fastpath_enabled()

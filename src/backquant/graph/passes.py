@@ -1,4 +1,4 @@
-"""Steps with names: what fails inside of one is told as a defect of that step."""
+"""Named steps: an unexpected error inside of one is reported as a defect of that step."""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def _qparams(observer: Any, name: str) -> tuple[float, int] | None:
 
 
 def _check_weights(prepared: nn.Module, calibrated: nn.Module) -> None:
-    """Of the same float model: equal but for the rounding of folded batch norms."""
+    """Raise unless both come from one float model: weights are equal but for the rounding of folded
+    batch norms.
+    """
     theirs = dict(calibrated.named_parameters())
     for name, own in prepared.named_parameters():
         other = theirs.get(name)

@@ -201,7 +201,7 @@ class Translation:
         return self.target.records["DTypeWithConstraints"](**values)
 
     def _factory(self, value: Any, place: str) -> Any:
-        """With the class inside and arguments that are classes translated."""
+        """A factory with its class, and arguments that are classes, translated."""
         if isinstance(value, functools.partial):
             keywords = {k: self.value(v, f"{place}, {k}") for k, v in value.keywords.items()}
             return functools.partial(self.value(value.func, place), *value.args, **keywords)

@@ -12,8 +12,8 @@ from backquant.lower.rule import KernelUse
 def merge_records(
     found: list[KernelUse | None], records: dict[Node, int], pair: tuple[Node, Node], kernel: str
 ) -> None:
-    """Of the nodes ``pair`` the first runs for both now, as ``kernel``: in ``found``, the records by
-    the positions of ``records``, the second's becomes None.
+    """The first node of ``pair`` now runs for both, as ``kernel``; the entry of the second in ``found``
+    becomes None. ``records``: the position of each node in ``found``.
 
     >>> import torch
     >>> graph = torch.fx.Graph()

@@ -273,7 +273,7 @@ class Decision:
         )
 
     def __str__(self) -> str:
-        """As a paragraph, with the reasons of the nearest dtype config."""
+        """The decision as a paragraph, with the reasons of the nearest dtype config."""
         what = {
             Outcome.QUANTIZED: "is quantized",
             Outcome.FLOAT: "stays float",

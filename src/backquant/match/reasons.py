@@ -194,7 +194,7 @@ def _by_tensor(refused: tuple[tuple[str, Refusal], ...]) -> dict[str, list[Refus
 
 
 def _requested(role: str, broken: list[Refusal], requests: QConfigRequest) -> str:
-    """The request, with what of it was refused beyond dtype and range."""
+    """The request, with those parts that were refused for more than dtype and range."""
     if role == "operator":
         return ", ".join(dict.fromkeys(refusal.asked for refusal in broken))
     request = {"weight": requests.weight, "output": requests.of_output}.get(

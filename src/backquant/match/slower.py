@@ -160,7 +160,8 @@ def total(costs: Costs, floats: frozenset[int]) -> float:
 
 
 def slower_than_float(plan: Plan, costs: Costs) -> dict[int, Reason]:
-    """By position of their match in ``plan``, the reasons of what is slower on integers than in float.
+    """The reasons of operators that are slower on integers than in float, by position of their match in
+    ``plan``.
 
     The figures are those of the operators that would be converted together: on integers with every
     quantize and dequantize that they need there, and in float.
@@ -182,7 +183,8 @@ def slower_than_float(plan: Plan, costs: Costs) -> dict[int, Reason]:
 def slower_as_a_whole(
     plan: Plan, costs: Costs, factor: float, integer: float, floating: float
 ) -> dict[int, Reason]:
-    """By position of their match, the reasons of what to leave in float of a model that is slower than float.
+    """The reasons of operators that are left in float so that the whole is not slower than float, by
+    position of their match.
 
     Its parts promised more than the whole holds: what still pays if integers, and what converts to them
     and back, take ``factor`` times as long stays on integers. ``integer``, ``floating``: microseconds of the

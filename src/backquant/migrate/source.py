@@ -94,7 +94,7 @@ def _broken(path: str, error: cst.ParserSyntaxError) -> Finding:
 
 
 def _is_too_deep(text: str) -> bool:
-    """Whether Python itself gives up on the nesting of a text, which would crash libcst's parser.
+    """Whether a text is nested too deeply for Python itself; it would crash libcst's parser.
 
     A text that this Python cannot parse for another reason may be in the syntax of another version.
     """

@@ -12,7 +12,8 @@ from backquant.observe.base import ObserverBase
 
 
 class FixedQParamsObserver(ObserverBase):
-    """For operators whose output range is known, such as sigmoid (0 to 1). Per tensor.
+    """Has fixed qparams, for operators whose output range is known, such as sigmoid (0 to 1). Per
+    tensor.
 
     Arguments are those of PyTorch's class. Raises ConfigError for ``is_dynamic=True``.
 

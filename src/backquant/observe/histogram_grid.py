@@ -90,8 +90,8 @@ class Bins(NamedTuple):
 
 
 def bin_places(values: Array, mantissa_bits: int) -> tuple[Array, Array, Array]:
-    """Of float32 ``values`` (``[k]``): the key of the bin (int64), the position in it (int64), and
-    whether the value is finite.
+    """The key of the bin (int64) of each of the float32 ``values`` (``[k]``), the position in it
+    (int64), and whether the value is finite.
 
     >>> key, position, finite = bin_places(np.array([1.01, np.nan], np.float32), mantissa_bits=2)
     >>> key[0] >> 2, position[0], finite.tolist()

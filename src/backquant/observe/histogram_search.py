@@ -129,7 +129,7 @@ class _Search:
         return np.stack(taken, 1)
 
     def _least(self, ranges: Array, *, last: bool) -> Array:
-        """Of the ranges of each histogram the one with the least error, the first of equals."""
+        """For each histogram the range with the least error, the first of equals."""
         narrow = ranges.astype(np.float32)
         scale, zero_point = array_qparams(narrow[:, 0], narrow[:, 1], self._target, self._eps)
         best = np.empty(ranges.shape[:2])

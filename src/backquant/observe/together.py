@@ -69,7 +69,7 @@ def _settle(observers: Sequence[HistogramObserver], mantissa_bits: int) -> None:
 
 
 def _settle_sorted(observers: Sequence[HistogramObserver], mantissa_bits: int) -> None:
-    """By sorting the values of all by observer and bin."""
+    """Put values into bins by sorting those of all observers by observer and bin."""
     parts = [(i, part) for i, o in enumerate(observers) for part in o._waiting]
     values = np.concatenate([part.values.numpy() for _, part in parts])
     lengths = [part.values.numel() for _, part in parts]
@@ -96,8 +96,9 @@ def _settle_sorted(observers: Sequence[HistogramObserver], mantissa_bits: int) -
 
 
 def _order(place: Array) -> Array:
-    """Of integers that leave room for their index: their order. Sorting them is ten times faster than
-    ``argsort``."""
+    """The order of integers that leave room for their index. Sorting them is ten times faster than
+    ``argsort``.
+    """
     bits = len(place).bit_length()
     numbered = (place << bits) | np.arange(len(place))
     numbered.sort()

@@ -59,7 +59,7 @@ def _is_small(weight: Tensor) -> bool:
 def _measured(
     observer: PerChannelMinMaxObserver, weights: dict[int, Tensor]
 ) -> dict[int, dict[str, Any]]:
-    """Of weights with one number of channels and values."""
+    """The qparams of weights that have the same number of channels and of values."""
     values = torch.stack([weight.detach().reshape(len(weight), -1) for weight in weights.values()])
     low, high = values.amin(2), values.amax(2)
     if not bool(torch.isfinite(high - low).all()):

@@ -86,7 +86,9 @@ def _operators(spelling: Any) -> tuple[Operator, ...]:
 
 @cache
 def _decomposing_to() -> dict[str, tuple[Operator, ...]]:
-    """By the name of an operator: those that an exported graph shows where decomposition makes it."""
+    """The operators that an exported graph shows where decomposition makes an operator, by the name of
+    that.
+    """
     found: dict[str, tuple[Operator, ...]] = {}
     for known in all_operators():
         for each in known.decompositions:
@@ -145,7 +147,9 @@ def _with_pattern(entry: BackendPatternConfig, pattern: Any) -> BackendPatternCo
 
 
 def _with_weight(entry: BackendPatternConfig, root: Any) -> BackendPatternConfig:
-    """Where the weight of ``root`` is: in its module, or among the arguments of its function."""
+    """The entry with the place of the weight of ``root``: in its module, or among the arguments of its
+    function.
+    """
     known = find(root)
     if known is None or not known.is_weighted:
         return entry
@@ -160,7 +164,7 @@ def _with_weight(entry: BackendPatternConfig, root: Any) -> BackendPatternConfig
 
 
 def _fused(entry: BackendPatternConfig, chosen: tuple[Any, ...]) -> Iterator[BackendPatternConfig]:
-    """For a weighted module and a ReLU: the fused module in their place."""
+    """For a weighted module followed by a ReLU: the entry of the fused module."""
     root = find(chosen[0]) if isinstance(chosen[0], type) else None
     tail = find(chosen[-1])
     if root is None or tail is None or len(chosen) != 2 or tail.name != "relu":

@@ -204,7 +204,7 @@ def _turned(node: fx.Node, matrix: Any) -> fx.Node:
 
 
 def _read_addmm(node: fx.Node) -> AtenCall | None:
-    """With a weight that is transposed, or a parameter, which is transposed here."""
+    """``addmm`` with a transposed weight, or with a parameter, which is transposed here."""
     if node.kwargs:
         return None
     bias, x, matrix = node.args
@@ -215,7 +215,7 @@ def _read_addmm(node: fx.Node) -> AtenCall | None:
 
 
 def _read_mm(node: fx.Node) -> AtenCall | None:
-    """With a weight that is transposed, or a matrix of the model, which is transposed here."""
+    """``mm`` with a transposed weight, or with a matrix of the model, which is transposed here."""
     x, matrix = node.args
     weight = _transposed(matrix)
     if weight is None and not is_state(x) and is_state(matrix) and len(shape_of(matrix) or ()) == 2:

@@ -62,6 +62,6 @@ def _floats(values: Any) -> list[torch.Tensor]:
 
 
 def _power(x: torch.Tensor) -> float:
-    """Of the finite values."""
+    """The power of the finite values."""
     x = x.detach().double()
     return float(x[x.isfinite()].square().sum())

@@ -49,7 +49,9 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
 
 
 def _ways(record: LoweredRecord, example_inputs: Any) -> Iterator[Capturing]:
-    """As it was captured; then as models are captured of which nothing is quantized."""
+    """Ways to capture the model: as it was captured; then as models are captured of which nothing is
+    quantized.
+    """
     how = "trace" if record.interface is None else "export"
     base = Capturing(how, example_inputs)
     backend = record.backend_config

@@ -144,7 +144,7 @@ def _calls(module: fx.GraphModule, paths: list[str], data: Any) -> dict[str, lis
 def _noise(
     module: fx.GraphModule, calls: Mapping[str, list[_Call]], backend: BackendConfig
 ) -> dict[str, dict[str, float]]:
-    """By path and name of a choice, decibels between the layer's output and the noise of its kernel.
+    """Decibels between the layer's output and the noise of its kernel, by path and name of a choice.
 
     Choices after the first that will do are not tried.
     """
@@ -162,7 +162,7 @@ def _noise(
 
 
 def _decibels(kernel: nn.Module, call: _Call) -> float:
-    """Of the noisiest tensor that the layer gives."""
+    """The decibels of the noisiest tensor that the layer returns."""
     args, kwargs, result = call
     with torch.no_grad():
         got = kernel(*args, **kwargs)

@@ -175,7 +175,9 @@ class Placement:
         return ObserverSpec(self._rule(match), part)
 
     def _measuring(self, spec: ObserverSpec) -> ObserverSpec:
-        """For an input of an operator with fixed qparams, which are those of its output (rule 7)."""
+        """The observer for an input of an operator with fixed qparams, which are those of its output
+        (rule 7).
+        """
         return ObserverSpec(spec.rule, "input_of_fixed")
 
     def _needs(self, value: str, wanted: Probe, zeroth: bool) -> bool:
@@ -286,7 +288,7 @@ class Placement:
         return None
 
     def _partner(self, reader: fx.Node, argument: fx.Node, match: Match) -> str | None:
-        """Through inner nodes of the same match, up to the site that the root reads."""
+        """The site that the root of the match reads, through inner nodes of the match."""
         inner = set(match.nodes)
         while argument.name in inner:
             reader = argument

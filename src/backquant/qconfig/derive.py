@@ -104,7 +104,9 @@ def _weight_observer(constraints: DTypeWithConstraints) -> str:
 
 
 def _overrides(config: BackendConfig, chosen: DTypeConfig) -> Iterator[DefaultOverride]:
-    """For operators whose entries take other dtypes or weights than ``chosen``: what they admit first."""
+    """Defaults for operators whose entries admit other dtypes or weights than ``chosen``: what they
+    admit first.
+    """
     found: dict[tuple[Any, ...], list[Any]] = {}  # by the fields of an override, in their order
     for entry in config.configs:
         own = [c for c in entry.dtype_configs if _is_static(c)]
@@ -148,7 +150,7 @@ def _same_weight(one: DTypeWithConstraints, two: DTypeWithConstraints) -> bool:
 
 
 def _by_output(weight: DTypeWithConstraints, entry: BackendPatternConfig) -> DTypeWithConstraints:
-    """With the axis of the channels that come out, where it is another than the first and none is named."""
+    """The constraints with the axis of output channels, where it is not the first and none is named."""
     transposed = entry.normal_pattern.anchor.op in _TRANSPOSED
     if not transposed or not _per_channel(weight) or weight.channel_axis is not None:
         return weight

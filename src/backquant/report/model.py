@@ -183,7 +183,7 @@ class Report:
 
     @property
     def multiply_adds(self) -> int:
-        """Of all operators, as far as they are counted."""
+        """The multiply-adds of all operators, as far as they are counted."""
         return sum(row.multiply_adds for row in self.operators)
 
     @property

@@ -36,7 +36,7 @@ class Observers:
                 self._inputs.setdefault(reader, []).append(replace(row, role=role))
 
     def of(self, node: str, weights: Iterable[ObserverRow]) -> tuple[ObserverRow, ...]:
-        """Of the operator of this name: inputs, ``weights``, output."""
+        """The observers of the operator of this name: of its inputs, ``weights``, and of its output."""
         inputs, outputs = self._inputs.get(node, []), self._outputs.get(node, [])
         return (*inputs, *weights, *outputs)
 

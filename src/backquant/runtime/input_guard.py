@@ -110,7 +110,7 @@ def _quantized(graph_module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 def _sources(
     graph_module: fx.GraphModule, node: fx.Node, path: tuple[int | str, ...]
 ) -> Iterator[tuple[fx.Node, tuple[int | str, ...]]]:
-    """What a value comes from, if what is not finite there is not finite here."""
+    """The inputs that a value comes from, if it is not finite wherever they are not."""
     if node.target is operator.getitem:
         source, key = node.args
         if isinstance(source, fx.Node):

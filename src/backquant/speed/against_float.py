@@ -80,7 +80,7 @@ class Ways(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A model, and why what of it is left in float, by position of the match."""
+    """A model, and the reasons of what is left in float, by position of the match."""
 
     made: QuantizedModel
     in_float: Mapping[int, Reason]

@@ -63,7 +63,9 @@ def bridges_of(twin: Twin) -> Iterator[Bridge]:
 
 
 def _channel_axis(part: Any) -> int | None:
-    """Of what a module gives, counted from behind; ``None`` where its channels cannot be scaled."""
+    """The channel axis of what a module returns, counted from behind; ``None`` if its channels cannot be
+    scaled.
+    """
     if not isinstance(getattr(part, "weight", None), torch.Tensor):
         return None
     if isinstance(part, nn.Linear):

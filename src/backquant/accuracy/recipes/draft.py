@@ -59,7 +59,7 @@ class Draft:
     searched: Mapping[str, ObservedQParams] = field(default_factory=dict)
 
     def settled(self) -> Draft:
-        """With ``searched``: each conversion for a judgement would search them all anew."""
+        """The draft with what was searched: else each conversion for a judgement would search it anew."""
         found = reference_state(self.reference()).qparams
         histograms = {
             head: found[head]
@@ -69,7 +69,9 @@ class Draft:
         return replace(self, searched=histograms)
 
     def changed(self, changes: Iterable[Change]) -> Draft:
-        """With these, too; of one place the later word counts. What is changed in float is rounded anew."""
+        """The draft with these changes, too; of two at one place the later counts. Weights changed in
+        float are rounded anew.
+        """
         changes, found, prepared = list(changes), dict(self.changes), self.prepared
         if any(change.in_float for change in changes):
             prepared = _copied(prepared)

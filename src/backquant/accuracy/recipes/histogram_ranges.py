@@ -40,7 +40,7 @@ def entropy_range(values: Spread, levels: int) -> tuple[float, float]:
 
 
 def divergence(counts: Array, end: int, levels: int) -> float:
-    """Of ``counts``, clipped at bin ``end``, from the same in ``levels`` equal parts.
+    """The divergence of ``counts``, clipped at bin ``end``, from the same in ``levels`` equal parts.
 
     >>> divergence(np.array([2.0, 2.0, 1.0, 1.0]), 4, 2), divergence(np.array([3.0, 1.0]), 2, 2)
     (0.0, 0.0)

@@ -33,7 +33,7 @@ class Layer:
 
     @property
     def groups(self) -> int:
-        """Of a convolution; 1 for a linear layer."""
+        """The groups of a convolution; 1 for a linear layer."""
         return int(getattr(self.float_part, "groups", 1))
 
     @property

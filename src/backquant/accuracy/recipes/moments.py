@@ -69,7 +69,7 @@ def _set_bias(layer: Layer, bias: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of each output channel, over all batches and positions."""
+    """The moments of each output channel, over all batches and positions."""
 
     mean: Tensor
     variance: Tensor

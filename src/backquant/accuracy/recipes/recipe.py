@@ -33,7 +33,7 @@ class Recipe:
     most_inputs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As a file has it."""
+        """The recipe as a file holds it."""
         limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
         return {"name": self.name, "steps": list(self.steps), **limit}
 

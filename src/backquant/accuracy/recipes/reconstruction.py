@@ -208,7 +208,7 @@ class _OnGrid(_Moved):
 
 
 class _Rounding(nn.Module):
-    """In place of an observer: values rounded as the observer measured."""
+    """Rounds values to the qparams that an observer measured, in its place."""
 
     def __init__(self, found: ObservedQParams) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class _Rounding(nn.Module):
 
 
 def _rounded(x: Tensor, scale: Any, low: Tensor, high: Tensor) -> Tensor:
-    """To multiples of ``scale``, within a range; gradients pass within it."""
+    """``x`` rounded to multiples of ``scale``, within a range; gradients pass within it."""
     inside = torch.minimum(torch.maximum(x, low), high)
     made: Tensor = inside + (torch.round(inside / scale) * scale - inside).detach()
     return made

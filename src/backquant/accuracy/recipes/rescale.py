@@ -33,8 +33,9 @@ _AWQ_STRENGTHS = tuple(step / 10 for step in range(1, 11))
 
 @dataclass
 class _Seen:
-    """Of a bridge on the data: the largest and the mean absolute value of each channel, and inputs of its
-    readers, ``(groups, rows, columns)``."""
+    """A bridge as seen on the data: the largest and the mean absolute value of each channel, and inputs
+    of its readers, ``(groups, rows, columns)``.
+    """
 
     largest: Tensor
     total: Tensor
@@ -210,7 +211,9 @@ def _activations(twin: Twin, bridges: list[Bridge]) -> dict[str, ObservedQParams
 def _error(
     bridge: Bridge, seen: _Seen, factor: Tensor, ranges: Mapping[str, ObservedQParams]
 ) -> float:
-    """Of the outputs of its readers, each by its own size, with inputs and weights rounded to the nearest."""
+    """The error of the readers' outputs, each relative to its own size, with inputs and weights rounded
+    to nearest.
+    """
     total = 0.0
     for layer in bridge.readers:
         x, weight = torch.cat(seen.rows[layer.path], 1), columns(layer.weight, layer.groups)

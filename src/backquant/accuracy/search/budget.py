@@ -36,7 +36,7 @@ class Budget:
 
     @classmethod
     def of(cls, given: Any) -> Budget:
-        """A budget as it is, or from a mapping. Raises ``UsageError`` for what is none."""
+        """A budget as it is, or from a mapping. Raises ``UsageError`` for anything else."""
         if isinstance(given, cls):
             found = given
         elif isinstance(given, Mapping):

@@ -126,7 +126,7 @@ class Loop:
         return next((trial for trial in self.trials if self._same(trial.picks, picks)), None)
 
     def limits(self, factor: float = 1.0) -> dict[str, float]:
-        """Of time and size, as figures of the programme; ``factor``: of the time."""
+        """The limits of time and size as figures of the programme; ``factor`` scales that of time."""
         found: dict[str, float] = {}
         if self.is_timed:
             in_float = [trial.float_ms for trial in self.trials if trial.float_ms is not None]

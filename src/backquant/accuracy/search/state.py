@@ -34,7 +34,7 @@ class SearchState:
             self._read(self.path)
 
     def keep_losses(self, way: str, batch: list[list[float]]) -> None:
-        """Of one more batch."""
+        """Add the losses of one more batch."""
         self.losses.setdefault(way, []).append(batch)
         self.write()
 

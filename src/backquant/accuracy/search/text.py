@@ -61,7 +61,7 @@ def combination_name(found: SearchResult, trial: Trial) -> str:
 
 
 def cells(trial: Trial) -> tuple[str, ...]:
-    """Of a trial, under ``TRIAL_HEADS`` after the first two."""
+    """The cells of a trial, under ``TRIAL_HEADS`` after the first two."""
     return (
         decibel_text(decibels(trial.loss)),
         "" if trial.metric is None else f"{trial.metric:.6g}",
@@ -72,5 +72,5 @@ def cells(trial: Trial) -> tuple[str, ...]:
 
 
 def row_cells(row: ChosenOption) -> tuple[str, ...]:
-    """Of a unit, under ``ROW_HEADS``."""
+    """The cells of a unit, under ``ROW_HEADS``."""
     return f"{row.name}  {row.operator}", row.option, row.why

@@ -49,7 +49,7 @@ class TimesFile:
 
 
 def usual_folder() -> Path:
-    """Where times are kept unless somebody says otherwise: the user's folder for caches."""
+    """The default folder for times: the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "backquant"
 

@@ -33,7 +33,7 @@ def condition_at(data: Any, accept: Accept = _anything) -> Condition | None:
 
 
 def _place(data: Any, accept: Accept) -> tuple[str | int, ...]:
-    """The path to the first part of a condition that is none by itself."""
+    """The path to the first part of a condition that is wrong by itself."""
     if not isinstance(data, dict):
         return ()
     for key, value in data.items():

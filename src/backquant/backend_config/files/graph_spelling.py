@@ -109,7 +109,7 @@ def graph_from(data: dict[str, Any], resolver: Resolver) -> GraphPattern:
 
 
 def _path(where: str, names: list[str]) -> tuple[str | int, ...]:
-    """From ``pattern.nodes.<name>`` to the place in the data."""
+    """The place in the data that ``pattern.nodes.<name>`` stands for."""
     _, *parts = where.split(".")
     if len(parts) == 2 and parts[0] == "nodes" and parts[1] in names:
         return ("nodes", names.index(parts[1]))

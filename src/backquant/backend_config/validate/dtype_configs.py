@@ -144,7 +144,9 @@ def _dynamic(config: DTypeConfig, place: Place) -> Iterator[Finding]:
 
 
 def _demands_a_measured_scale(given: DTypeWithConstraints) -> bool:
-    """Of groups and blocks that are quantized at each call one can say what their scales are stored in."""
+    """Whether a constraint needs a scale that calibration measures; of blocks that are quantized at each
+    call only the dtype of the scales can be described.
+    """
     if given.granularity is None or not Granularity.parse(given.granularity).has_blocks:
         return given.produces_scales
     rest = {name: value for name, value in given.to_dict().items() if name != "scale_dtype"}

@@ -93,7 +93,7 @@ class _Sizes:
 
     @property
     def rows(self) -> int:
-        """Of the queries that read the same keys."""
+        """The number of queries that read the same keys."""
         return self.heads // self.groups * self.length
 
 

@@ -47,7 +47,7 @@ class DelegatedNode:
 
     @property
     def dtype(self) -> str:
-        """In which dtype it computes."""
+        """The dtype in which it computes."""
         if self.is_integer:
             return "int4" if _GROUPS in self.inputs else "int8"
         return _FLOAT.get(self.output, self.output.removeprefix("xnn_datatype_"))

@@ -54,7 +54,8 @@ def kernels_of(path: Path, module: fx.GraphModule, program: Program) -> Iterator
 
 
 def _by_scales(calls: list[_Call], constants: dict[str, str], program: Program) -> dict[int, str]:
-    """By their places among ``calls``: the nodes of integer kernels that have a weight's scales as constants.
+    """The nodes of integer kernels that have a weight's scales as constants, by their places among
+    ``calls``.
 
     Scales of eight channels at most are no constants, but part of generated code.
     """
@@ -70,7 +71,7 @@ def _by_scales(calls: list[_Call], constants: dict[str, str], program: Program) 
 
 
 def _readers_of_scales(program: Program) -> dict[str, list[str]]:
-    """By the full name of the scales of a weight: the operators that compute with it, in order."""
+    """The operators that compute with a weight, in order, by the full name of its scales."""
     signature = program.exported.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names |= signature.inputs_to_lifted_tensor_constants
@@ -92,7 +93,7 @@ def _constants(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _calls(text: str) -> Iterator[_Call]:
-    """In order."""
+    """The calls of kernels in the generated code, in order."""
     parts = _SOURCES.split(text)
     for names, body in zip(parts[1::2], parts[2::2], strict=True):
         sources = [name.strip() for name in names.split(",") if name.strip()]

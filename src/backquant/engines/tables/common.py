@@ -19,8 +19,8 @@ from backquant.lower.rule import LowerRule
 
 
 def common_rules(kernels: TorchKernels) -> list[LowerRule]:
-    """In order of preference among those that fit one occurrence; ``kernels``: for layers that are quantized
-    at each call.
+    """Rules that all engines of PyTorch share, by preference among those that fit one occurrence;
+    ``kernels``: for layers that are quantized at each call.
 
     >>> len(common_rules(TorchKernels("fbgemm"))) > 20
     True

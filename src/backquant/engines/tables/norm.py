@@ -55,7 +55,7 @@ def norm_rules() -> list[LowerRule]:
 
 
 def norm_rules_of(batch_norm: _Build, make: _Make) -> list[LowerRule]:
-    """The same with kernels of one's own: ``batch_norm`` has stored statistics.
+    """``norm_rules`` with kernels of one's own; ``batch_norm`` has stored statistics.
 
     >>> len(norm_rules_of(lambda site: None, lambda site, call: None))
     8

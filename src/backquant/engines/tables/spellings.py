@@ -42,7 +42,7 @@ _FIXED = {
 
 
 def post_op_of(step: Step | None) -> PostOp | None:
-    """The post-op that ``step`` is; ``None`` if it is none or its numbers are not literals.
+    """The post-op that ``step`` is; ``None`` for another operator, or if its numbers are not literals.
 
     >>> from torch.nn import functional as F
     >>> graph = torch.fx.Graph()

@@ -154,7 +154,7 @@ def bound(
 
 
 def _shapes(program: torch.export.ExportedProgram) -> Any:
-    """For each input of the user, in order: the sizes of a tensor, ``None`` for what is none."""
+    """For each input of the user, in order: the sizes of a tensor, or ``None`` for anything else."""
     owned = {
         spec.arg.name
         for spec in program.graph_signature.input_specs

@@ -54,7 +54,7 @@ class _Turns:
                     self._change.notify_all()
 
     def begin_child(self) -> None:
-        """Of the threads that ran, the one that forked is left."""
+        """Forget other threads: after a fork only the one that forked is left."""
         self._change = threading.Condition()
         self.packing = threading.RLock()
         self._running = int(self._depth() > 0)

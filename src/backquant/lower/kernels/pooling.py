@@ -226,7 +226,9 @@ def _check_not_empty(x: torch.Tensor, dimensions: int) -> None:
 
 
 def _mean_of_nothing(x: torch.Tensor, dim: Sequence[int], keepdim: bool) -> torch.Tensor:
-    """No means where there are none, but no mean of no value."""
+    """The mean of a tensor without values: empty, or an error where a result would be the mean of
+    nothing.
+    """
     shape = torch.empty(x.shape, device="meta").sum(tuple(dim), keepdim).shape
     if shape.numel():
         raise InputError(

@@ -30,7 +30,9 @@ class PostOp:
     algorithm: str = ""
 
     def admitted_by_conv(self, dimensions: int) -> bool:
-        """For 1 or 3 spatial dimensions: clamps only, which integers can follow."""
+        """Whether convolutions of so many dimensions take it: those of 1 or 3 take clamps only, which
+        integers can follow.
+        """
         return self.name in (_CONV2D if dimensions == 2 else _CLAMPS)
 
     def applied_by_conv(self, dimensions: int) -> bool:

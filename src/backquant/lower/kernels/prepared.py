@@ -71,7 +71,7 @@ class ConvWeight:
     groups: int
 
     def as_image(self) -> ConvWeight:
-        """Of a convolution over one dimension: the same over images of one line."""
+        """A convolution over one dimension as the same over images of one line."""
         return replace(
             self,
             weight=self.weight.unsqueeze(2),

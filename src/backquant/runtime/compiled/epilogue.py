@@ -64,7 +64,7 @@ class Result:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The same, with those of a clamping post-op."""
+        """The bounds of the result, with those of a clamping post-op."""
         low, high = self.range
         if self.post_op == "relu":
             return max(low, float(self.zero_point)), high
@@ -115,7 +115,7 @@ class Epilogue:
         return self.result.scale if self.clamps else 1.0
 
     def adding(self, scale: float, zero_point: int) -> Epilogue:
-        """With a tensor of these qparams added."""
+        """The epilogue with a tensor of these qparams added."""
         shift = self.shift - zero_point * (scale / self.unit)
         return replace(self, shift=shift, other=(scale / self.unit, zero_point))
 

@@ -158,7 +158,7 @@ class Convolution:
         )
 
     def _dense(self) -> Any:
-        """As a matrix product of the pixels with the taps."""
+        """Computed as a matrix product of the pixels with the taps."""
         stride, padding, dilation, _ = self.geometry
         channels, deep, height, width = self.weights.weight.shape
         x = self.x
@@ -220,7 +220,7 @@ class Convolution:
         return constant(torch.full((int(row) + 64,), self.zero_point, dtype=torch.uint8), "outside")
 
     def _onednn(self) -> Any:
-        """By oneDNN; what is added is added by generated code."""
+        """Computed by oneDNN; generated code adds what is to be added."""
         stride, padding, dilation, groups = self.geometry
         x, weights = self.x, self.weights
         summed = self.depthwise and self._is_right_here(self.zero_point)

@@ -104,5 +104,5 @@ def _example(record: LoweredRecord) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _more_than_one(tensor: torch.Tensor) -> torch.Tensor:
-    """With a first size above 1, which an export takes for a size of its own kind."""
+    """The tensor with a first size above 1: an export takes 1 for a fixed size."""
     return torch.cat([tensor, tensor]) if tensor.dim() and tensor.shape[0] == 1 else tensor

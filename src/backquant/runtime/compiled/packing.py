@@ -31,7 +31,7 @@ class Blocks:
 
 
 def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
-    """For an output of so many pixels and channels; ``run``: how many integers make one sum.
+    """The blocks for an output of so many pixels and channels; ``run``: how many integers make one sum.
 
     >>> choose_blocks(3136, 64, 576, 1)
     Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=228)
@@ -74,8 +74,8 @@ def tile_step(row: int) -> int | None:
 
 
 def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
-    """For an output of so many pixels and channels by AMX; ``row``: how many integers make one sum, all taps
-    together.
+    """The blocks for an output of so many pixels and channels by AMX; ``row``: how many integers make
+    one sum, all taps together.
 
     >>> choose_tiles(3136, 80, 576, 1)
     Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=928)

@@ -27,7 +27,7 @@ class Product:
 
     @classmethod
     def of(cls, taps: torch.Tensor, pixels: int) -> Product:
-        """For so many pixels; ``taps``: int8 ``[channels, taps, run]``.
+        """The product for so many pixels; ``taps``: int8 ``[channels, taps, run]``.
 
         >>> Product.of(torch.ones(8, 1, 10, dtype=torch.int8), 100).step is None
         True

@@ -38,7 +38,7 @@ class KernelCall:
 
 @cache
 def _digest() -> str:
-    """Of all headers: what was compiled from others is not found again in Inductor's cache."""
+    """A digest of all headers: code compiled from others must not be found in Inductor's cache."""
     return hashlib.sha256(HEADER.read_bytes() + TILES.read_bytes()).hexdigest()[:16]
 
 

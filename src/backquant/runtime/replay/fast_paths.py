@@ -23,7 +23,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def as_without_modes() -> Iterator[None]:
-    """To this thread, plain tensors override nothing, whatever modes there are; to others all is as it was.
+    """In this thread plain tensors override no function, whatever modes are on; other threads see no
+    change.
 
     >>> class Mode(torch.overrides.TorchFunctionMode):
     ...     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -161,7 +161,7 @@ def _tensors(call: WeightedCall) -> dict[str, torch.Tensor | None]:
 
 
 def _is_wide(site: Site) -> bool:
-    """Where the description has biases of 64 bits, sums have the 40 that accelerators add in."""
+    """Whether biases are described with 64 bits: then sums have the 40 bits that accelerators add in."""
     return site.described is not None and site.described.bias_dtype == torch.int64
 
 
