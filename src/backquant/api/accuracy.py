@@ -15,8 +15,9 @@ from backquant.accuracy.comparison import Comparison
 from backquant.accuracy.metric import Metric, measured_metric
 from backquant.accuracy.sensitivity import Sensitivity, sensitivities
 from backquant.accuracy.twin import Twin
-from backquant.api.arguments import Backend, Model, opened_model
+from backquant.api.arguments import Model, opened_model
 from backquant.api.calibrated import CalibrationCall
+from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, first_batch, kept_set
 from backquant.calibrate.group import sharing

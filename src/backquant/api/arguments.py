@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from backquant.api.sound import refuse_errors, sound_file
-from backquant.backend_config import BackendConfig, get_backend_config, get_native_backend_config
-from backquant.backend_config.registry import is_spec_file
+from backquant.backend_config import BackendConfig, get_native_backend_config
+from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
 from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
@@ -26,7 +26,6 @@ from backquant.runtime import QuantizedModel
 
 _Custom = TypeVar("_Custom", PrepareCustomConfig, ConvertCustomConfig, FuseCustomConfig)
 
-Backend = str | os.PathLike[str] | BackendConfig
 Model = nn.Module | torch.export.ExportedProgram | str | os.PathLike[str]
 
 
@@ -92,23 +91,6 @@ def given_model(model: Any) -> nn.Module:
             fix="run it once: model(*example_inputs)",
         )
     return model
-
-
-def resolve_backend(backend: Backend) -> BackendConfig:
-    """A description as it is, or by name or file.
-
-    >>> resolve_backend("x86").name
-    'x86'
-    """
-    if isinstance(backend, BackendConfig):
-        return backend
-    if not isinstance(backend, str | os.PathLike):
-        raise UsageError(
-            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
-            where=f"backend={backend!r}"[:80],
-            fix='backend="x86"; list_backends() names all',
-        )
-    return get_backend_config(backend)
 
 
 def sound_backend(backend: Backend) -> BackendConfig:

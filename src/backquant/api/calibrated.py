@@ -13,7 +13,6 @@ from torch import nn
 from backquant.accuracy.recipes import Recipe, followed
 from backquant.accuracy.recipes.draft import Draft
 from backquant.api.arguments import (
-    Backend,
     Model,
     given_custom,
     given_mapping,
@@ -21,6 +20,7 @@ from backquant.api.arguments import (
     sound_backend,
 )
 from backquant.backend_config import BackendConfig
+from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0

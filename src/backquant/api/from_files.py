@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.arguments import Backend, given_model
+from backquant.api.arguments import given_model
 from backquant.api.calibrated import CalibrationCall
 from backquant.artifact.file import check_place
 from backquant.artifact.store import write_model
 from backquant.artifact.tensors import TensorWriter
+from backquant.backend_config.registry import Backend
 from backquant.calibrate.by_layer import calibrate_by_layer
 from backquant.errors import UsageError
 from backquant.mapped import EmptyOnMeta, MappedMemory, WeightFiles, filled

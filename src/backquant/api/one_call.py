@@ -11,14 +11,13 @@ import torch.distributed as dist
 
 from backquant.accuracy.recipes import recipe_of
 from backquant.api.arguments import (
-    Backend,
     Model,
     opened_model,
-    resolve_backend,
     sound_backend,
 )
 from backquant.api.calibrated import CalibrationCall, given_request, planned_for
 from backquant.backend_config import BackendConfig
+from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.calibrate.batches import kept_set
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.examples import checked_example

@@ -32,9 +32,10 @@ from backquant.accuracy.search.target_runner import TargetRunner
 from backquant.accuracy.search.times_file import TimesFile, usual_folder
 from backquant.accuracy.search.trials import Bench, Trial
 from backquant.accuracy.twin import Twin
-from backquant.api.arguments import Backend, Model
+from backquant.api.arguments import Model
 from backquant.api.calibrated import Calibrated, CalibrationCall
 from backquant.api.exporting import export
+from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.batches import check_set, check_some, kept_set
 from backquant.calibrate.group import Ranks, by_rank_0, divided, held_by_all, sharing

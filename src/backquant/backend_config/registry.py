@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from backquant.backend_config.config import BackendConfig
-from backquant.errors import SpecError, UnknownBackendError, did_you_mean
+from backquant.errors import (
+    BackquantError,
+    SpecError,
+    UnknownBackendError,
+    UsageError,
+    did_you_mean,
+)
 
+Backend = str | os.PathLike[str] | BackendConfig
 _GROUP = "backquant.backends"
 #: The backends of this package; they need no installed metadata and cannot be replaced.
 _BUILT_IN = (
@@ -70,6 +77,23 @@ def get_backend_config(name_or_path: str | os.PathLike[str]) -> BackendConfig:
             fix="uninstall all but one",
         )
     return _build(name, targets[name][0])
+
+
+def resolve_backend(backend: Backend, error: type[BackquantError] = UsageError) -> BackendConfig:
+    """A description as it is, or by name or file; ``error`` is raised for anything else.
+
+    >>> resolve_backend("x86").name
+    'x86'
+    """
+    if isinstance(backend, BackendConfig):
+        return backend
+    if not isinstance(backend, str | os.PathLike):
+        raise error(
+            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
+            where=f"backend={backend!r}"[:80],
+            fix='backend="x86"; list_backends() names all',
+        )
+    return get_backend_config(backend)
 
 
 def get_native_backend_config() -> BackendConfig:

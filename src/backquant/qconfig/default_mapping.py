@@ -10,7 +10,6 @@ Rules, as PyTorch orders them:
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from backquant.backend_config import (
@@ -18,8 +17,8 @@ from backquant.backend_config import (
     BackendDefaults,
     DefaultOverride,
     DTypeWithConstraints,
-    get_backend_config,
 )
+from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.dtypes import quantize_bounds
 from backquant.errors import ConfigError
 from backquant.observe import (
@@ -33,8 +32,6 @@ from backquant.qconfig.derive import derive_defaults
 from backquant.qconfig.mapping import QConfigMapping
 from backquant.qconfig.qconfig import QConfig
 
-Backend = str | os.PathLike[str] | BackendConfig
-
 
 def get_default_qconfig(backend: Backend = "x86", version: int = 0) -> QConfig:
     """The QConfig for calibration that a backend's description implies.
@@ -46,7 +43,7 @@ def get_default_qconfig(backend: Backend = "x86", version: int = 0) -> QConfig:
     HistogramObserver.with_args(reduce_range=True)
     """
     _check_version(version, (0,))
-    return ptq_qconfig(_defaults(_resolve(backend)))
+    return ptq_qconfig(_defaults(resolve_backend(backend, ConfigError)))
 
 
 def get_default_qat_qconfig(backend: Backend = "x86", version: int = 1) -> QConfig:
@@ -59,7 +56,7 @@ def get_default_qat_qconfig(backend: Backend = "x86", version: int = 1) -> QConf
     255
     """
     _check_version(version, (0, 1))
-    return qat_qconfig(_defaults(_resolve(backend)).for_qat_version(version))
+    return qat_qconfig(_defaults(resolve_backend(backend, ConfigError)).for_qat_version(version))
 
 
 def get_default_qconfig_mapping(backend: Backend = "x86", version: int = 0) -> QConfigMapping:
@@ -73,7 +70,7 @@ def get_default_qconfig_mapping(backend: Backend = "x86", version: int = 0) -> Q
 quant_min=0, quant_max=255)
     """
     _check_version(version, (0,))
-    config = _resolve(backend)
+    config = resolve_backend(backend, ConfigError)
     defaults = _defaults(config)
     mapping = QConfigMapping().set_global(ptq_qconfig(defaults))
     for override in _everywhere(defaults):
@@ -97,7 +94,7 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
     'FixedQParamsFakeQuantize'
     """
     _check_version(version, (0, 1))
-    config = _resolve(backend)
+    config = resolve_backend(backend, ConfigError)
     defaults = _defaults(config).for_qat_version(version)
     mapping = QConfigMapping().set_global(qat_qconfig(defaults))
     for override in _everywhere(defaults):
@@ -110,18 +107,6 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
             qconfig = QConfig(_of_input(mapping, operator), qconfig.weight, fixed)
         mapping.set_object_type(operator, qconfig)
     return mapping
-
-
-def _resolve(backend: Backend) -> BackendConfig:
-    if isinstance(backend, BackendConfig):
-        return backend
-    if not isinstance(backend, str | os.PathLike):
-        raise ConfigError(
-            f"backend is a {type(backend).__name__}, not a name, a file or a BackendConfig",
-            where=f"backend={backend!r}"[:80],
-            fix='backend="x86"; list_backends() names all',
-        )
-    return get_backend_config(backend)
 
 
 def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:
