@@ -92,6 +92,7 @@ class Argument(_Model):
     shapes: list[list[_Size | str | None]]
     value: _Plain
     dtypes: list[DTypeName]
+    fixed: list[tuple[str, _Plain]] = []
 
 
 class RecordClass(_Model):

@@ -162,6 +162,7 @@ def part(value: Any, name: str) -> Any:
 
 def fresh(value: Any) -> Any:
     """``value`` with objects of its own, which a model may change, and the same tensors.
+    Raises ``InputError`` for an object that holds itself.
 
     >>> cache = types.SimpleNamespace(keys=[torch.ones(1)])
     >>> copied = fresh((cache, 2))
@@ -169,27 +170,46 @@ def fresh(value: Any) -> Any:
     (False, False, True)
     """
 
+    return _fresh(value, ())
+
+
+def _fresh(value: Any, above: tuple[Any, ...]) -> Any:
     def renewed(leaf: Any) -> Any:
         if not is_object(leaf):
             return leaf
-        parts, shell = Shell.of(leaf)
-        return shell.filled(fresh(parts)) if parts else leaf
+        parts, shell = _taken_apart(leaf, above)
+        return shell.filled(_fresh(parts, (*above, leaf))) if parts else leaf
 
     return pytree.tree_map(renewed, value)
 
 
+def _taken_apart(value: Any, above: tuple[Any, ...]) -> tuple[list[Any], Shell]:
+    if any(value is other for other in above):
+        raise InputError(
+            f"an object of class {type(value).__name__} holds itself, which no graph can take apart",
+            where=f"{type(value).__name__}: {', '.join(attributes(value))}",
+            fix="pass an object without the reference back to it",
+        )
+    return Shell.of(value)
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in ``value``, in the order in which an export has them.
+    Raises ``InputError`` for an object that holds itself.
 
     >>> tensors_of({"a": types.SimpleNamespace(b=[torch.ones(1)]), "c": 2})
     [tensor([1.])]
     """
+    return _tensors_of(value, ())
+
+
+def _tensors_of(value: Any, above: tuple[Any, ...]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif is_object(leaf):
-            found += tensors_of(Shell.of(leaf)[0])
+            found += _tensors_of(_taken_apart(leaf, above)[0], (*above, leaf))
     return found
 
 

@@ -27,6 +27,7 @@ from backquant.runtime.fingerprint import fingerprint
 from backquant.runtime.input_guard import check_finite, check_storages, quantized_inputs
 from backquant.runtime.interpreted import Interpreted, check_not_traced
 from backquant.runtime.kernel_qparams import KernelQParams, qparams_by_name
+from backquant.runtime.own_results import returned_tensors, with_own_memory
 from backquant.runtime.pickling import held, pickled, unpickled
 from backquant.runtime.record import LoweredRecord
 from backquant.runtime.replay import Replays
@@ -61,7 +62,7 @@ class QuantizedModel(PlainlyCalled):
     The check takes some 10 µs of a call; with ``check_finite = False``, which ``save`` keeps, they are taken.
 
     Attributes that a custom config preserves are there, too, unless they are named as one of these.
-    Inference only: there are no gradients through integers, and ``train()`` does not change it.
+    Inference only: no gradients go through integers, and ``train()`` does not change it.
 
     A ``state_dict`` holds the weights, and a digest of the rest: ``load_state_dict`` takes that of a
     model with the same qparams of activations. ``backquant.save`` stores everything.
@@ -94,9 +95,9 @@ class QuantizedModel(PlainlyCalled):
     def _begin_replays(self) -> None:
         """Without an engine, or on the integer reference, the model is there to be read, not to be fast."""
         slow = self.engine is None or self.engine.as_described
-        self._begin_plainly(
-            not self._quantized_inputs and calls_little(self.graph_module, self.record)
-        )
+        self._returned = returned_tensors(self.graph_module)
+        guarded = self._quantized_inputs or self._returned
+        self._begin_plainly(not guarded and calls_little(self.graph_module, self.record))
         interface = None if self.record.inputs else self.interface
         self.replays = None if slow or self._is_plain else Replays(self.graph_module, interface)
 
@@ -150,8 +151,7 @@ class QuantizedModel(PlainlyCalled):
 
     @property
     def interface(self) -> Interface | None:
-        """What ``torch.export`` knows of inputs and output. Arguments are checked against it, and the
-        output is of the class that the model returns. ``None`` where it was traced."""
+        """What ``torch.export`` knows of inputs, which are checked, and output. ``None``: it was traced."""
         return self.record.interface
 
     @property
@@ -233,10 +233,11 @@ class QuantizedModel(PlainlyCalled):
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
-        grad = torch.is_grad_enabled()  # without it a call less for ``torch.compile`` to break at
-        result = (
-            without_gradients(self._run, (args, kwargs), {}) if grad else self._run(args, kwargs)
-        )
+        given = args, kwargs  # without gradients a call less for ``torch.compile`` to break at
+        grad = torch.is_grad_enabled()
+        result = without_gradients(self._run, given, {}) if grad else self._run(*given)
+        if self._returned and not (torch.compiler.is_compiling() or stand_ins()):
+            result = with_own_memory(result, self.graph_module, self._returned)
         return result if interface is None else interface.restored(result)
 
     def _checks_calls(self) -> bool:
@@ -286,8 +287,7 @@ class QuantizedModel(PlainlyCalled):
 
     def train(self, mode: bool = True) -> QuantizedModel:  # noqa: ARG002 - see the class
         """Stay in evaluation mode."""
-        super().train(False)
-        return self
+        return super().train(False)
 
     def audit(self) -> Audit:
         """Count integer kernels, boundaries, and weighted operators left in float."""

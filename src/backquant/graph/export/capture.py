@@ -32,9 +32,16 @@ from backquant.graph.export.program import (
     quietly,
 )
 from backquant.graph.export.scopes import Place
-from backquant.graph.export.signature import Signature, in_order, program_signature, signature_of
+from backquant.graph.export.signature import (
+    Signature,
+    bound,
+    in_order,
+    program_signature,
+    signature_of,
+)
 from backquant.graph.export.spelling import Speller
 from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
+from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes
 
 
@@ -74,26 +81,32 @@ def capture_export(
     [('placeholder', 'input_1'), ('call_module', '_0'), ('output', 'output')]
     """
     options = ExportOptions() if options is None else options
-    with known_to_export(_foreign(model, example_inputs)):
-        return _captured(model, example_inputs, speller, options)
-
-
-def _foreign(model: nn.Module, example_inputs: Any) -> set[type]:
-    """Classes in the arguments of ``model`` and in what it returns that ``torch.export`` does not know."""
+    args, kwargs = as_arguments(example_inputs)
     if isinstance(model, ExportedModel):
-        return set()
+        _, given = bound(program_signature(model.program), args, kwargs)
+        fixed = fixed_data(None, example_inputs, None, given)
+        return _captured(model, example_inputs, speller, options, fixed)
     output = check_inputs(model, example_inputs)
-    return object_classes(example_inputs) | object_classes(output)
+    _, given = bound(inspect.signature(model.forward), args, kwargs)
+    fixed = fixed_data(model, example_inputs, output, given)
+    # classes that ``torch.export`` does not know
+    with known_to_export(object_classes(example_inputs) | object_classes(output)):
+        return _captured(model, example_inputs, speller, options, fixed)
 
 
 def _captured(
-    model: nn.Module, example_inputs: Any, speller: Speller, options: ExportOptions
+    model: nn.Module,
+    example_inputs: Any,
+    speller: Speller,
+    options: ExportOptions,
+    fixed: Mapping[str, Data],
 ) -> Captured:
     whole = dict(options.whole)
     while True:
         root = shallow_copy(model)
         try:
             exported, signature = _exported(root, example_inputs, options, whole)
+            signature = signature.with_fixed(fixed)
             whole.update(exported.opaque)
             return lifted(root, exported, signature, speller, options)
         except NotExportedError as failure:

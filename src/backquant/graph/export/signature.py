@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
 from backquant.graph.export.structure import Argument, Interface, Structure
+from backquant.graph.fixed_data import Data
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -29,6 +30,14 @@ class Signature:
     parameters: tuple[tuple[str, Any], ...]
     given: dict[str, Any]
     interface: Interface
+
+    def with_fixed(self, data: Mapping[str, Data]) -> Signature:
+        """The signature of a graph that ``data``, by argument, is part of."""
+        arguments = tuple(
+            replace(argument, fixed=data.get(argument.name, ()))
+            for argument in self.interface.arguments
+        )
+        return replace(self, interface=replace(self.interface, arguments=arguments))
 
     def write(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
         """Write the placeholders into ``graph``; gives what stands for each input of the export."""

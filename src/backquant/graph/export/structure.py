@@ -7,6 +7,7 @@ arguments of the model's ``forward`` and returns tensors in tuples, lists and di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
 from backquant.graph.example import describe_value
+from backquant.graph.fixed_data import Data, equal, leaves
 from backquant.graph.objects import Shell, tensors_of
 
 
@@ -180,13 +182,15 @@ class Argument:
 
     ``shapes``: for each tensor in it the size of each dimension (``None`` where any is accepted, and a
     name where all dimensions of that name must agree); ``dtypes``: the name of the dtype
-    of each. Without tensors it is a constant, ``value``, that is part of the graph.
+    of each. Without tensors it is a constant, ``value``, that is part of the graph. ``fixed``: numbers and
+    texts beside the tensors that are, by where they stand in the argument.
     """
 
     name: str
     shapes: tuple[tuple[int | str | None, ...], ...] = ()
     value: Any = None
     dtypes: tuple[str, ...] = ()
+    fixed: Data = ()
 
     @property
     def is_constant(self) -> bool:
@@ -237,6 +241,7 @@ class Interface:
                 "shapes": [list(s) for s in a.shapes],
                 "value": a.value,
                 "dtypes": list(a.dtypes),
+                **({"fixed": [list(item) for item in _writable(a.fixed)]} if a.fixed else {}),
             }
             for a in self.arguments
             if a.shapes or isinstance(a.value, plain)
@@ -257,6 +262,7 @@ class Interface:
                 tuple(tuple(s) for s in a["shapes"]),
                 a["value"],
                 tuple(map(str, a["dtypes"])),
+                tuple((str(place), value) for place, value in a.get("fixed", ())),
             )
             for a in data["arguments"]
         )
@@ -292,6 +298,26 @@ def _check_argument(argument: Argument, value: Any, sizes: dict[str, tuple[int, 
                 where=f"{argument.name}: {describe_value(tensor)}",
                 fix=f"{argument.name}.to(torch.{wanted})",
             )
+
+    _check_fixed(argument, value)
+
+
+def _check_fixed(argument: Argument, value: Any) -> None:
+    found = {leaf.place: leaf.value for leaf in leaves(value)} if argument.fixed else {}
+    for place, wanted in argument.fixed:
+        given = found.get(place, _ABSENT)
+        if given is _ABSENT or not equal(wanted, given):
+            shown = "missing" if given is _ABSENT else describe(given)
+            raise InputError(
+                f"{argument.name}{place} is {shown}, and {describe(wanted)} is part of the exported graph",
+                where=f"{argument.name}{place}: {shown}",
+                fix=f"pass {describe(wanted)}; what varies has to be a tensor, in the example inputs, too",
+            )
+
+
+def _writable(data: Data) -> Data:
+    """Without the numbers that JSON has not: of a model that is loaded they are not checked."""
+    return tuple((p, v) for p, v in data if not isinstance(v, float) or math.isfinite(v))
 
 
 def _check_shape(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import count
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 _packings = [0]
+_numbers = count(1)  # of threads that drop at once each has its own
 
 
 def packings() -> int:
@@ -69,7 +71,7 @@ class KernelModule(nn.Module):
     @staticmethod
     def note_dropped() -> None:
         """What was derived from the buffers is void: recordings of models, too."""
-        _packings[0] += 1
+        _packings[0] = next(_numbers)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the buffers; ``.half()`` and the like do not touch what the kernel reads as it is."""

@@ -46,6 +46,7 @@ class Arguments:
             return
         self._takes_objects = takes_objects
         self._places: dict[int, int] = {}
+        self._above: list[int] = []  # objects that are being looked into
         found: list[Hashable] = [(len(args), *kwargs)]
         self._found = found
         for value in args:
@@ -59,14 +60,15 @@ class Arguments:
         if kind in _TENSORS:
             self._found.append(self._tensor(value))
         elif isinstance(value, _PLAIN):
-            self._found.append((kind, value))
+            self._found.append((kind, value) if value != 0.0 else (kind, str(value)))  # -0.0
         elif kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             self._parts((kind, len(value)), value)
         elif kind is dict:
             self._parts((kind, *value), value.values())
         elif kind in pytree.SUPPORTED_NODES:
             parts, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-            self._parts((kind, len(parts), repr(context)), parts)
+            self._parts((kind, len(parts)), parts)
+            self._visit(context)
         elif isinstance(value, _NAMED):
             self._found.append(value)
         elif self._takes_objects and is_object(value):
@@ -87,8 +89,13 @@ class Arguments:
             self._visit(part)
 
     def _object(self, value: Any) -> None:
+        if id(value) in self._above:
+            self._found.append(None)
+            return
+        self._above.append(id(value))
         held = attributes(value)
         self._parts((type(value), *held), held.values())
+        self._above.pop()
 
 
 def layout(tensor: torch.Tensor) -> Hashable | None:

@@ -66,18 +66,33 @@ class Program:
             raise NotReplayable("no tensor in the result")
         self._function = _compiled(recording, names)
         self._single = len(leaves) == 1 and leaves[0] is recording.result
+        fixed = _fixed(recording)
+        self._copied = [i for i, name in enumerate(names) if name in fixed]
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """The result for the flattened tensor arguments."""
         with jit.optimized_execution(False):  # type: ignore[attr-defined]
             found = self._function(*tensors)
         if self._single:
-            return found
+            return found.clone() if self._copied else found
         found = found if len(self._places) > 1 else (found,)
+        if self._copied:
+            found = [v.clone() if i in self._copied else v for i, v in enumerate(found)]
         leaves = list(self._leaves)
         for place, value in zip(self._places, found, strict=True):
             leaves[place] = value
         return tree_unflatten(leaves, self._structure)
+
+
+def _fixed(recording: Recording) -> set[str]:
+    """The tensors that depend on no input: the graph holds them, and callers get copies."""
+    fixed = set(recording.constants)
+    for call in recording.calls:
+        read = {leaf.name for leaf in tree_flatten(call.arguments)[0] if isinstance(leaf, Ref)}
+        if read <= fixed:
+            for output in call.outputs:
+                fixed.update((output,) if isinstance(output, str) else output or ())
+    return fixed
 
 
 def _compiled(recording: Recording, results: list[str]) -> Callable[..., Any]:

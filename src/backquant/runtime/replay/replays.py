@@ -21,8 +21,9 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -62,7 +63,7 @@ class Replays:
         self._interpreted = Interpreted(module)
         self.refused = unavailable() or _foreign_code(module)
         self._never = bool(self.refused)
-        self._found: OrderedDict[Hashable, _Recorded | str] = OrderedDict()
+        self._found: _Kept = OrderedDict()
         self._lock = threading.Lock()
         _live.add(self)
         self._packings = packings()
@@ -85,23 +86,24 @@ class Replays:
         key = given.kind
         if key is None:
             return self._plainly(args, kwargs)
-        if packings() != self._packings:
-            self._found.clear()
-            self._packings = packings()
-        found = self._found.get(key)
+        now = packings()
+        if now != self._packings:  # a call that records now writes into what is left behind
+            self._packings, self._found = now, OrderedDict()
+        kept = self._found
+        found = kept.get(key)
         if isinstance(found, _Recorded):
             if all(place.is_unchanged() for place in found.read):
-                if len(self._found) == _KEPT:
-                    self._used(key)
+                if len(kept) == _KEPT:
+                    self._used(kept, key)
                 return found.program(given.tensors)
-            self._found.pop(key, None)  # another thread may have seen it, too
+            kept.pop(key, None)  # another thread may have seen it, too
             found = None
         if found is None:
-            return self._first(key, args, kwargs)
+            return self._first(kept, key, args, kwargs)
         if found is not _SEEN or not self._lock.acquire(blocking=False):
             return self._plainly(args, kwargs)
         try:
-            return self._record(key, args, kwargs)
+            return self._record(kept, key, args, kwargs)
         finally:
             self._lock.release()
 
@@ -110,24 +112,24 @@ class Replays:
             self._interface.check(args, kwargs)
         return self._interpreted(*args, **kwargs)
 
-    def _used(self, key: Hashable) -> None:
+    def _used(self, kept: _Kept, key: Hashable) -> None:
         """The kind that was not used for the longest time is the next to go."""
         if self._lock.acquire(blocking=False):
             try:
-                if key in self._found:
-                    self._found.move_to_end(key)
+                with suppress(KeyError):  # gone meanwhile
+                    kept.move_to_end(key)
             finally:
                 self._lock.release()
 
-    def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(self, kept: _Kept, key: Hashable, args: Any, kwargs: dict[str, Any]) -> Any:
         result = self._plainly(args, kwargs)
         with self._lock:
-            self._found[key] = _SEEN
-            while len(self._found) > _KEPT:
-                self._found.popitem(last=False)
+            kept[key] = _SEEN
+            while len(kept) > _KEPT:
+                kept.popitem(last=False)
         return result
 
-    def _record(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, kept: _Kept, key: Hashable, args: Any, kwargs: dict[str, Any]) -> Any:
         constants = partial(known_constants, self.module)
         result, recording = record(self.module, args, kwargs, constants)
         made: _Recorded | str
@@ -139,10 +141,11 @@ class Replays:
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
-        self._found[key] = made
+        kept[key] = made
         return result
 
 
+_Kept: TypeAlias = "OrderedDict[Hashable, _Recorded | str]"
 _live: weakref.WeakSet[Replays] = weakref.WeakSet()
 
 
