@@ -155,6 +155,11 @@ class ReasonCode(str, Enum):
         "a search under a budget left it in float",
         "another budget; docs/accuracy.md",
     )
+    RECIPE = (
+        "recipe",
+        "a recipe put it in front of layers, whose input channels it scales",
+        "a recipe without the step `products`; docs/accuracy.md",
+    )
     NOISE_OF_WEIGHTS = (
         "noise-of-weights",
         "8-bit weights of a recurrent layer cost more than the data allows",

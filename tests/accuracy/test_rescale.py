@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.channels import Bridge, bridges_of
+from backquant.accuracy.recipes.channels import Bridge, bridges_of, products_of
 from backquant.accuracy.recipes.draft import Draft
 from backquant.accuracy.recipes.histogram_ranges import divergence, entropy_range, percentile_range
 from backquant.accuracy.recipes.rescale import equalized, smoothed
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.api.calibrated import CalibrationCall
+from backquant.lower.kernels.boundary import multiply
 from backquant.observe.histogram_grid import Spread
 from backquant.prepare import unobserved
 
@@ -82,6 +84,68 @@ def test_the_float_model_computes_the_same(
     assert after <= before
     if step != "equalization":  # which looks at no data, and hurts here as a whole
         assert bench.loss(changed) < 0.9 * before and after < 0.9 * before
+
+
+class Post(nn.Module):
+    """A norm that linear layers and a sum read, as in BERT: its channels cannot be scaled in its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.q, self.k = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(32, 128)
+        self.up, self.down, self.last = nn.Linear(128, 128), nn.Linear(128, 256), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(x)
+        h = nn.functional.gelu(self.up(torch.sigmoid(self.q(y)) * torch.sigmoid(self.k(y))))
+        return torch.softmax(self.down(h), -1), y + torch.tanh(self.last(torch.sin(x)))
+
+
+@pytest.fixture(scope="module", params=["trace", "export"])
+def post(request: pytest.FixtureRequest) -> tuple[nn.Module, str, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = Post().eval()
+    with torch.no_grad():
+        model.norm.weight[3] = 60.0
+        model.q.weight[:, 3] /= 60.0
+        model.k.weight[:, 3] /= 60.0
+        model.up.weight[5] *= 60.0
+        model.down.weight[:, 5] /= 60.0
+    return model, request.param, [torch.randn(8, 32) for _ in range(4)]
+
+
+def test_a_product_scales_what_a_sum_reads_too(
+    post: tuple[nn.Module, str, list[torch.Tensor]], tmp_path: Any
+) -> None:
+    model, capture, data = post
+    ready = CalibrationCall("x86", capture=capture).calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion)
+    found = {bridge.values[0]: bridge for bridge in products_of(draft.twin())}
+    [norm, behind] = found.values()  # not what 32 outputs read
+    assert [layer.path for layer in norm.readers] == ["q", "k"] and not norm.parts
+    assert [layer.path for layer in behind.readers] == ["down"] and behind.parts
+    bench = Bench(draft, data)
+    with torch.no_grad():
+        changes: list[Any] = list(STEPS["products"](draft, bench))
+        changed = draft.changed(change for together in changes for change in together)
+        wanted, made = (unobserved(each.prepared)(data[0]) for each in (draft, changed))
+    assert len(changes) == 2
+    for one, two in zip(wanted, made, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert bench.loss(changed) < 0.25 * bench.loss(draft)
+    assert not list(products_of(changed.twin()))  # once
+    options: dict[str, Any] = {"calibration": data, "slower": "keep", "capture": capture}
+    plain = backquant.quantize(model, data[0], **options)
+    better = backquant.quantize(model, data[0], recipe=["products"], **options)
+    assert len(better.kernels) == len(plain.kernels)
+    levels = [backquant.compare(model, each, data).sqnr for each in (plain, better)]
+    assert levels[1] > levels[0] + 6
+    places = [node for node in better.graph_module.graph.nodes if node.target is multiply]
+    assert len(places) == 1  # in place behind a kernel; what others read is not changed
+    put_in = [row for row in better.report.rows if any(r.rule == "recipe" for r in row.reasons)]
+    assert len(put_in) == 2
+    backquant.save(better, tmp_path / "m.bq")
+    for one, two in zip(backquant.load(tmp_path / "m.bq")(data[0]), better(data[0]), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_equalization_gives_both_sides_one_range(

@@ -29,7 +29,10 @@ FUNCTIONS = frozenset(
     f"{PACKAGE}.{path}"
     for path in [
         "activation.clamp",
-        *(f"boundary.{name}" for name in ("dequantize", "quantize", "requantize", "saturate")),
+        *(
+            f"boundary.{name}"
+            for name in ("dequantize", "multiply", "quantize", "requantize", "saturate")
+        ),
         *(f"elementwise.{name}" for name in ("add", "add_relu", "mul", "mul_relu")),
         "integer.resize.nearest",
         "integer.resize.padded",

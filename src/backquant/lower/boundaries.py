@@ -6,29 +6,35 @@
    is done on integers.
 4. Dequantize nodes that nothing reads are erased, and what only they read: constants, and the nodes of
    dynamic quantization.
-5. Where a custom module takes quantized tensors, it gets the integers as one, and they are taken out of the
+5. A product with constants that only a quantize node reads is made in place where a kernel made the float
+   value for it alone: a new tensor of that size costs more than the product.
+6. Where a custom module takes quantized tensors, it gets the integers as one, and they are taken out of the
    one that it gives.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from backquant.dtypes import plain_dtype
+from backquant.graph import get_module
 from backquant.lower.chain import quantizes
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import (
     dequantize,
     integers_of,
+    multiply,
     quantize,
     quantized_tensor,
     requantize,
 )
 from backquant.lower.kernels.integer.values import rescale
+from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.qdq import (
     described_arithmetic,
     integer_source,
@@ -63,6 +69,7 @@ def fold_boundaries(graph: Graph, engine: EngineInfo) -> None:
         return
     for node in graph.nodes:
         if is_quantize(node):
+            _multiply_in_place(graph, node.args[0])
             node.target = quantize
         elif is_dequantize(node):
             node.target = dequantize
@@ -86,8 +93,23 @@ def _join(graph: Graph, node: Node, engine: EngineInfo) -> None:
     graph.erase_node(node)
 
 
+def _multiply_in_place(graph: Graph, product: Any) -> None:
+    """Rule 5."""
+    if not isinstance(product, Node) or product.target is not operator.mul or product.kwargs:
+        return
+    value, factors = product.args
+    if not isinstance(value, Node) or value.op != "call_module" or len(value.users) > 1:
+        return
+    is_constant = isinstance(factors, Node) and factors.op == "get_attr"
+    root = graph.owning_module
+    if not is_constant or len(product.users) > 1 or root is None:
+        return
+    if isinstance(get_module(root, str(value.target)), PackedKernel):
+        product.target = multiply
+
+
 def _pass_integers(node: Node) -> None:
-    """Rule 5, before a custom module."""
+    """Rule 6, before a custom module."""
     before, scale, zero_point, dtype = node.args
     assert isinstance(before, Node) and isinstance(dtype, torch.dtype)
     own = qparams_of(before)

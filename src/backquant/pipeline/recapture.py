@@ -15,6 +15,7 @@ from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.capture import Capturing, captured_with
 from backquant.pipeline.plan import evaluation_copy, named_by
 from backquant.qconfig import QConfigMapping, get_default_qconfig_mapping
+from backquant.reason_codes import ReasonCode
 from backquant.runtime.record import LoweredRecord
 
 
@@ -88,6 +89,9 @@ def _captured(
 
 
 def _absent(graph: fx.GraphModule, plan: Plan) -> str:
-    """The first operator of the plan that the graph lacks."""
+    """The first operator of the plan that the graph lacks, but for those that a recipe has put in."""
     names = {node.name for node in graph.graph.nodes}
-    return next((name for name in plan.decisions if name not in names), "")
+    missing = ((name, found.reasons) for name, found in plan.decisions.items() if name not in names)
+    return next(
+        (name for name, why in missing if not any(r.rule == ReasonCode.RECIPE for r in why)), ""
+    )

@@ -20,6 +20,7 @@ from backquant.graph import GraphIndex, get_module
 from backquant.operators import find
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OUTPUTS = 256  # that a linear layer sums of each input, and a product with that input is little
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -28,6 +29,7 @@ class Bridge:
     """``source``: the path of the module whose output channels they are. ``axis``: theirs, from behind.
 
     ``layer``: the source, where it is a linear layer or a convolution. ``values``: the nodes that carry them.
+    ``parts``: scaling them takes an operator out of the kernel that it is a part of.
     """
 
     source: str
@@ -36,6 +38,7 @@ class Bridge:
     layer: Layer | None
     values: tuple[str, ...]
     readers: tuple[Layer, ...]
+    parts: bool = False
 
 
 def bridges_of(twin: Twin) -> Iterator[Bridge]:
@@ -133,6 +136,42 @@ def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
     if known.name == "prelu":  # its own channels are those of axis 1
         return axis != -1
     return known.homogeneous and (axis != -1 or known.family != "pooling")
+
+
+def products_of(twin: Twin) -> Iterator[Bridge]:
+    """Values that become integers for linear layers alone, where a product in front could scale channels.
+
+    ``source`` is their observer. What a bridge scales for nothing is not among them, nor what is read by so
+    few outputs that the product would take as long.
+    """
+    layers = {each.nodes[0].name: each for each in layers_of(twin) if len(each.nodes) == 1}
+    scaled = {value for bridge in bridges_of(twin) for value in bridge.values}
+    nodes = {node.name: node for node in twin.nodes}
+    groups = twin.record.sites.groups()
+    for site in twin.record.sites.sites:
+        readers = [layers.get(name) for name in site.readers]
+        found = [each for each in readers if each is not None and _reads(each, site.value)]
+        node = nodes.get(site.value)
+        if site.producer or node is None or len(groups[site.group]) > 1 or site.value in scaled:
+            continue
+        if any(read.op == "get_attr" for read in node.all_input_nodes):
+            continue  # scaled by a constant already
+        channels = {_inputs(each) for each in found}
+        outputs = sum(int(each.weight.shape[0]) for each in found)
+        if len(found) == len(readers) and len(channels) == 1 and outputs >= _OUTPUTS:
+            parts, own = _follows_a_kernel(node, twin), (site.value,)
+            yield Bridge(site.name, -1, channels.pop(), None, own, tuple(found), parts)
+
+
+def _reads(layer: Layer, value: str) -> bool:
+    is_linear = isinstance(layer.float_part, nn.Linear)
+    return is_linear and [node.name for node in layer.nodes[0].all_input_nodes] == [value]
+
+
+def _follows_a_kernel(node: fx.Node, twin: Twin) -> bool:
+    """Whether it is an operator on the result of a quantized one alone, as an activation behind a layer."""
+    reads = node.all_input_nodes
+    return len(reads) == 1 and reads[0].name in twin.of
 
 
 def observers_of(bridge: Bridge, twin: Twin) -> tuple[str, ...] | None:

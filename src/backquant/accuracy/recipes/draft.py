@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from backquant.accuracy.recipes.insert_product import insert_product
 from backquant.accuracy.twin import Twin
 from backquant.convert import ConvertRequest, ReferenceModel, convert_to_reference, reference_state
 from backquant.dtypes import ObservedQParams
@@ -24,8 +25,9 @@ class Change:
     ``place``: the path of a module, for its ``weight``, ``qparams`` of that (PyTorch's dict) and ``bias``; or
     the observer at the head of a group, for the ``activation``'s qparams.
 
-    ``divided``: what the output channels of a module are divided by, ``multiplied``: what the weights of its
-    input channels are multiplied with. The two of neighbours cancel, and are made in float, before rounding.
+    ``divided``: what the output channels of a module are divided by, or, of an observer, the last axis of
+    what it observes, by a product in front of it; ``multiplied``: what the weights of the input channels of a
+    module are multiplied with. The two of neighbours cancel, and are made in float, before rounding.
     """
 
     place: str
@@ -77,7 +79,7 @@ class Draft:
             prepared = _copied(prepared)
         for change in changes:
             if change.in_float:
-                _rescale(get_module(prepared, change.place), change)
+                _rescale(prepared, change)
                 _forget(found, change)
                 continue
             before = found.get(change.place, Change(change.place))
@@ -139,8 +141,11 @@ def _forget(found: dict[str, Change], change: Change) -> None:
         found[change.place] = replace(before, weight=None, qparams=None)
 
 
-def _rescale(module: nn.Module, change: Change) -> None:
-    part: Any = weighted_part(module)
+def _rescale(prepared: PreparedModule, change: Change) -> None:
+    if change.divided is not None and change.place in prepared_state(prepared).sites:
+        insert_product(prepared, change.place, change.divided.reciprocal())
+        return
+    part: Any = weighted_part(get_module(prepared, change.place))
     if change.divided is not None:
         for name in ("weight", "bias"):
             tensor = part._parameters.get(name)

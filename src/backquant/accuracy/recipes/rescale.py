@@ -5,16 +5,16 @@ The float model computes the same. It only quantizes better: channels of like si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backquant.accuracy.grid import Grid, columns, positions
 from backquant.accuracy.recipes.bench import Bench
-from backquant.accuracy.recipes.channels import Bridge, bridges_of, observers_of
+from backquant.accuracy.recipes.channels import Bridge, bridges_of, observers_of, products_of
 from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.recipes.layers import Layer
 from backquant.accuracy.recipes.ranges import heads_by_value, observed_ranges, over_range, rounded
@@ -24,10 +24,13 @@ from backquant.observe.qparams import measure
 from backquant.prepare import prepared_state
 from backquant.prepare.requests import ObserverSource
 
-_ROWS = 256  # inputs of a layer that are looked at, of all batches
+_ROWS = 1024  # inputs of a layer that are looked at, of all batches
 _MOST = 1e4  # of a factor, and one by it the least
 _ROUNDS = 20
+_LESS = 0.98  # of the error, and a factor is worth its change
+_MUCH_LESS = 0.25  # the same where it takes an operator out of a kernel
 _STRENGTHS = (0.25, 0.5, 0.75)
+_PRODUCTS = (0.4, 0.5, 0.65, 0.8)
 _AWQ_STRENGTHS = tuple(step / 10 for step in range(1, 11))
 
 
@@ -47,6 +50,14 @@ class _Seen:
         return self.total / max(self.count, 1)
 
 
+class _Chosen(NamedTuple):
+    """What the channels of a bridge are divided by; ``seen``: where its readers were looked at."""
+
+    bridge: Bridge
+    factor: Tensor
+    seen: _Seen | None = None
+
+
 def equalization(draft: Draft, bench: Bench) -> Iterator[Together]:
     """Cross-layer equalization: the weights that make a channel and those that read it get one range.
 
@@ -56,7 +67,7 @@ def equalization(draft: Draft, bench: Bench) -> Iterator[Together]:
     twin = draft.twin()
     found = [bridge for bridge in bridges_of(twin) if bridge.layer is not None]
     factors = equalized(found)
-    yield from _proposed(draft, bench, twin, list(zip(found, factors, strict=True)))
+    yield from _proposed(draft, bench, twin, list(map(_Chosen, found, factors)))
 
 
 def equalized(bridges: list[Bridge]) -> list[Tensor]:
@@ -96,6 +107,22 @@ def smoothquant(draft: Draft, bench: Bench) -> Iterator[Together]:
             yield smoothed(seen.largest, read, strength)
 
     yield from _chosen(draft, bench, candidates)
+
+
+def products(draft: Draft, bench: Bench) -> Iterator[Together]:
+    """The same for what no weights make, or others read, too: a product in front of the layers scales it. The
+    only step that adds operators: each product reads and writes the value once more.
+
+    An activation that a layer's kernel computes is computed behind it then, in float: its product has to make
+    a quarter of the error of the layers that read it.
+    """
+
+    def candidates(seen: _Seen, read: Tensor) -> Iterator[Tensor]:
+        for strength in _PRODUCTS:
+            factor = smoothed(seen.largest, read, strength)
+            yield factor / factor.log().mean().exp()
+
+    yield from _chosen(draft, bench, candidates, products_of)
 
 
 def smoothed(largest: Tensor, weights: Tensor, strength: float) -> Tensor:
@@ -151,21 +178,25 @@ def _spread(factor: Tensor, layer: Layer) -> Tensor:
 
 
 def _chosen(
-    draft: Draft, bench: Bench, candidates: Callable[[_Seen, Tensor], Iterable[Tensor]]
+    draft: Draft,
+    bench: Bench,
+    candidates: Callable[[_Seen, Tensor], Iterable[Tensor]],
+    found: Callable[[Twin], Iterable[Bridge]] = bridges_of,
 ) -> Iterator[Together]:
     """The factors with which the readers of each bridge err least, where any helps."""
     twin = draft.twin()
-    bridges = list(bridges_of(twin))
+    bridges = list(found(twin))
     ranges = _activations(twin, bridges)
     chosen = []
     for bridge, seen in zip(bridges, _looked_at(bench, twin, bridges), strict=True):
-        least, best = 0.98 * _error(bridge, seen, torch.ones(bridge.channels), ranges), None
+        enough = _MUCH_LESS if bridge.parts else _LESS
+        least, best = enough * _error(bridge, seen, torch.ones(bridge.channels), ranges), None
         for factor in candidates(seen, _read_largest(bridge, _weights(bridge))):
             error = _error(bridge, seen, factor, ranges)
             if error < least:
                 least, best = error, factor
         if best is not None:
-            chosen.append((bridge, best))
+            chosen.append(_Chosen(bridge, best, seen))
     yield from _proposed(draft, bench, twin, chosen)
 
 
@@ -212,22 +243,31 @@ def _error(
     bridge: Bridge, seen: _Seen, factor: Tensor, ranges: Mapping[str, ObservedQParams]
 ) -> float:
     """The error of the readers' outputs, each relative to its own size, with inputs and weights rounded
-    to nearest.
+    to nearest; ``ranges``, by the path of a reader, become as wide as what was seen is then.
     """
     total = 0.0
     for layer in bridge.readers:
-        x, weight = torch.cat(seen.rows[layer.path], 1), columns(layer.weight, layer.groups)
-        spread = _spread(factor, layer)
-        wanted = x @ weight.mT
-        scaled, activation = x / spread, ranges.get(layer.path)
+        scaled, activation = _scaled(seen, factor, layer), ranges.get(layer.path)
         if activation is not None:
-            scaled = rounded(
-                scaled, over_range(activation, float(scaled.min()), float(scaled.max()))
-            )
-        made = _regrid(layer, weight * spread).nearest(weight * spread)
-        error = (scaled @ made.mT - wanted).double().pow(2).sum()
-        total += float(error / wanted.double().pow(2).sum().clamp(min=1e-20))
+            activation = over_range(activation, float(scaled.min()), float(scaled.max()))
+        total += _error_of(seen, factor, layer, scaled, activation)
     return total
+
+
+def _scaled(seen: _Seen, factor: Tensor, layer: Layer) -> Tensor:
+    return torch.cat(seen.rows[layer.path], 1) / _spread(factor, layer)
+
+
+def _error_of(  # size: where it is looked at, what scales it, what reads it, and how that is rounded
+    seen: _Seen, factor: Tensor, layer: Layer, scaled: Tensor, activation: ObservedQParams | None
+) -> float:
+    weight, spread = columns(layer.weight, layer.groups), _spread(factor, layer)
+    wanted = torch.cat(seen.rows[layer.path], 1) @ weight.mT
+    if activation is not None:
+        scaled = rounded(scaled, activation)
+    made = _regrid(layer, weight * spread).nearest(weight * spread)
+    error = (scaled @ made.mT - wanted).double().pow(2).sum()
+    return float(error / wanted.double().pow(2).sum().clamp(min=1e-20))
 
 
 def _regrid(layer: Layer, weight: Tensor) -> Grid:
@@ -256,25 +296,50 @@ def _shared_largest(layer: Layer, weight: Tensor) -> Tensor:
 
 
 def _proposed(
-    draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[Bridge, Tensor]]
+    draft: Draft, bench: Bench, twin: Twin, chosen: Sequence[_Chosen]
 ) -> Iterator[Together]:
     """The changes of each bridge with its new ranges, which are measured anew."""
     usable = []
-    for bridge, factor in chosen:
-        heads = observers_of(bridge, twin)
-        if heads is not None and not torch.allclose(factor, torch.ones_like(factor), rtol=1e-3):
-            usable.append((bridge, factor, heads))
+    for one in chosen:
+        heads = observers_of(one.bridge, twin)
+        same = torch.allclose(one.factor, torch.ones_like(one.factor), rtol=1e-3)
+        if heads is not None and not same:
+            usable.append((one, heads))
     measured = _measured(draft, bench, twin, usable)
-    for bridge, factor, heads in usable:
-        found = [Change(head, activation=measured[head]) for head in heads if head in measured]
-        read = [Change(layer.path, multiplied=factor) for layer in bridge.readers]
-        yield (Change(bridge.source, divided=factor), *read, *found)
+    for one, heads in usable:
+        bridge, own = one.bridge, [head for head in heads if head in measured]
+        found = [Change(head, activation=_range(one, head, measured[head])) for head in own]
+        read = [Change(layer.path, multiplied=one.factor) for layer in bridge.readers]
+        yield (Change(bridge.source, divided=one.factor), *read, *found)
+
+
+def _range(one: _Chosen, head: str, observer: nn.Module) -> ObservedQParams:
+    """What ``observer`` says, or, of products whose readers err less with that, all that it saw: a histogram
+    cuts what is rare, which may be a token that all others look at."""
+    said = measure(observer)
+    low, high = (getattr(observer, name, None) for name in ("min_val", "max_val"))
+    if (
+        one.seen is None
+        or head != one.bridge.source
+        or said.scale is None
+        or said.scale.numel() != 1
+    ):
+        return said
+    if low is None or high is None or low.numel() != 1:
+        return said
+    whole = over_range(said, float(low), float(high))
+    errors = [0.0, 0.0]
+    for layer in one.bridge.readers:
+        scaled = _scaled(one.seen, one.factor, layer)
+        for place, activation in enumerate((said, whole)):
+            errors[place] += _error_of(one.seen, one.factor, layer, scaled, activation)
+    return whole if errors[1] < errors[0] else said
 
 
 def _measured(
-    draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[Bridge, Tensor, tuple[str, ...]]]
-) -> dict[str, ObservedQParams]:
-    """What observers like those that are there say of the scaled values, by the heads; of all batches, since
+    draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[_Chosen, tuple[str, ...]]]
+) -> dict[str, nn.Module]:
+    """Observers like those that are there that saw the scaled values, by the heads; of all batches, since
     those that are there saw all."""
     record = prepared_state(draft.prepared)
     source = ObserverSource(record.backend_config, record.qconfig_mapping)
@@ -282,10 +347,10 @@ def _measured(
     groups: dict[str, list[str]] = {}
     for site in twin.record.sites.sites:
         groups.setdefault(site.group, []).append(site.value)
-    observers: dict[str, Any] = {}
+    observers: dict[str, nn.Module] = {}
     wanted: dict[str, list[tuple[str, Tensor]]] = {}
-    for bridge, factor, heads in chosen:
-        by = factor.reshape(-1, *[1] * (-1 - bridge.axis))
+    for one, heads in chosen:
+        by = one.factor.reshape(-1, *[1] * (-1 - one.bridge.axis))
         for head in (head for head in heads if head in ranges):
             observers[head] = source.make(record.sites[head].spec)
             for value in groups[head]:
@@ -298,4 +363,4 @@ def _measured(
             name = twin.nodes[position].name
             for head, by in wanted.get(name, ()):
                 observers[head](walk.values[name] / by)
-    return {head: measure(observer) for head, observer in observers.items()}
+    return observers

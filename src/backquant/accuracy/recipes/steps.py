@@ -20,7 +20,7 @@ from backquant.accuracy.recipes.layers import Layer, input_of, layers_of
 from backquant.accuracy.recipes.moments import batch_norm, bias_correction
 from backquant.accuracy.recipes.ranges import ranges
 from backquant.accuracy.recipes.reconstruction import blocks, distillation
-from backquant.accuracy.recipes.rescale import awq, equalization, smoothquant
+from backquant.accuracy.recipes.rescale import awq, equalization, products, smoothquant
 from backquant.accuracy.rounding import adaround, better_rows, clipped, descended, gptq
 from backquant.accuracy.twin import Twin
 from backquant.calibrate.group import in_turn
@@ -134,6 +134,7 @@ def _grams(bench: Bench, twin: Twin, layers: list[Layer]) -> list[Tensor]:
 STEPS: dict[str, Step] = {
     "equalization": equalization,
     "smoothquant": smoothquant,
+    "products": products,
     "awq": awq,
     "ranges": ranges,
     "weight-clipping": weight_clipping,

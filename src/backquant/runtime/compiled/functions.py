@@ -171,6 +171,7 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     boundary.dequantize: _dequantize,
     boundary.requantize: _requantize,
     boundary.saturate: _clamp,
+    boundary.multiply: torch.mul,
     activation.clamp: _clamp,
     elementwise.add: _binary(torch.add),
     elementwise.add_relu: _binary(_add_relu),
