@@ -109,13 +109,13 @@ def saturate(x: torch.Tensor, quant_min: int, quant_max: int) -> torch.Tensor:
     return x.clamp_(quant_min, quant_max)
 
 
-def multiply(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """The product in place; only inserted after a kernel that made ``x`` for this one reader.
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x`` multiplied by ``y`` in place; only inserted after a kernel that made ``x`` for this one reader.
 
     >>> multiply(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.5]))
     tensor([2., 1.])
     """
-    return x.mul_(factors)
+    return x.mul_(y)
 
 
 def quantized_tensor(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
