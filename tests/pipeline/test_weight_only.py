@@ -171,3 +171,33 @@ def test_weights_of_three_bits(tmp_path: Path) -> None:
     assert values + scales < (tmp_path / "m.bq").stat().st_size < values + scales + 16_000
     noise = (model(x) - made(x)).square().mean()
     assert 10 * torch.log10(model(x).square().mean() / noise) > 15  # 17 here
+
+
+def test_weights_by_path() -> None:
+    """A path stands for what is inside of it; the narrower one counts, and None is float."""
+    inner = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))
+    model, words = nn.Sequential(inner, nn.Linear(32, 32)).eval(), torch.randint(0, 50, (2, 7))
+    given = {"": "int8", "0": "int4:32", "0.3": None}
+    made = backquant.quantize(model, words, backend="onnxruntime", weights=given)
+    found = {row.module_path: str(row.dtype_config) for row in made.report.operators}
+    narrow = {path for path, config in found.items() if "weight int4" in config}
+    assert narrow == {"0.0", "0.1"} and found["0.3"] == "" and "weight qint8" in found["1"]
+    whole = backquant.quantize(model, words, backend="onnxruntime", weights={"": "int4:32"})
+    plain = backquant.quantize(model, words, backend="onnxruntime", weights="int4", group_size=32)
+    assert torch.equal(whole(words), plain(words))
+
+
+@pytest.mark.parametrize(
+    "weights,told",
+    [
+        ({"tabel": "int4:32"}, "the model has no module 'tabel'"),
+        ({"table": "int4:x"}, "'int4:x' is no dtype with a group size"),
+        ({"up": "int5"}, "'int5' is no dtype for weights"),
+    ],
+)
+def test_paths_and_dtypes_that_are_not_there(
+    tagger: tuple[nn.Module, torch.Tensor], weights: dict[str, str], told: str
+) -> None:
+    model, words = tagger
+    with pytest.raises(BackquantError, match=told):
+        backquant.quantize(model, words, backend="onnxruntime", weights=weights)

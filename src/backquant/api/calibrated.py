@@ -43,7 +43,7 @@ from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.plan import Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
-from backquant.pipeline.weight_only import weight_only_mapping
+from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
 from backquant.prepare import PreparedModule, Request, prepared_state, with_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.recorded import report_of, with_reporting
@@ -129,7 +129,7 @@ class CalibrationCall:
 
     backend: Backend | None = None
     qconfig_mapping: QConfigMapping | None = None
-    weights: str | None = None
+    weights: str | Mapping[str, str | None] | None = None
     group_size: int | None = None
     prepare_custom_config: PrepareCustomConfig | None = None
     capture: str = "auto"
@@ -169,7 +169,10 @@ class CalibrationCall:
         config, engine = self.config, engine_of(self.config)
         source = opened_model(model)
         frozen = evaluation_copy(source)
-        given = given_request(self.mapping, self.prepare_custom_config)
+        mapping = self.mapping
+        if isinstance(self.weights, Mapping):
+            mapping = weights_by_path(config, self.weights, self.group_size, source)
+        given = given_request(mapping, self.prepare_custom_config)
         requested = DefaultedRequest.of(config, engine, *given)
         if self.weights is not None:
             requested = replace(requested, implied=True)
@@ -204,6 +207,8 @@ class CalibrationCall:
                 fix='quantize(model, x, weights="int4", group_size=128)\n'
                 'qconfig_mapping=weight_only_mapping(backend, "int4", 128).set_module_name(name, None)',
             )
+        if isinstance(self.weights, Mapping):
+            return QConfigMapping()  # until there is a model whose layers are named
         return weight_only_mapping(self.config, self.weights, self.group_size)
 
 

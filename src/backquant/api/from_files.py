@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def quantize_files(
     backend: Backend | None = None,
     calibration: Iterable[Any] | None = None,
     qconfig_mapping: QConfigMapping | None = None,
-    weights: str | None = None,
+    weights: str | Mapping[str, str | None] | None = None,
     group_size: int | None = None,
     require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,

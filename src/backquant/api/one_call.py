@@ -51,7 +51,7 @@ def quantize(
     backend: Backend | None = None,
     calibration: Iterable[Any] | None = None,
     qconfig_mapping: QConfigMapping | None = None,
-    weights: str | None = None,
+    weights: str | Mapping[str, str | None] | None = None,
     group_size: int | None = None,
     require: float | str | Sequence[str] | None = None,
     prepare_custom_config: PrepareCustomConfig | None = None,
@@ -82,7 +82,8 @@ def quantize(
             that the backend leaves in float by default stay float unless a rule names them: a module by
             its path, the n-th use of an operator, or a type for which the backend has a default of its own.
         weights: ``"int4"``, ``"int8"``, …: quantize only the weights, to this dtype, without data; instead of
-            a mapping. ``weight_only_mapping`` returns the mapping that it stands for.
+            a mapping. ``weight_only_mapping`` returns the mapping that it stands for. By path of the module:
+            ``{"": "int8", "embeddings": "int4:64", "head": None}`` (groups of 64; in float).
         group_size: with ``weights``: how many weights of a row share a scale. Default: the backend's.
         require: the least share (0 to 1) of multiply-adds that must be quantized, or dotted paths
             of modules that must be. Default: more than nothing.

@@ -115,7 +115,11 @@ def quantize(  # size: one parameter per option of the command
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", help="Quantize only weights, to int4, int8, …; needs no data."),
+        typer.Option(
+            "--weights",
+            help="Quantize only weights, to int4, int8, …; needs no data. Layers by path: "
+            "int8,embeddings=int4:64,head=float32.",
+        ),
     ] = None,
     group_size: Annotated[
         int | None,
@@ -186,7 +190,7 @@ def quantize(  # size: one parameter per option of the command
     from backquant.cli.data import load_data
     from backquant.cli.export_command import beside, checked_target
     from backquant.cli.files import check_plain, made_empty, written
-    from backquant.cli.models import load_model, parse_inputs, parse_requirement
+    from backquant.cli.models import load_model, parse_inputs, parse_requirement, parse_weights
     from backquant.cli.ranks import launched, of_rank, rank_in
     from backquant.deploy import find_target
 
@@ -211,7 +215,7 @@ def quantize(  # size: one parameter per option of the command
             "backend": config,
             "calibration": batches,
             "require": required,
-            "weights": weights,
+            "weights": parse_weights(weights),
             "group_size": group_size,
             "progress": not as_json and not rank_in(group),
         }

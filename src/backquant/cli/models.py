@@ -187,6 +187,21 @@ def parse_requirement(texts: list[str] | None) -> float | tuple[str, ...] | None
     return shares[0] if shares else tuple(texts)
 
 
+def parse_weights(text: str | None) -> str | dict[str, str | None] | None:
+    """A dtype, or dtypes by path: those with "=" are of the named module, the one without of all others.
+
+    >>> parse_weights("int4"), parse_weights("int8,embeddings=int4:64,head=float32")
+    ('int4', {'': 'int8', 'embeddings': 'int4:64', 'head': None})
+    """
+    if text is None or "=" not in text:
+        return text
+    found: dict[str, str | None] = {}
+    for part in text.split(","):
+        path, _, dtype = part.strip().rpartition("=")
+        found[path.strip()] = None if dtype.strip() == "float32" else dtype.strip()
+    return found
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)

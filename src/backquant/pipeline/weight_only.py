@@ -5,14 +5,17 @@
 2. Of one entry the first counts that admits the group size. Without a group size that is one scale per
    output channel where the entry has it, else groups of 128 or of the one size that it has.
 3. What the entry asks of activations is asked with it, and of what it fuses, too.
+4. By path, layers may have other weights than the rest: a dtype, with the group size behind a colon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import (
     BackendConfig,
@@ -67,6 +70,61 @@ def weight_only_mapping(
     for operator, qconfig in found.items():
         mapping.set_object_type(operator, qconfig)
     return mapping
+
+
+def weights_by_path(
+    backend: BackendConfig,
+    weights: Mapping[str, str | None],
+    group_size: int | None,
+    model: nn.Module,
+) -> QConfigMapping:
+    """Rule 4, of the modules of ``model``; ``""`` is the whole model, ``None`` leaves in float.
+
+    Raises ``UsageError`` as ``weight_only_mapping``, and for a path without a layer that has such weights.
+
+    >>> model = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 64))
+    >>> given = {"": "int8", "0": "int4:32", "1": None}
+    >>> mapping = weights_by_path(get_backend_config("onnxruntime"), given, None, model)
+    >>> mapping.module_name_qconfigs["0"].weight().granularity, mapping.module_name_qconfigs["1"]
+    ('per_group(size=32)', None)
+    """
+    rest = weights.get("")
+    mapping = QConfigMapping() if rest is None else _spelled_mapping(backend, rest, group_size)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path in sorted(
+        path for path in weights if path
+    ):  # what is inside comes after what holds it
+        text = weights[path]
+        if path not in modules:
+            fix = did_you_mean(path, modules, "a path of model.named_modules()")
+            raise UsageError(f"the model has no module {path!r}", where="weights", fix=fix)
+        if text is None:
+            mapping.set_module_name(path, None)
+            continue
+        known = _spelled_mapping(backend, text, None).object_type_qconfigs
+        inside = {
+            name: known[type_before_parametrizations(module)]
+            for name, module in modules.items()
+            if (name == path or name.startswith(f"{path}."))
+            and type_before_parametrizations(module) in known
+        }
+        if not inside:
+            raise UsageError(
+                f"no layer of {path!r} has weights that {backend.name} quantizes to {text}",
+                where=f"weights[{path!r}]",
+                fix="the path of a linear layer, an embedding, or a module that holds some",
+            )
+        for name, qconfig in inside.items():
+            mapping.set_module_name(name, qconfig)
+    return mapping
+
+
+def _spelled_mapping(backend: BackendConfig, text: str, group_size: int | None) -> QConfigMapping:
+    """``"int4"`` or ``"int4:64"``."""
+    dtype, _, size = str(text).partition(":")
+    if size and not size.isdecimal():
+        raise UsageError(f"{text!r} is no dtype with a group size", where="weights", fix="int4:64")
+    return weight_only_mapping(backend, dtype, int(size) if size else group_size)
 
 
 def _row(weights: Any) -> QDType:
