@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,131 @@ def test_what_is_quantized_at_each_call(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(integer(x), reference(x), rtol=1e-5, atol=1e-5)
     backquant.save(integer, tmp_path / "m.bq")
     assert torch.equal(backquant.load(tmp_path / "m.bq")(x), integer(x))
+
+
+AT_EACH_CALL_SPEC = """
+schema_version: 1
+name: calls
+dtype_configs:
+  weighted:
+    input_dtype: quint8
+    output_dtype: float32
+    weight_dtype: {dtype: qint8, symmetric: true}
+    is_dynamic: true
+  products: {input_dtype: quint8, output_dtype: float32, is_dynamic: true}
+  rows: {input_dtype: {dtype: int8, granularity: per_token}, output_dtype: float32, is_dynamic: true}
+entries:
+- {operators: [conv1d, conv2d, conv2d+relu, conv3d, conv_transpose2d], dtype_configs: [weighted]}
+- {operators: [matmul], dtype_configs: [products, rows]}
+"""
+
+
+class ConvFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.weight, self.bias, stride=2, padding=1)
+
+
+CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "conv1d": (nn.Sequential(nn.Conv1d(6, 4, 3, padding=1)), (2, 6, 9)),
+    "conv2d": (nn.Sequential(nn.Conv2d(6, 4, 3, groups=2, dilation=2), nn.ReLU()), (2, 6, 8, 8)),
+    "conv3d": (nn.Sequential(nn.Conv3d(2, 4, 2)), (1, 2, 4, 4, 4)),
+    "conv_transpose2d": (nn.Sequential(nn.ConvTranspose2d(6, 4, 2, 2, groups=2)), (2, 6, 4, 4)),
+    "function": (ConvFunction(), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_at_each_call(name: str, by_channel: bool, tmp_path: Path) -> None:
+    """Beside sums of integers that are written out here."""
+    torch.manual_seed(0)
+    layers, shape = CONVOLUTIONS[name]
+    x, path = torch.randn(shape), tmp_path / "calls.yaml"
+    path.write_text(AT_EACH_CALL_SPEC)
+    weight = backquant.MinMaxObserver.with_args(
+        dtype=torch.qint8, qscheme=torch.per_tensor_symmetric
+    )
+    if by_channel:
+        weight = backquant.PerChannelMinMaxObserver.with_args(
+            dtype=torch.qint8,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=int("transpose" in name),
+        )
+    given = backquant.PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
+    mapping = QConfigMapping().set_global(backquant.QConfig(given, weight))
+    config = BackendConfig.load(path)
+    reference, integer = converted(layers, x, mapping, config)
+    kind = "conv2d" if name == "function" else name
+    assert [use.kernel for use in integer.kernels] == [f"integer.{kind}_at_each_call"]
+    torch.testing.assert_close(integer(x), reference(x), rtol=1e-5, atol=1e-5)
+    backquant.save(integer, tmp_path / "m.bq")
+    assert torch.equal(backquant.load(tmp_path / "m.bq")(x), integer(x))
+    if name == "function":
+        return
+    held: Any = reference.get_submodule("0")
+    module = held[0] if isinstance(held, nn.Sequential) else held
+    scale = (max(float(x.max()), 0.0) - min(float(x.min()), 0.0)) / 255
+    zero_point = round(-min(float(x.min()), 0.0) / scale)
+    steps = (torch.round(x / scale) + zero_point).clamp(0, 255) - zero_point
+    exact: Any = type(layers[0])(**_geometry(layers[0])).double()
+    exact.weight = nn.Parameter(module.weight.double())
+    unit = scale * module.weight_scale.double().reshape(-1)
+    unit = unit.repeat(4 // unit.numel()) if unit.numel() > 1 else unit
+    wanted = exact(steps.double()) * unit.reshape(-1, *[1] * (x.dim() - 2))
+    wanted = wanted + layers[0].bias.double().reshape(-1, *[1] * (x.dim() - 2))
+    wanted = wanted.clamp(min=0) if len(layers) > 1 else wanted
+    torch.testing.assert_close(integer(x).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def _geometry(layer: nn.Module) -> dict[str, object]:
+    names = (
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+    )
+    return {"bias": False} | {name: getattr(layer, name) for name in names}
+
+
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, y)
+
+
+def test_products_of_activations_at_each_call(tmp_path: Path) -> None:
+    """Both matrices are quantized; with a scale for each row there is no sum of integers of the second."""
+    torch.manual_seed(0)
+    path, pair = tmp_path / "calls.yaml", (torch.randn(2, 3, 8), torch.randn(2, 8, 5))
+    path.write_text(AT_EACH_CALL_SPEC)
+    weight = backquant.default_weight_observer
+    made = {}
+    for dtype, more in ((torch.quint8, {}), (torch.int8, {"granularity": "per_token"})):
+        given = backquant.PlaceholderObserver.with_args(dtype=dtype, is_dynamic=True, **more)
+        mapping = QConfigMapping().set_global(backquant.QConfig(given, weight))
+        config = BackendConfig.load(path)
+        prepared = backquant.prepare_fx(Product().eval(), mapping, pair, backend_config=config)
+        reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
+        chosen = [n for n in reference.graph.nodes if "choose_qparams" in str(n.target)]
+        assert len(chosen) == 2
+        if dtype is torch.int8:
+            with pytest.raises(EngineError, match="each row of the second matrix"):
+                backquant.convert_to_integer_reference(prepared)
+            continue
+        integer = backquant.convert_to_integer_reference(prepared)
+        assert [use.kernel for use in integer.kernels] == ["integer.matmul_at_each_call"]
+        made = {"integer": integer(*pair), "reference": reference(*pair)}
+        backquant.save(integer, tmp_path / "m.bq")
+        assert torch.equal(backquant.load(tmp_path / "m.bq")(*pair), integer(*pair))
+    torch.testing.assert_close(made["integer"], made["reference"], rtol=1e-5, atol=1e-5)
+    noise = (made["integer"] - torch.matmul(*pair)).square().sum() / made["integer"].square().sum()
+    assert 1e-6 < float(noise) < 1e-2
 
 
 GROUPS = """

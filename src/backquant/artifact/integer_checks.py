@@ -73,6 +73,27 @@ def _scaled(config: Any, tensors: Tensors) -> str:
     return "" if good else "bias is not float32 for each output"
 
 
+def _scaled_conv(config: Any, tensors: Tensors) -> str:
+    """An integer weight of a convolution, with zero points for all of it, and finite scales."""
+    if config.operator not in _WEIGHTED - {"linear"}:
+        return f"operator is {config.operator!r}"
+    dims = 2 + int(config.operator[-2])
+    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "scale", (torch.float64,))
+    wrong = wrong or _wrong(tensors, "zero_point", (torch.int64,))
+    if wrong:
+        return wrong
+    weight, scale, zero_point = (tensors[name] for name in ("weight", "scale", "zero_point"))
+    assert weight is not None and scale is not None and zero_point is not None
+    if weight.dim() != dims or len(config.stride) != dims - 2 or scale.dim() != 1:
+        return f"weight is {list(weight.shape)} for {config.operator}"
+    if zero_point.numel() != 1 and zero_point.dim() != dims:
+        return f"zero_point is {list(zero_point.shape)}"
+    if not (torch.isfinite(scale).all() and (scale >= 0).all()):
+        return "scale is not finite and positive"
+    bias = tensors.get("bias")
+    return "" if bias is None or bias.dtype == torch.float32 else "bias is not float32"
+
+
 def _one_of(operators: frozenset[str]) -> Callable[[Any, Tensors], str]:
     def check(config: Any, tensors: Tensors) -> str:  # noqa: ARG001
         return "" if config.operator in operators else f"operator is {config.operator!r}"
@@ -91,6 +112,8 @@ CHECKERS: dict[str, Callable[[Any, Tensors], str]] = {
     "IntegerWeighted": _weighted,
     "IntegerInGroups": _scaled,
     "IntegerAtEachCall": _scaled,
+    "IntegerConvAtEachCall": _scaled_conv,
+    "IntegerProductAtEachCall": _one_of(frozenset(("matmul",))),
     "IntegerTable": _integers("table", dtype=torch.int32),
     "IntegerBinary": _one_of(_BINARY),
     "IntegerJoin": _one_of(frozenset(("cat", "stack"))),

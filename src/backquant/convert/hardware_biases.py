@@ -77,7 +77,8 @@ def accumulator_steps(
     if weight is None or len(set(found.inputs)) != 1:
         return None
     steps = found.inputs[0] * weight.detach().double()
-    return steps if steps.numel() == 1 else steps.repeat(groups)  # of a group: those of the first
+    shared = groups > 1 and steps.numel() > 1  # all groups have the scales of the first
+    return steps.repeat(groups) if shared else steps
 
 
 def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:

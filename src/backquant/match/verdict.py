@@ -163,6 +163,9 @@ def _no_step_of_sums(
     config: DTypeConfig, request: TensorRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
     """Sums have one step, input × weight scale, only where scales lie along the channels that come out."""
+    if config.bias_scale == "input_times_weight" and request.shared_over.has_blocks:
+        admitted = "one scale, or one for each channel that comes out, for integer biases"
+        yield "weight", Refusal(ReasonCode.GRANULARITY, request.shared_over.words, admitted)
     wanted = roles.sums_axis
     if wanted is None or not request.is_per_channel or not reads_sums(config):
         return

@@ -141,6 +141,17 @@ def shares_all_inputs(target: Any) -> bool:
     return known is not None and known.qparams is QParamsRule.INPUTS
 
 
+def computes_on_activations(target: Any) -> bool:
+    """Whether an operator (any spelling) is arithmetic of which every tensor may be an activation.
+
+    >>> import torch
+    >>> computes_on_activations(torch.matmul), computes_on_activations(torch.nn.functional.linear)
+    (True, False)
+    """
+    known = find(target)
+    return known is not None and known.family == "elementwise"
+
+
 @cache
 def _by_name() -> dict[str, Operator]:
     return {operator.name: operator for operator in all_operators()}

@@ -11,7 +11,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig
 from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
-from backquant.operators.index import shares_all_inputs
+from backquant.operators.index import computes_on_activations, shares_all_inputs
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
@@ -159,8 +159,8 @@ class Placement:
         value = self._current.get(argument.name, argument.name)
         spec = self._input_spec(role, match)
         probe = self._source.probe(spec)
-        zeroth = bool(match.ports) or (bool(reader.args) and reader.args[0] is argument)
-        if not self._needs(value, probe, zeroth):
+        every = bool(match.ports) or computes_on_activations(reader.target)
+        if not self._needs(value, probe, every or reader.args[:1] == (argument,)):
             if value in self._drafts:
                 self._reads(reader, argument, self._drafts[value])
             return

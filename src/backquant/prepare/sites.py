@@ -10,6 +10,8 @@ Rules (PyTorch's, with the differences that are marked)
    the consumer's input unobserved: ``linear(x.reshape(...))`` loses its integer kernel.
 3. An observer of the same type and dtype on the same value is used again.
 4. Dynamic quantization observes the zeroth positional argument only, and no output.
+   *Different:* arithmetic on several activations (``matmul``, ``add``), for which PyTorch's backends have no
+   dynamic dtype config, has all of them quantized.
 5. Outputs of operators that share the observer with their input join the group of their first
    argument (and of the other entries, if that is a list). A group uses the observer of its head.
    *Different:* groups are joined as a whole. PyTorch replaces the observer at single places, so that

@@ -90,13 +90,15 @@ _Build = Callable[[Site], Emit | Reason | None]
 _Read = Callable[[Site], WeightedCall | Reason]
 
 
-def conv_rules(make: Make) -> list[LowerRule]:
-    """Rules for convolutions, alone and with a unary operator behind.
+def conv_rules(make: Make, at_each_call: Make | None = None) -> list[LowerRule]:
+    """Rules for convolutions, alone and with a unary operator behind; ``at_each_call``: of inputs that are
+    quantized then.
 
     >>> [rule.name for rule in conv_rules(lambda site, call: None)]
     ['conv + activation', 'conv', 'functional conv + activation', 'functional conv']
     """
-    return _rules("conv", (_CONVS, _read_conv), (_F_CONVS, _read_functional_conv), make)
+    modules, functions = (_CONVS, _read_conv), (_F_CONVS, _read_functional_conv)
+    return _rules("conv", modules, functions, make, at_each_call)
 
 
 def linear_rules(make: Make) -> list[LowerRule]:
@@ -108,18 +110,18 @@ def linear_rules(make: Make) -> list[LowerRule]:
     return _rules("linear", (_LINEARS, _read_linear), (_F_LINEARS, _read_functional_linear), make)
 
 
-def conv_transpose_rules(make: Make) -> list[LowerRule]:
-    """Rules for transposed convolutions.
+def conv_transpose_rules(make: Make, at_each_call: Make | None = None) -> list[LowerRule]:
+    """Rules for transposed convolutions; ``at_each_call`` as in ``conv_rules``.
 
     >>> [rule.name for rule in conv_transpose_rules(lambda site, call: None)]
     ['conv_transpose', 'functional conv_transpose']
     """
     return [
-        LowerRule("conv_transpose", (_TRANSPOSED,), _build(_read_transposed, make)),
+        LowerRule("conv_transpose", (_TRANSPOSED,), _build(_read_transposed, make, at_each_call)),
         LowerRule(
             "functional conv_transpose",
             (_F_TRANSPOSED,),
-            _build(_read_functional_transposed, make),
+            _build(_read_functional_transposed, make, at_each_call),
         ),
     ]
 
@@ -129,20 +131,23 @@ def _rules(
     modules: tuple[tuple[Any, ...], _Read],
     functions: tuple[tuple[Any, ...], _Read],
     make: Make,
+    at_each_call: Make | None = None,
 ) -> list[LowerRule]:
     found = []
     for prefix, (keys, read) in (("", modules), ("functional ", functions)):
-        build = _build(read, make)
+        build = _build(read, make, at_each_call)
         found.append(LowerRule(f"{prefix}{name} + activation", (keys, POST_OPS), build))
         found.append(LowerRule(f"{prefix}{name}", (keys,), build))
     return found
 
 
-def _build(read: _Read, make: Make) -> _Build:
+def _build(read: _Read, make: Make, at_each_call: Make | None = None) -> _Build:
     def build(site: Site) -> Emit | Reason | None:
         call = read(site)
         if isinstance(call, Reason):
             return call
+        if at_each_call is not None and dynamic_input(call.x.node) is not None:
+            return at_each_call(site, call)
         return _float_input(site, call) if call.x.qparams is None else make(site, call)
 
     return build

@@ -20,6 +20,7 @@ from backquant.engines.tables.calls import (
     linear_rules,
     module_call,
 )
+from backquant.engines.tables.integer.at_each_call import conv_at_each_call
 from backquant.engines.tables.integer.result import NO_RESULT, emit, result_fields
 from backquant.engines.tables.pointwise import reference_function
 from backquant.engines.tables.spellings import RELUS, post_op_of
@@ -53,8 +54,8 @@ def weighted_rules() -> list[LowerRule]:
     return [
         LowerRule("conv + add + relu", ((Conv2d,), _ADDS, RELUS), _conv_add),
         LowerRule("conv + add", ((Conv2d,), _ADDS), _conv_add),
-        *conv_rules(_weighted),
-        *conv_transpose_rules(_weighted),
+        *conv_rules(_weighted, conv_at_each_call),
+        *conv_transpose_rules(_weighted, conv_at_each_call),
         *linear_rules(_weighted),
     ]
 

@@ -1,5 +1,5 @@
-"""Linear layers of the integer reference whose sums have several units: weights in groups, and inputs that
-are quantized at each call.
+"""Layers of the integer reference whose sums have several units: linear ones with weights in groups, and
+linear ones, convolutions and products of matrices whose inputs are quantized at each call.
 
 Sums of one group are exact integers. What they stand for are float64: they are added in the order of the
 groups, after them the bias, and rounded once, to integers of the result or to float32.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backquant.dtypes import Rounding, block_of, round_to
 from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
+from backquant.lower.kernels.integer.weighted import convolution
 
 _FAR = 2.0**40
 
@@ -117,7 +118,7 @@ class IntegerAtEachCall(IntegerKernel):
     config_class: ClassVar[type] = AtEachCallConfig
     config: AtEachCallConfig
     kernel = "linear_at_each_call"
-    tensor_names = ("weight", "zero_point", "scale", "bias")
+    tensor_names: ClassVar[tuple[str, ...]] = ("weight", "zero_point", "scale", "bias")
     weight: Tensor
     zero_point: Tensor
     scale: Tensor
@@ -129,16 +130,16 @@ class IntegerAtEachCall(IntegerKernel):
 
     def forward(self, x: Tensor) -> Tensor:
         """float32, none below 0 where the configuration says so."""
-        integers, scale = self.quantized(x)
+        integers, scale = self.quantized(x, by_token=self.config.is_by_token)
         total = summed(integers, self.weight, self.zero_point, self.scale) * scale
         total = total if self.bias is None else total + self.bias.double()
         return (total.clamp(min=0) if self.config.is_rectified else total).float()
 
-    def quantized(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def quantized(self, x: Tensor, *, by_token: bool) -> tuple[Tensor, Tensor]:
         """Whole numbers of steps around the zero point (int64), and the step (float64)."""
         config, ops = self.config, torch.ops.quantized_decomposed
         ends = (config.quant_min, config.quant_max, config.integer_dtype)
-        if config.is_by_token:
+        if by_token:
             scale, zero = ops.choose_qparams_per_token_asymmetric(x, config.integer_dtype)
             integers = ops.quantize_per_token(x, scale, zero, *ends)
         else:
@@ -147,3 +148,54 @@ class IntegerAtEachCall(IntegerKernel):
             scale, zero = chosen(x, *ends[:2], config.eps, config.integer_dtype)
             integers = ops.quantize_per_tensor.tensor(x, scale, zero, *ends)
         return integers.to(torch.int64) - zero.to(torch.int64), scale.double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvAtEachCallConfig(AtEachCallConfig):
+    """The same of a convolution: ``operator`` is conv1d … conv3d, conv_transpose1d … conv_transpose3d."""
+
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+
+
+class IntegerConvAtEachCall(IntegerAtEachCall):
+    """A float input ``[batch, in, …]``, made integers with one scale, and float32 out.
+
+    ``weight``: integers as the operator takes them; ``zero_point``: int64, broadcasts over them; ``scale``:
+    float64, one for each output channel, or one for all.
+    """
+
+    config_class = ConvAtEachCallConfig
+    config: ConvAtEachCallConfig
+    kernel = "conv_at_each_call"
+
+    @property
+    def name(self) -> str:
+        return f"integer.{self.config.operator}_at_each_call"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32, none below 0 where the configuration says so."""
+        integers, step = self.quantized(x, by_token=False)
+        weight = (self.weight.to(torch.int64) - self.zero_point).double()
+        by_channel = (-1, *[1] * len(self.config.stride))
+        sums = convolution(self.config, integers.double(), weight)
+        total = sums * self.scale.reshape(by_channel) * step
+        total = total if self.bias is None else total + self.bias.double().reshape(by_channel)
+        return (total.clamp(min=0) if self.config.is_rectified else total).float()
+
+
+class IntegerProductAtEachCall(IntegerAtEachCall):
+    """Two float inputs, made integers, the first with a scale for each row where the configuration says so,
+    and float32 out."""
+
+    kernel = "matmul_at_each_call"
+    tensor_names = ()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        """The product of ``[…, m, k]`` and ``[…, k, n]``."""
+        one, scale = self.quantized(x, by_token=self.config.is_by_token)
+        two, other = self.quantized(y, by_token=False)
+        return (torch.matmul(one.double(), two.double()) * scale * other).float()

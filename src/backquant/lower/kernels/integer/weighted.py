@@ -92,7 +92,7 @@ class IntegerWeighted(IntegerKernel):
         if config.operator == "linear":
             sums = torch.matmul(wide, weight.t())
         else:
-            sums = _convolution(config, wide, weight)
+            sums = convolution(config, wide, weight)
         whole = sums.to(torch.int64)
         if self.bias is not None:
             whole = whole + self._by_channel(self.bias)
@@ -115,7 +115,14 @@ class IntegerWeighted(IntegerKernel):
         )
 
 
-def _convolution(config: WeightedConfig, x: Tensor, weight: Tensor) -> Tensor:
+def convolution(config: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """The convolution whose name and geometry ``config`` has, without a bias.
+
+    >>> config = WeightedConfig(operator="conv1d", x_zero_point=0, stride=(1,), padding=(0,), dilation=(1,),
+    ...     out_scale=1.0, out_zero_point=0, quant_min=0, quant_max=1, integer_dtype=torch.int8)
+    >>> convolution(config, torch.ones(1, 1, 3), torch.ones(1, 1, 2)).tolist()
+    [[[2.0, 2.0]]]
+    """
     function: Any = getattr(F, config.operator)
     if config.operator.startswith("conv_transpose"):
         geometry = (config.stride, config.padding, config.output_padding, config.groups)
