@@ -89,3 +89,15 @@ def results(*operators: Any) -> QDQRules:
 )
 def test_on_a_target(rules: QDQRules | None, expected: list[str]) -> None:
     assert quantized_values(rules) == expected
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_transposed_convolutions_have_no_kernel_that_gives_floats(dims: int) -> None:
+    """So their results are integers on x86, also where nobody reads them as such."""
+    conv = (nn.Conv1d, nn.Conv2d)[dims - 1](8, 8, 3)
+    transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d)[dims - 1](8, 8, 3, stride=2)
+    model = nn.Sequential(conv, nn.ReLU(), transposed, nn.Softplus()).eval()
+    batches = [torch.randn(2, 8, *[9] * dims) for _ in range(2)]
+    quantized = backquant.quantize(model, calibration=batches, slower="keep")
+    assert quantized.report.coverage == 1.0
+    assert any("conv_transpose" in use.kernel for use in quantized.kernels)

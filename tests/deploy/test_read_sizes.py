@@ -105,6 +105,23 @@ def test_what_is_read_from_constants_and_sizes_is_written() -> None:
     assert not any(node.target == "size" for node in module.graph.nodes)
 
 
+class Skipping(Model):
+    """What is called with the third argument by name leaves the second out."""
+
+    def forward(self, x, mask=None, other=None):
+        first, second = super().forward(x)
+        return first + other.reshape(first.size(0), 2), second
+
+
+def test_an_argument_between_others_may_be_left_out() -> None:
+    model = Skipping()
+    module = fx.GraphModule(model, Tracer().trace(model))
+    given = {"x": torch.arange(24.0).reshape(3, 8), "other": torch.ones(6)}
+    wanted = module(**given)
+    assert write_read_sizes(module, (given["x"],), {"other": given["other"]}) == ("slice_1", "split")
+    assert all(map(torch.equal, wanted, module(**given)))
+
+
 def test_calls_of_torch_are_left_alone() -> None:
     module = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Flatten()))
     before = [str(node) for node in module.graph.nodes]

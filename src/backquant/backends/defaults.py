@@ -121,7 +121,7 @@ SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
 LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, SCORES)
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
-RESULTS = LeaveFloat((*CONVOLUTIONS, *TRANSPOSED, nn.Linear, F.linear), results=True)
+RESULTS = LeaveFloat((*CONVOLUTIONS, nn.Linear, F.linear), results=True)
 
 
 def _trained(reduce_range: bool | None = None) -> QuantDefault:

@@ -11,10 +11,15 @@ from torch import nn
 from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
+from backquant.graph.objects import fresh
+from backquant.graph.settle import WritesParameterError, settle
 
 
-def checked_example(model: nn.Module, example_inputs: Any) -> Any:
+def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = True) -> Any:
     """``example_inputs``, which ``model`` accepts.
+
+    ``settles``: ``model`` is a copy that nobody else uses; where its first call changes parameters, it gets
+    tensors of its own and is called once.
 
     Raises ``UsageError`` when there are none, ``InputError`` when the model does not accept them.
 
@@ -28,7 +33,7 @@ def checked_example(model: nn.Module, example_inputs: Any) -> Any:
             where="example_inputs=None",
             fix="pass a tensor, a tuple of positional arguments, or a dict of keyword arguments",
         )
-    _check(model, example_inputs, "the example inputs do")
+    _check(model, example_inputs, "the example inputs do", settles)
     return example_inputs
 
 
@@ -36,14 +41,16 @@ def example_that_runs(model: nn.Module, example_inputs: Any) -> tuple[Any, str]:
     """``example_inputs`` and no note; or ``None`` and a note when ``model`` does not accept them.
 
     For the entry points of ``torch.ao.quantization``, which never run them. Raises ``UsageError`` when
-    there are none.
+    there are none, ``InputError`` when the call changes a parameter: what is prepared would, too.
 
     >>> import torch
     >>> example_that_runs(nn.Linear(3, 2), torch.zeros(1, 4))[1].partition(":")[0]
     'shapes are unknown'
     """
     try:
-        return checked_example(model, example_inputs), ""
+        return checked_example(model, example_inputs, settles=False), ""
+    except WritesParameterError:
+        raise
     except InputError as error:
         return None, f"shapes are unknown: {error.what}   {error.where}"
 
@@ -82,9 +89,17 @@ def data_from(
     return data, batches
 
 
-def _check(model: nn.Module, inputs: Any, subject: str) -> None:
+def _check(model: nn.Module, inputs: Any, subject: str, settles: bool = True) -> None:
     try:
-        check_inputs(model, inputs)
+        try:
+            check_inputs(model, inputs)
+        except WritesParameterError:
+            if not settles:
+                raise
+            settle(model, *fresh(as_arguments(inputs)))
+            check_inputs(model, inputs)
+    except WritesParameterError:
+        raise
     except InputError as error:
         what = error.what.replace("the example inputs do", subject, 1)
         fix = "\n".join([error.fix, *_advice(model, inputs, error)])

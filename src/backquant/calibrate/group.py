@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from backquant.calibrate.batches import check_set
-from backquant.calibrate.examples import data_from, example_from
+from backquant.calibrate.examples import checked_example, data_from, example_from
 from backquant.errors import BackquantError, RankError, UsageError, first_line
 
 _PIECE = 16 << 20  # bytes; a store takes no values of any size
@@ -253,7 +253,8 @@ def example_of_rank_0(
     if ranks.rank != 0:
         if calibration is not None:
             check_set(calibration)
-        return ranks.exchange("reading its first batch", None)[0], calibration
+        example = ranks.exchange("reading its first batch", None)[0]
+        return checked_example(model, example), calibration
     example, batches = example_from(model, example_inputs, calibration)
     ranks.exchange("reading its first batch", example)
     return example, batches

@@ -53,9 +53,8 @@ def compute_ahead(
     if not wanted:
         return frozenset()
     recorded = Recorder(module, set(wanted))
-    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
-        recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+        recorded.call(args, kwargs)
     pool = NamePool(module)
     computed = [node for node in wanted if isinstance(recorded.values[node], torch.Tensor)]
     for node in computed:

@@ -7,6 +7,7 @@ cannot be captured by ``torch.export``, so for a file of fixed sizes these calls
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -59,8 +60,7 @@ def write_read_sizes(
         return ()
     recorded = Recorder(module, {*calls, *(s for n in calls for s in n.all_input_nodes)})
     with torch.no_grad():
-        names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
-        recorded.run(*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+        recorded.call(args, kwargs)
         done = [
             node.name
             for node in calls
@@ -124,6 +124,13 @@ class Recorder(fx.Interpreter):
         super().__init__(module)
         self._kept = kept
         self.values: dict[fx.Node, Any] = {}
+        self._signature = inspect.signature(module.forward)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run on these arguments; those left out, also between others, have their defaults."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self.run(*bound.args, *bound.kwargs.values())
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

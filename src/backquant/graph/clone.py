@@ -94,9 +94,21 @@ def own_tensors(model: nn.Module) -> nn.Module:
     (False, True)
     """
     copied = shallow_copy(model)
+    own_in_place(copied)
+    return copied
+
+
+def own_in_place(copied: nn.Module) -> None:
+    """Give ``copied``, a shallow copy, parameters and buffers of its own; ties between them are kept.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> copied = shallow_copy(linear)
+    >>> own_in_place(copied)
+    >>> copied.weight is linear.weight
+    False
+    """
     _replace_tensors(copied, "_parameters", _own_parameter)
     _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
-    return copied
 
 
 def _own_parameter(parameter: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from backquant.errors import InputError
 from backquant.graph.clone import own_buffers
 from backquant.graph.objects import fresh
+from backquant.graph.settle import WritesParameterError, unwritten_parameters
 from backquant.graph.tracer import user_line
 
 
@@ -70,7 +71,8 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     number generators changes, nor objects among the inputs. Forward hooks run.
 
     Raises:
-        InputError: the model does not accept them; names what was passed and what it takes.
+        InputError: the model does not accept them; names what was passed and what it takes. Its subclass
+            WritesParameterError: the call would change a parameter, and is stopped before.
 
     >>> check_inputs(nn.Linear(3, 2), torch.zeros(1, 3)).shape
     torch.Size([1, 2])
@@ -79,8 +81,11 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     trial = own_buffers(model)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+        generators = torch.random.fork_rng(devices=sorted(devices))
+        with torch.no_grad(), generators, unwritten_parameters(model):
             return trial(*fresh(args), **fresh(kwargs))
+    except WritesParameterError:
+        raise
     except Exception as error:
         passed = [describe_value(value) for value in args]
         passed += [f"{name}={describe_value(value)}" for name, value in kwargs.items()]

@@ -24,6 +24,7 @@ from backquant.errors import CaptureError
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
+from backquant.graph.export.numbers import NotANumberError, keeps_numbers, kept_as_numbers
 from backquant.graph.export.opaque import OpaqueCall, Trial, opaque_calls
 from backquant.graph.own_thread import (
     capture_in_own_thread,
@@ -156,7 +157,7 @@ def _exported(
     for attempt in attempts:
         try:
             with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs, trial) as calls:
-                program = _run(model, attempt)
+                program = _program(model, attempt)
         except Exception as error:
             failure = failure_of(error, model)
             if attempt is attempts[-1] or failure.reason == _DEPENDS or trial.failed:
@@ -174,6 +175,22 @@ def _fixes_the_batch(program: ExportedProgram) -> bool:
     inputs = set(program.graph_signature.user_inputs)
     values = (n.meta.get("val") for n in program.graph.nodes if n.name in inputs)
     return any(type(v.shape[0]) is int for v in values if isinstance(v, torch.Tensor) and v.dim())
+
+
+def _program(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
+    """Where values of tensors decide, once more with integers that the model keeps as numbers."""
+    try:
+        return _run(model, attempt)
+    except Exception as error:
+        if failure_of(error, model).reason != _DEPENDS or not keeps_numbers(model):
+            raise
+        try:
+            with kept_as_numbers(model):
+                return _run(model, attempt)
+        except Exception as again:
+            if any(isinstance(link, NotANumberError) for link in _chain(again)):
+                raise error from None
+            raise
 
 
 def _run(model: nn.Module, attempt: _Attempt) -> ExportedProgram:

@@ -1,0 +1,283 @@
+"""Integers that modules keep as tensors without axes, as the numbers that they are.
+
+Codecs keep strides and kernel sizes so, and compute from them and the length of the input how much to pad:
+``n = (length - self.kernel_size) / self.stride; pad(x, (0, (torch.ceil(n) * self.stride).int()))``. For an
+export the values of tensors are unknown, and such a size ends it. While ``kept_as_numbers`` is open, these
+attributes are ``Number`` objects: what is computed from them alone and from sizes stays a number, exact and
+free where the size is free.
+
+1. Quotients are fractions until ``ceil``, ``floor`` or a conversion to integers.
+2. In a call with tensors a ``Number`` is a Python number.
+3. What else is asked of one raises ``NotANumberError``; a counter that the model writes does so, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+__all__ = ["NotANumberError", "Number", "keeps_numbers", "kept_as_numbers"]
+
+
+class NotANumberError(AttributeError, TypeError):
+    """Something is done to a ``Number`` that one does to a tensor."""
+
+
+class Number:
+    """The value of an integer tensor without axes, or what is computed from some: ``above / below``.
+
+    Both are integers, or sizes that are free in an export; ``below`` is positive.
+
+    >>> frames = (Number(17) - 5) / Number(8) + 1
+    >>> frames, torch.ceil(frames).to(torch.int64) * 8, frames > 2, int(Number(3))
+    (Number(20 / 8), Number(24), True, 3)
+    """
+
+    def __init__(self, above: Any, below: Any = 1) -> None:
+        self.above, self.below = above, below
+
+    @property
+    def value(self) -> Any:
+        """A Python number; of a fraction the quotient in floating point."""
+        return self.above if _is_one(self.below) else self.above / self.below
+
+    device = torch.device("cpu")
+    dtype = torch.int64
+    shape = torch.Size([])
+
+    def __repr__(self) -> str:
+        return f"Number({self.above}{'' if _is_one(self.below) else f' / {self.below}'})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotANumberError(f"{name!r} is asked of an integer that the model keeps as a tensor")
+
+    def __add__(self, other: Any) -> Any:
+        one, two = self, _number(other)
+        if two is None:
+            return NotImplemented
+        return Number(one.above * two.below + two.above * one.below, one.below * two.below)
+
+    def __neg__(self) -> Number:
+        return Number(-self.above, self.below)
+
+    def __sub__(self, other: Any) -> Any:
+        two = _number(other)
+        return NotImplemented if two is None else self + -two
+
+    def __mul__(self, other: Any) -> Any:
+        two = _number(other)
+        if two is None:
+            return NotImplemented
+        return Number(self.above * two.above, self.below * two.below)
+
+    def __truediv__(self, other: Any) -> Any:
+        two = _number(other)
+        if two is None:
+            return NotImplemented
+        if two.above <= 0:
+            raise NotANumberError("division by a number that is not positive")
+        return Number(self.above * two.below, self.below * two.above)
+
+    def __floordiv__(self, other: Any) -> Any:
+        found = self / other
+        return found.floor() if isinstance(found, Number) else found
+
+    def __mod__(self, other: Any) -> Any:
+        found = self // other
+        return self - found * other if isinstance(found, Number) else found
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        two = _number(other)
+        return NotImplemented if two is None else two / self
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        two = _number(other)
+        return NotImplemented if two is None else two // self
+
+    def __rmod__(self, other: Any) -> Any:
+        two = _number(other)
+        return NotImplemented if two is None else two % self
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared(other, lambda a, b: a == b)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(other, lambda a, b: a != b)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compared(other, lambda a, b: a < b)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compared(other, lambda a, b: a <= b)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compared(other, lambda a, b: a > b)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compared(other, lambda a, b: a >= b)
+
+    __hash__ = object.__hash__
+
+    def _compared(self, other: Any, how: Callable[[Any, Any], Any]) -> Any:
+        two = _number(other)
+        if two is None:
+            return NotImplemented
+        return how(self.above * two.below, two.above * self.below)
+
+    def __bool__(self) -> bool:
+        return bool(self.above != 0)
+
+    def __index__(self) -> int:
+        if not _is_one(self.below):
+            raise NotANumberError("a fraction is no index")
+        return int(self.above)
+
+    def __int__(self) -> int:
+        return int(self.long().above)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def ceil(self) -> Number:
+        """The next integer above."""
+        return self if _is_one(self.below) else Number(-(-self.above // self.below))
+
+    def floor(self) -> Number:
+        """The next integer below."""
+        return self if _is_one(self.below) else Number(self.above // self.below)
+
+    def long(self) -> Number:
+        """Without what is behind the point."""
+        return self.floor() if _is_one(self.below) or self.above >= 0 else self.ceil()
+
+    int = long
+
+    def to(self, *given: Any, **named: Any) -> Number:
+        """As an integer where one is asked for; devices and data types else say nothing of a number."""
+        dtypes = [d for d in (*given, *named.values()) if isinstance(d, torch.dtype)]
+        return self.long() if any(not d.is_floating_point for d in dtypes) else self
+
+    def item(self) -> Any:
+        """A Python number."""
+        return self.value
+
+    def dim(self) -> Any:
+        """0: it has no axes."""
+        return 0
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As in the mode: what PyTorch calls with numbers of this class among the arguments."""
+        own = _OWN.get(func)
+        if own is not None and len(args) == 1 and isinstance(args[0], Number):
+            return own(args[0])
+        return func(*_plain(args), **_plain(kwargs or {}))
+
+
+_OWN: dict[Any, Callable[[Number], Number]] = {
+    torch.ceil: Number.ceil,
+    torch.floor: Number.floor,
+    torch.neg: Number.__neg__,
+}
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _number(value: Any) -> Number | None:
+    if isinstance(value, Number):
+        return value
+    return Number(value) if isinstance(value, (int, torch.SymInt)) else None
+
+
+def _plain(tree: Any) -> Any:
+    """``tree`` with Python numbers for ours, also within slices."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return slice(*(of(part) for part in (leaf.start, leaf.stop, leaf.step)))
+        return leaf.value if isinstance(leaf, Number) else leaf
+
+    return pytree.tree_map(of, tree)
+
+
+class _Plain(TorchFunctionMode):
+    """Rule 2 where a ``Number`` hides in a list: PyTorch looks at tensors only."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return Number.__torch_function__(func, types, args, kwargs)
+
+
+def _is_kept(value: Any) -> bool:
+    is_integer = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+    return is_integer and value.dim() == 0 and value.dtype not in (torch.bool, torch.complex64)
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue  # counts the batches that it has seen
+        for name, value in (*module._buffers.items(), *vars(module).items()):
+            if _is_kept(value):
+                yield module, name, value
+
+
+def keeps_numbers(model: nn.Module) -> bool:
+    """Whether a module of ``model`` keeps an integer as a tensor without axes.
+
+    >>> model = nn.Linear(2, 2)
+    >>> keeps_numbers(model), model.register_buffer("stride", torch.tensor(2)), keeps_numbers(model)
+    (False, None, True)
+    """
+    return next(_kept(model), None) is not None
+
+
+@contextmanager
+def kept_as_numbers(model: nn.Module) -> Iterator[None]:
+    """These integers of ``model`` are ``Number`` objects in the block, and what they were behind it.
+
+    Raises ``NotANumberError`` where a call of a module writes one.
+    """
+    kept = list(_kept(model))
+    in_buffers = [name in module._buffers for module, name, _ in kept]
+    hooks = []
+    try:
+        for module, name, value in kept:
+            number = Number(int(value))
+            module._buffers.pop(name, None)
+            module.__dict__[name] = number
+            # torch.export puts what is assigned back before anybody could look
+            hooks.append(module.register_forward_hook(_watch(name, number)))
+        with _Plain():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for (module, name, value), is_buffer in zip(kept, in_buffers, strict=True):
+            module.__dict__.pop(name, None)
+            (module._buffers if is_buffer else module.__dict__)[name] = value
+
+
+def _watch(name: str, number: Number) -> Callable[..., None]:
+    def check(module: nn.Module, *_: Any) -> None:
+        if getattr(module, name) is not number:
+            raise NotANumberError(f"{name!r} is written")
+
+    return check
