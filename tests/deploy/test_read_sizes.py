@@ -118,7 +118,10 @@ def test_an_argument_between_others_may_be_left_out() -> None:
     module = fx.GraphModule(model, Tracer().trace(model))
     given = {"x": torch.arange(24.0).reshape(3, 8), "other": torch.ones(6)}
     wanted = module(**given)
-    assert write_read_sizes(module, (given["x"],), {"other": given["other"]}) == ("slice_1", "split")
+    assert write_read_sizes(module, (given["x"],), {"other": given["other"]}) == (
+        "slice_1",
+        "split",
+    )
     assert all(map(torch.equal, wanted, module(**given)))
 
 
