@@ -118,7 +118,9 @@ def _converted(
     work.plan = recheck(work.plan.refuse(request.in_float.values()), scales)
     needed, count = run_pass(needed_sites, work, request.leave_float)
     if count:
-        note = f"{count} results of convolutions and linear layers are float: only float operators read them"
+        what = "results of convolutions and linear layers are"
+        what = what if count > 1 else "result of a convolution or linear layer is"
+        note = f"{count} {what} float: only float operators read {'them' if count > 1 else 'it'}"
         work.plan = work.plan.noted(note)
     swaps = run_pass(custom_swaps, work, request.custom)
     skipped = run_pass(dequantize_inputs, work) | run_pass(convert_functional_weights, work, needed)
