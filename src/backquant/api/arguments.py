@@ -48,8 +48,8 @@ def opened_model(model: Any) -> nn.Module:
 def given_model(model: Any) -> nn.Module:
     """``model`` if it is one whose operators can be seen.
 
-    Raises ``UsageError`` for what is no module, is wrapped, quantized, or has no weights yet, and
-    ``CaptureError`` for TorchScript.
+    Raises ``UsageError`` for anything but a module, and for one that is wrapped, quantized already, or
+    without weights yet; ``CaptureError`` for TorchScript.
 
     >>> given_model(nn.ReLU())
     ReLU()

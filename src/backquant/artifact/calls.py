@@ -10,10 +10,10 @@ A node of a graph that comes from a file is checked when it is read:
 4. ``upsample_*`` of ``aten`` take scales that are literals between 1/65,536 and 65,536, ``interpolate``
    factors that make no more positions of one than a layer does (``backquant.artifact.growth``).
 5. Integers are divided with truncation by literals above 0 (the smallest by -1 is a trap of the processor).
-6. Dtypes, layouts and memory formats are those of torch: an operator takes any integer for one, and what
-   reads the name of one that there is not ends the process.
+6. Dtypes, layouts and memory formats are those of torch: an operator takes any integer for one, and reading
+   the name of one that does not exist ends the process.
 7. Sizes that are written out ask for at most 67 million positions (``backquant.artifact.sizes``).
-8. What our kernels are told: ``backquant.artifact.kernels`` and ``kernel_tensors``.
+8. Arguments of our own kernels: ``backquant.artifact.kernels`` and ``kernel_tensors``.
 """
 
 from __future__ import annotations

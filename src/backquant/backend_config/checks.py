@@ -126,7 +126,7 @@ def within(place: str) -> Iterator[None]:
 
 
 def check_dtype(value: Any, field: str) -> None:
-    """Raise ``SpecError`` for what is no dtype and not None.
+    """Raise ``SpecError`` unless ``value`` is a dtype or None.
 
     >>> check_dtype("qint8", "dtype")
     Traceback (most recent call last):

@@ -3,8 +3,8 @@
 1. Each weight is read once for many batches, where a call of the model for every batch reads all of them each
    time. What passes from one part to the next is kept for each of these batches; nothing else is.
 2. A part ends where the weights that it reads are more than ``PART`` bytes.
-3. An observer that stands in several parts sees the values of one part for all batches first. So those whose
-   state hangs on the order are refused; of the others it is the same as after ``calibrate``, bit for bit.
+3. An observer that is used in several parts sees the values of one part for all batches first. So those whose
+   state depends on the order are refused; that of the others is the same as after ``calibrate``, bit for bit.
 """
 
 from __future__ import annotations

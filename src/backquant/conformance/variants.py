@@ -1,4 +1,4 @@
-"""Uses of an operator near a recorded one: one size or parameter is another, and what hangs on it follows."""
+"""Uses of an operator near a recorded one: one size or parameter differs, with those that depend on it."""
 
 from __future__ import annotations
 

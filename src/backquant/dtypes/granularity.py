@@ -54,7 +54,7 @@ class Undivided:
 
 @dataclass(frozen=True)
 class Granularity:
-    """See the module. Raises ``SpecError`` for a word or an argument that there is not.
+    """Which values share a scale; see the module. Raises ``SpecError`` for an unknown word or argument.
 
     >>> Granularity("per_group", size=128)
     Granularity.parse('per_group(size=128)')

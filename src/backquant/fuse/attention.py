@@ -34,9 +34,9 @@ def decompose_attention(
 ) -> None:
     """Write the attention of ``captured`` apart, in place, where ``mapping`` asks for integer products.
 
-    Whether it does is what the mapping says of ``torch.matmul`` at that place; ``None`` for
+    It does where the mapping has a QConfig for ``torch.matmul`` at that place. ``None`` for
     ``F.scaled_dot_product_attention`` itself leaves it whole, and so do dropout, shared heads, and masks
-    that may be added (masks of bools are told by what makes them).
+    that may be added (masks of bools are recognised by the node that makes them).
 
     >>> from backquant.backend_config import QDQRules
     >>> from backquant.graph import capture

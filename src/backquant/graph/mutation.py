@@ -1,9 +1,9 @@
 """Which calls change their first argument in place, and whose results share its memory.
 
-1. A name with one underscore behind it is torch's for changing the first argument (``relu_``), an
-   in-place operator of Python's is another (``x += 1``), and some functions and modules take ``inplace``.
-2. Views are told by the schema of an aten overload, and by name for everything else. What gives its
-   argument itself in some cases (``to``, ``contiguous``, ``dropout``) counts as one.
+1. In place are: names with one underscore at their end (``relu_``), Python's in-place operators
+   (``x += 1``), and functions and modules with ``inplace=True``.
+2. Views are recognised by the schema of an aten overload, and by name for everything else. An operator that
+   may return its argument itself (``to``, ``contiguous``, ``dropout``) counts as a view.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class GraphIndex:
         return callable(getattr(self.module_of(node), "calculate_qparams", None))
 
     def is_opaque(self, node: fx.Node) -> bool:
-        """Whether a node calls a module that was left untraced although it is no operator."""
+        """Whether a node calls a module that was left untraced and is not an operator of ``torch.nn``."""
         module = self.module_of(node)
         return module is not None and not is_leaf(module)
 

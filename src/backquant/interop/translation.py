@@ -45,8 +45,8 @@ class Library:
 
     ``configs``: classes with ``to_dict`` and ``from_dict``; ``records``: other classes that hold values;
     ``factory``: the class of ``Observer.with_args(...)``; ``sequential``: makes a fuser of a fused class;
-    ``special``: for a function and the entry that it stands in, what makes its counterpart, if it is one
-    that is told by more than its name.
+    ``special``: for a function and its entry, what makes its counterpart, if its name alone does not
+    determine that.
     """
 
     package: str

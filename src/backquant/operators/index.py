@@ -52,7 +52,7 @@ def all_operators() -> tuple[Operator, ...]:
     """Every operator, family by family, then those of other packages: the entry points of the group
     ``backquant.operators``, each of which names an ``Operator``.
 
-    Raises SpecError for an entry point that is none, or with the name of another operator.
+    Raises SpecError for an entry point that is no ``Operator``, or has the name of another one.
 
     >>> [o.name for o in all_operators()][:3]
     ['conv1d', 'conv2d', 'conv3d']

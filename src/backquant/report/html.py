@@ -95,7 +95,7 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _drawn_inputs(report: Report) -> dict[str, list[str]]:
-    """What each operator reads; through what is no operator: items of tuples, sizes."""
+    """The operators that each operator reads, looking through items of tuples and sizes."""
     known: dict[str, list[str]] = {}
     for row in report.rows:
         sources = (known.get(name, [name]) for name in row.inputs)

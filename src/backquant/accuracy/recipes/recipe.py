@@ -41,7 +41,7 @@ class Recipe:
 def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
     """A built-in recipe by name, one in a YAML file, or a list of steps.
 
-    Raises ``UsageError`` for a name that is none, an unknown step, a file that is no recipe.
+    Raises ``UsageError`` for an unknown name, an unknown step, or a file that holds no recipe.
 
     >>> recipe_of("default").steps, recipe_of(["gptq"]).name
     ((), 'gptq')

@@ -96,8 +96,8 @@ def values_of(parts: PartTimes, units: Sequence[Joined]) -> tuple[tuple[str, Pas
 def problem_of(twin: Twin, parts: PartTimes, units: Sequence[Joined], losses: Losses) -> Problem:
     """The problem in which each unit is in float or as the plan has it.
 
-    What a unit loses alone is in part the rounding of what it reads and gives, which it shares with those
-    that are beside it: its own part is the rest.
+    Part of what a unit loses alone is the rounding of its inputs and outputs, which it shares with its
+    neighbours; the rest is its own.
     """
     made = [_unit(twin, parts, unit) for unit in units]
     values = [

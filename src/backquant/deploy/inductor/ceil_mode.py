@@ -2,8 +2,8 @@
 
 Its pattern (torch 2.13, ``_register_quantization_maxpool2d``) takes the argument ``ceil_mode`` for the
 ``offset_dtype`` of another form, and drops it: results are a row and a column short. So the pooling reads
-the dequantized value through a bound that no value goes beyond. It is no part of the pattern, and the
-code that is generated in its place is right.
+the dequantized value through a clamp that changes no value. The pattern does not contain it, and the
+code that is generated instead is right.
 """
 
 from __future__ import annotations

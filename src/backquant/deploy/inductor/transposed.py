@@ -2,7 +2,7 @@
 
 Its binary folding (torch 2.13, ``_inductor/fx_passes/binary_folding.py``) takes the first axis of the weight
 for the output channels, which of a transposed convolution are the second: where there are as many inputs as
-outputs, a batch norm behind it scales the inputs. So a bound that no value goes beyond stands in between.
+outputs, a batch norm behind it scales the inputs. So a clamp that changes no value is put in between.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class QATModule(nn.Module):
     ) -> _QAT:
         """The QAT form of ``mod``, which needs a ``qconfig``; it shares the tensors of ``mod``.
 
-        Sharing keeps tied weights tied; who wants ``mod`` to stay as it is copies it before.
+        Sharing keeps tied weights tied; copy ``mod`` first if it should not be trained.
         ``use_precomputed_fake_quant`` has no effect, as in PyTorch. Raises ``ConfigError`` for a module of
         another type, without ``qconfig``, whose batch norm cannot train, or with a ``qconfig`` that the class
         does not take.
