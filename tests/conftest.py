@@ -31,6 +31,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("untimed")
+# Tests ask for the library of kernels by name (``native_library``): what a machine has built is not theirs.
+os.environ["BACKQUANT_KERNELS"] = "off"
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 #: Rooms of long tests run first, so that all workers end together (``--no-loadscope-reorder``).
@@ -170,3 +172,30 @@ def unchanged() -> Callable[[nn.Module], AbstractContextManager[None]]:
             assert torch.equal(*(b.view(torch.uint8) for b in bits)), name
 
     return watch
+
+
+@pytest.fixture(scope="session")
+def built_kernels() -> Path:
+    """The folder with the library of kernels, compiled once for all runs of the tests."""
+    from backquant.native.build import build, find_compiler, sources_digest
+
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    folder = Path(__file__).parents[1] / "out" / "test-kernels"
+    if not list(folder.glob(f"{sources_digest()}-*.so")):
+        build(folder)
+    return folder
+
+
+@pytest.fixture
+def native_library(built_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run by the library, in this test."""
+    from backquant.native import library
+
+    monkeypatch.setenv(library.VARIABLE, str(built_kernels))
+    monkeypatch.setattr(library, "_found", [])
+    found = library.missing()
+    if "AVX-512" in found:
+        pytest.skip(found)
+    assert not found
+    yield

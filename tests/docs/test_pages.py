@@ -44,7 +44,10 @@ ELSEWHERE = {
 #: What is not run as it is written, and why: all are about time.
 NOT_RUN = {
     "docs/artifacts.md": {"a process that imports torch; limits are in tests/trust": [0]},
-    "docs/compile.md": {"compilations; the same calls are in tests/runtime/compiled": [0, 1, 2]},
+    "docs/compile.md": {
+        "compilations; the same calls are in tests/runtime/compiled": [0, 2, 3],
+        "half a minute of a compiler; tests/native builds the same": [1],
+    },
     "docs/deploy.md": {
         "ExecuTorch's export; the same calls are in tests/deploy/executorch": [1],
         "a C++ compilation; the same calls are in tests/deploy/inductor": [2],

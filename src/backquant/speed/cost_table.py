@@ -29,7 +29,7 @@ _BY_NAME = (
     RuleKind.MODULE_NAME_OBJECT_TYPE_ORDER,
 )
 # Kernels that give floats as well as integers.
-_EITHER = "onednn.q"
+_EITHER = ("onednn.q", "backquant.")
 _SIZES = 1 << 12, 1 << 18  # elements
 _MICRO = 1e6
 

@@ -15,6 +15,7 @@ from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
 from backquant.lower.kernels.patches import as_point, gathered
+from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import (
     ConvWeight,
@@ -34,6 +35,8 @@ from backquant.lower.kernels.zero_point import (
     plan_padding,
 )
 from backquant.lower.qdq import quantized_value
+from backquant.native.epilogue import Result
+from backquant.native.plan import Shape
 
 # float in, quantized and multiplied, float out
 _by_fbgemm = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
@@ -97,6 +100,7 @@ class OnednnConv(PackedKernel):
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
         self._rewritten: dict[tuple[int, ...], OnednnConv] = {}
+        self._planned = _planned(tensors.weight, c)
         self._shape = Geometry(tuple(tensors.weight.shape[2:]), c.stride, c.padding, c.dilation)
         self._least = least_sizes(self._shape)
         short = is_point or has_short_sums(tensors.weight, c.groups)
@@ -122,7 +126,7 @@ class OnednnConv(PackedKernel):
 
     @property
     def name(self) -> str:
-        kernel = f"onednn.qconv{len(self.config.stride)}d_pointwise"
+        kernel = self._planned.named(f"onednn.qconv{len(self.config.stride)}d_pointwise")
         return with_post_op(kernel, self.config.post_op, self.config.rounds_once)
 
     @property
@@ -158,9 +162,11 @@ class OnednnConv(PackedKernel):
         super()._drop()
         self._prepared = {}
         self._rewritten = {}
+        self._planned.drop()
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         yield from super().packed_tensors()
+        yield from self._planned.tensors
         for made in tuple(self._rewritten.values()):
             yield from made.buffers()
             yield from made.packed_tensors()
@@ -193,6 +199,8 @@ class OnednnConv(PackedKernel):
         if not x.numel():
             shape = (x.shape[0], self.weight.shape[0], *output_size(size, self._shape))
             return torch.empty(shape, dtype=self.config.out_dtype)
+        if self._planned.takes(x):
+            return self._planned.convolution(self, x)
         if any(n < least for n, least in zip(size, self._least, strict=True)):
             other = rewrite(tuple(size), self._shape)
             if other is not None:
@@ -298,6 +306,22 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out.movedim(-1, 1)
+
+
+def _planned(weight: torch.Tensor, c: ConvConfig) -> Planned:
+    result = Result(
+        *(c.out_scale, c.out_zero_point, c.out_dtype),
+        *(c.post_op, c.post_numbers, c.post_algorithm),
+    )
+    before = (1,) * (2 - len(c.stride))
+    shape = Shape(
+        (*weight.shape[:2], *before, *weight.shape[2:]),
+        (*before, *c.stride),
+        (*(0 for _ in before), *c.padding),
+        (*before, *c.dilation),
+        c.groups,
+    )
+    return Planned(len(c.stride), shape, (c.x_scale, c.x_zero_point), result)
 
 
 def _prepared_name(post_op: PostOp, config: ConvConfig) -> str:

@@ -12,6 +12,7 @@ from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
 from backquant.lower.kernels.patches import as_point, gathered
+from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.views import as_quantized
@@ -21,6 +22,8 @@ from backquant.lower.kernels.zero_point import (
     pad_with,
     plan_padding,
 )
+from backquant.native.epilogue import Result
+from backquant.native.plan import Shape
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,21 @@ class OnednnConvAdd(PackedKernel):
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
         self._out = (c.out_scale, c.out_zero_point, torch.uint8)
         self._other = (c.other_scale, c.other_zero_point, "sum", 1.0)
-        self._unary: tuple[Any, ...] = ("relu" if c.relu else "none", [], "")
+        relu = "relu" if c.relu else "none"
+        self._planned = Planned(
+            2,
+            Shape(tuple(tensors.weight.shape), c.stride, c.padding, c.dilation, c.groups),
+            (c.x_scale, c.x_zero_point),
+            Result(c.out_scale, c.out_zero_point, torch.uint8, relu, (), ""),
+            (c.other_scale, c.other_zero_point),
+        )
+        self._unary: tuple[Any, ...] = (relu, [], "")
 
     @property
     def name(self) -> str:
         fused = "add, relu" if self.config.relu else "add"
-        return f"{self.kernel}({fused}{', rounds once' if self.config.rounds_once else ''})"
+        kernel = self._planned.named(self.kernel)
+        return f"{kernel}({fused}{', rounds once' if self.config.rounds_once else ''})"
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
@@ -101,9 +113,11 @@ class OnednnConvAdd(PackedKernel):
     def _drop(self) -> None:
         super()._drop()
         self._rewritten = {}
+        self._planned.drop()
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         yield from super().packed_tensors()
+        yield from self._planned.tensors
         for made in tuple(self._rewritten.values()):
             yield from made.buffers()
             yield from made.packed_tensors()
@@ -121,6 +135,11 @@ class OnednnConvAdd(PackedKernel):
             )
             found = self._rewritten[(*stride, *dilation)] = OnednnConvAdd(config, tensors)
         return found
+
+    def _is_planned(self, x: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether the library of kernels computes it."""
+        takes = self._planned.takes(x) and self._planned.takes(other)
+        return takes and list(other.shape) == self._shape(x)
 
     def _is_right(self, x: torch.Tensor) -> bool:
         """As for a convolution alone."""
@@ -156,6 +175,8 @@ class OnednnConvAdd(PackedKernel):
             # what has a batch is added to one image, and keeps it
             found = self.forward(x.unsqueeze(0), other)
             return found if other.dim() > 3 else found.squeeze(0)
+        if self._is_planned(x, other):
+            return self._planned.convolution_add(self, x, other)
         size = x.shape[2:]
         if x.numel() and any(n < least for n, least in zip(size, self._least, strict=True)):
             another = rewrite(tuple(size), self._window)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
+from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.postop import with_post_op
 from backquant.lower.kernels.prepared import engine_for, is_plain
 from backquant.lower.kernels.repacked import pack_linear
 from backquant.lower.kernels.self_check import folds_zero_exactly
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import fold_zero_point
+from backquant.native.epilogue import Result
+from backquant.native.plan import Shape
 
 # on quantized tensors, by post-op; and from floats that are quantized to floats, by fbgemm
 _INTEGER = {"none": "linear", "relu": "linear_relu"}
@@ -68,6 +72,13 @@ class OnednnLinear(PackedKernel):
         self._prepared: dict[tuple[int, ...], Any] = {}
         is_folded = c.out_dtype.itemsize == 1 or folds_zero_exactly()
         self._zero_points = (c.x_zero_point, 0) if is_folded else (0, c.x_zero_point)
+        post_op = (c.post_op, c.post_numbers, c.post_algorithm)
+        self._planned = Planned(
+            0,
+            Shape((*tensors.weight.shape, 1, 1)),
+            (c.x_scale, c.x_zero_point),
+            Result(c.out_scale, c.out_zero_point, c.out_dtype, *post_op),
+        )
         self._out = (
             c.out_scale,
             c.out_zero_point,
@@ -104,13 +115,19 @@ class OnednnLinear(PackedKernel):
     def _drop(self) -> None:
         super()._drop()
         self._prepared = {}
+        self._planned.drop()
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        yield from super().packed_tensors()
+        yield from self._planned.tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_prepared": {}}
 
     @property
     def name(self) -> str:
-        return with_post_op(self.kernel, self.config.post_op, self.config.rounds_once)
+        kernel = self._planned.named(self.kernel)
+        return with_post_op(kernel, self.config.post_op, self.config.rounds_once)
 
     def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config
@@ -127,6 +144,8 @@ class OnednnLinear(PackedKernel):
             return torch.empty(shape, dtype=self.config.out_dtype)
         if x.dim() == 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)
+        if self._planned.takes(x):
+            return self._planned.linear(self, x)
         known = bool(self._prepared_name) and is_plain(x)
         prepared = self._prepared_for(x.shape) if known else None
         if prepared is not None:

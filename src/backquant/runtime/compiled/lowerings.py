@@ -18,7 +18,8 @@ from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
-from backquant.runtime.compiled.epilogue import Result, epilogue, has_kernels
+from backquant.native.epilogue import Result, epilogue, has_kernels
+from backquant.native.packing import TAPS, by_channel, by_lane, pack_depthwise, reads_rows
 from backquant.runtime.compiled.inductor import (
     V,
     constant_pad_nd,
@@ -28,12 +29,9 @@ from backquant.runtime.compiled.inductor import (
     view,
 )
 from backquant.runtime.compiled.operators import convolution, image, linear, output_size
-from backquant.runtime.compiled.packing import by_channel, by_lane, pack_depthwise
 from backquant.runtime.compiled.product import Product
 from backquant.runtime.compiled.template import HEADER, KernelCall, constant, kernel_node
 
-_TAPS, _RUNS = 64, 8  # MAX_TAPS and RUNS of kernels.h: larger kernels are oneDNN's
-_NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
 
 
@@ -118,7 +116,7 @@ class Convolution:
         size = self.x.get_size()
         flat = len(size) == 4 and _known(*size[1:])
         ours = flat and self.result.has_kernel
-        if ours and self.geometry[3] == 1 and self._adds_plainly() and self._taps() <= _TAPS:
+        if ours and self.geometry[3] == 1 and self._adds_plainly() and self._taps() <= TAPS:
             return self._dense()
         if ours and self.depthwise and self.other is None and self._regular():
             return self._depthwise()
@@ -132,9 +130,7 @@ class Convolution:
 
     def _rows(self) -> bool:
         """Whether the taps of one row of the kernel are read as one."""
-        _, deep, height, width = self.weights.weight.shape
-        narrow = deep <= _NARROW and deep * width <= 256 and height <= _RUNS
-        return width > 1 and narrow and self.geometry[2][1] == 1
+        return reads_rows(self.weights.weight.shape, self.geometry[2])
 
     def _taps(self) -> int:
         height, width = self.weights.weight.shape[2:]

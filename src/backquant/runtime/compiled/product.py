@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from backquant.runtime.compiled.epilogue import has_tiles
-from backquant.runtime.compiled.packing import Blocks, choose_blocks, choose_tiles, pack, tile_step
+from backquant.native.epilogue import has_tiles
+from backquant.native.packing import Blocks, choose_blocks, choose_tiles, pack, tile_step
 from backquant.runtime.compiled.template import HEADER, TILES
 
 _FEWEST = 16  # rows that fill a tile: with fewer, vectors are as fast

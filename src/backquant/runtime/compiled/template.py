@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from backquant.native import SOURCES
 from backquant.runtime.compiled.inductor import CppTemplate, V, ir
 
-HEADER = Path(__file__).with_name("kernels.h")
-TILES = Path(__file__).with_name("tiles.h")
+HEADER = SOURCES / "kernels.h"
+TILES = SOURCES / "tiles.h"
 
 
 @dataclass(frozen=True)

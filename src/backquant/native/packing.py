@@ -6,11 +6,15 @@ with four rows of the weight. See ``kernels.h``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 _LANES = 16  # sums in a register
+TAPS = 64  # MAX_TAPS of kernels.h: larger kernels are oneDNN's
+_RUNS, _EDGE = 8, 256  # RUNS of kernels.h, and the bytes of each
+_NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
 _TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 16 pixels at a time
@@ -57,6 +61,17 @@ def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
         channels - (registers - 1) * _LANES,
         -(-group // rows) * rows,
     )
+
+
+def reads_rows(weight: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether the taps of one row of a kernel ``[out, in, height, width]`` are read as one.
+
+    >>> reads_rows((64, 3, 7, 7), (1, 1)), reads_rows((64, 64, 3, 3), (1, 1))
+    (True, False)
+    """
+    _, deep, height, width = weight
+    narrow = deep <= _NARROW and deep * width <= _EDGE and height <= _RUNS
+    return width > 1 and narrow and dilation[1] == 1
 
 
 def tile_step(row: int) -> int | None:
@@ -127,21 +142,21 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
 
 
 def by_channel(values: torch.Tensor) -> torch.Tensor:
-    """float32 ``[channels]`` with room for a whole register after the last.
+    """Numbers ``[channels]`` of 32 bits with room for a whole register after the last.
 
     >>> by_channel(torch.ones(3)).numel()
     19
     """
-    return torch.cat([values.float(), torch.zeros(_LANES)])
+    return torch.cat([values, values.new_zeros(_LANES)])
 
 
 def by_lane(values: torch.Tensor) -> torch.Tensor:
-    """float32 ``[channels]`` in the order of the sums of ``Depthwise``, 64 at a time.
+    """Numbers ``[channels]`` of 32 bits in the order of the sums of ``Depthwise``, 64 at a time.
 
     >>> by_lane(torch.arange(64.0))[:8].tolist()
     [0.0, 1.0, 2.0, 3.0, 16.0, 17.0, 18.0, 19.0]
     """
     parts = -(-values.numel() // 64)
-    full = torch.zeros(parts * 64)
+    full = values.new_zeros(parts * 64)
     full[: values.numel()] = values
     return full.view(parts, 4, 4, 4).permute(0, 2, 1, 3).reshape(-1)

@@ -19,7 +19,12 @@ _ACTIVATIONS = {
 }
 
 
-class _Weights(Protocol):
+class Weights(Protocol):
+    """int8 ``weight`` ``[out, ...]``, float32 ``scale`` ``[out]``; ``folded``: the bias that makes up for the
+    zero point of the input."""
+
+    @property
+    def weight(self) -> torch.Tensor: ...
     @property
     def scale(self) -> torch.Tensor: ...
     def folded(self, x_scale: float, zero_point: int) -> torch.Tensor: ...
@@ -44,10 +49,15 @@ class Result:
         )
 
     @property
+    def is_known(self) -> bool:
+        """Whether our kernels give such a result, on this CPU or not."""
+        known = self.post_op in ("none", "relu", "hardtanh") or self.activation is not None
+        return known and self.dtype in (torch.uint8, torch.float32)
+
+    @property
     def has_kernel(self) -> bool:
         """Whether our kernels run here and give such a result."""
-        known = self.post_op in ("none", "relu", "hardtanh") or self.activation is not None
-        return known and has_kernels() and self.dtype in (torch.uint8, torch.float32)
+        return self.is_known and has_kernels()
 
     @property
     def activation(self) -> str | None:
@@ -120,24 +130,28 @@ class Epilogue:
         return replace(self, shift=shift, other=(scale / self.unit, zero_point))
 
     @property
-    def code(self) -> str:
+    def numbers(self) -> tuple[float, ...]:
+        """Those of ``Epilogue`` in ``kernels.h``, from ``other_scale`` on."""
         result = self.result
         low, high = result.bounds if self.clamps else result.range
-        numbers: list[float] = [
+        return (
             0.0 if self.other is None else self.other[0],
             *(low, high),
             *((1.0, 0.0) if self.clamps else (1.0 / result.scale, float(result.zero_point))),
             float(next(iter(result.numbers), 0.0)) if result.post_op == "leaky_relu" else 0.0,
-        ]
+        )
+
+    @property
+    def code(self) -> str:
         other = "nullptr" if self.other is None else "other"
-        literals = ", ".join(f"{number!r}f" for number in numbers)
+        literals = ", ".join(f"{number!r}f" for number in self.numbers)
         return f"const backquant::Epilogue e{{scale, shift, {other}, {literals}}};"
 
 
 # size: what there is to know of the operator, and the kernel's order
 def epilogue(
     result: Result,
-    weights: _Weights,
+    weights: Weights,
     x_scale: float,
     zero_point: int,
     order: Callable[[torch.Tensor], torch.Tensor],

@@ -33,6 +33,8 @@ struct Epilogue {
   float low, high;
   float out_scale, out_shift;
   float alpha;
+  // by channel, may be missing: what the zero point of the input adds to the sums, where that has to be exact
+  const int32_t* correction = nullptr;
 };
 
 // Input [n, h, w, c] and output [n, oh, ow, oc]. run: how many integers in a row one tap of the kernel reads
@@ -45,17 +47,18 @@ struct Geometry {
 };
 
 static inline __m512 exp512(__m512 x) {
-  // 2**(x / ln 2) with a polynomial of the fifth degree: relative error below 2e-6
+  // 2**(x / ln 2): a power series for the part between -1/2 and 1/2, relative error below 3e-7
   x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.3f));
   const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f));
   const __m512 whole = _mm512_roundscale_ps(t, 8);
   const __m512 f = _mm512_sub_ps(t, whole);
-  __m512 p = _mm512_set1_ps(1.8775767e-3f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(8.9893397e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5826318e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4015361e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9315308e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9999994e-1f));
+  __m512 p = _mm512_set1_ps(1.5403530e-4f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
   return _mm512_scalef_ps(p, whole);
 }
 
@@ -120,6 +123,11 @@ static inline __m512 finished(__m512 v, const Epilogue& e) {
   return _mm512_fmadd_ps(activated<ACT>(v, e), _mm512_set1_ps(e.out_scale), _mm512_set1_ps(e.out_shift));
 }
 
+// The sums of 16 channels without the correction.
+static inline __m512i corrected(__m512i sums, const Epilogue& e, int64_t channel) {
+  return e.correction ? _mm512_sub_epi32(sums, _mm512_loadu_si512(e.correction + channel)) : sums;
+}
+
 // The first `count` bytes of 16.
 template <int COUNT>
 static inline void store_bytes(uint8_t* to, __m128i v) {
@@ -174,6 +182,42 @@ static inline const uint8_t* pixel(const uint8_t* x, const Geometry& g, int64_t 
   const uint8_t* row = x + ((line / g.oh) * g.h + r) * g.w * g.c;
   if (c >= 0 && c + width <= g.w) return row + c * g.c;
   return width == 1 ? g.outside : at_edge(edge, row, g, c);
+}
+
+// What each tap reads for `count` output pixels from `first` on, of which only some exist: the last one stands for
+// the others. Whether three bytes more may be read behind each row.
+static inline __attribute__((always_inline)) bool addresses(
+    const uint8_t* x, const Geometry& g, int64_t first, int64_t pixels, int64_t count, const uint8_t** rows,
+    uint8_t (*edge)[256]) {
+  const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
+  const int64_t width = g.run / g.c, taps = g.kh * g.kw;  // width: of the kernel, where its row is read as one
+  if (taps * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
+    for (int64_t i = 0; i < count; i++) rows[i] = x + (first + (i < pixels ? i : pixels - 1)) * g.c;
+    return rows[count - 1] + g.run + 3 <= beyond;
+  }
+  const int64_t column = first % g.ow, line = first / g.ow;
+  const int64_t top = line % g.oh * g.sh - g.ph, left = column * g.sw - g.pw;
+  const int64_t reach = left + (count - 1) * g.sw + (g.kw - 1) * g.dw + width;
+  // most tiles lie in one row, and within the borders to its sides
+  if (column + count <= g.ow && pixels == count && left >= 0 && reach <= g.w) {
+    const uint8_t* image = x + line / g.oh * g.h * g.w * g.c;
+    const int64_t next = g.sw * g.c;
+    for (int64_t tap = 0; tap < taps; tap++) {
+      const int64_t r = top + tap / g.kw * g.dh;
+      const bool inside = (uint64_t)r < (uint64_t)g.h;
+      const uint8_t* start = inside ? image + (r * g.w + left + tap % g.kw * g.dw) * g.c : g.outside;
+      for (int64_t i = 0; i < count; i++) rows[tap * count + i] = start + (inside ? i * next : 0);
+    }
+  } else {
+    for (int64_t tap = 0; tap < taps; tap++)
+      for (int64_t i = 0; i < count; i++)
+        rows[tap * count + i] =
+            pixel(x, g, first + (i < pixels ? i : pixels - 1), tap, edge[width == 1 ? 0 : tap * count + i]);
+  }
+  if (g.run % 4 == 0) return true;
+  for (int64_t i = 0; i < taps * count; i++)
+    if (rows[i] >= x && rows[i] < beyond && rows[i] + g.run + 3 > beyond) return false;
+  return true;
 }
 
 // Products of MR pixels with NB * 16 channels, added up over all taps. rows: MR pointers for each tap. Apart from
@@ -267,34 +311,10 @@ struct Tile {
       const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t first, int64_t pixels,
       int64_t channel, OUT* out) {
     const uint8_t* rows[MAX_TAPS * MR];
-    const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
-    const int64_t width = g.run / g.c, taps = g.kh * g.kw;  // width: of the kernel, where its row is read as one
-    const int64_t column = first % g.ow, line = first / g.ow;
-    const int64_t top = line % g.oh * g.sh - g.ph, left = column * g.sw - g.pw;
-    const int64_t reach = left + (MR - 1) * g.sw + (g.kw - 1) * g.dw + width;
-    // most tiles lie in one row, and within the borders to its sides
-    const bool regular = column + MR <= g.ow && pixels == MR && left >= 0 && reach <= g.w;
-    const uint8_t* image = x + line / g.oh * g.h * g.w * g.c;
     uint8_t edge[RUNS * MR][256];
-    if (taps * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
-      for (int i = 0; i < MR; i++) rows[i] = x + (first + (i < pixels ? i : pixels - 1)) * g.c;
-    } else if (regular) {
-      const int64_t next = g.sw * g.c;
-      for (int64_t tap = 0; tap < taps; tap++) {
-        const int64_t r = top + tap / g.kw * g.dh;
-        const bool inside = (uint64_t)r < (uint64_t)g.h;
-        const uint8_t* start = inside ? image + (r * g.w + left + tap % g.kw * g.dw) * g.c : g.outside;
-        for (int i = 0; i < MR; i++) rows[tap * MR + i] = start + (inside ? i * next : 0);
-      }
-    } else {
-      for (int64_t tap = 0; tap < taps; tap++)
-        for (int i = 0; i < MR; i++)
-          rows[tap * MR + i] = pixel(
-              x, g, first + (i < pixels ? i : pixels - 1), tap, edge[width == 1 ? 0 : tap * MR + i]);
-    }
+    const bool safe = addresses(x, g, first, pixels, MR, rows, edge);
     __m512i sums[MR][NB];
-    const bool safe = rows[taps * MR - 1] + g.run + 3 <= beyond;
-    accumulate<MR, NB>(rows, taps, g.run, weight, safe, &sums[0][0]);
+    accumulate<MR, NB>(rows, g.kh * g.kw, g.run, weight, safe, &sums[0][0]);
     finish(sums, e, channel, first, pixels, g.oc);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
@@ -372,8 +392,8 @@ struct Depthwise {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       v[j] = _mm512_fmadd_ps(
-          _mm512_cvtepi32_ps(sums[j]), _mm512_loadu_ps(e.scale + channel + j * 16),
-          _mm512_loadu_ps(e.shift + channel + j * 16));
+          _mm512_cvtepi32_ps(corrected(sums[j], e, channel + j * 16)),
+          _mm512_loadu_ps(e.scale + channel + j * 16), _mm512_loadu_ps(e.shift + channel + j * 16));
       v[j] = finished<ACT>(v[j], e);
     }
     if constexpr (sizeof(OUT) == 1) {
@@ -455,12 +475,11 @@ struct Depthwise {
     }
   }
 
-  BACKQUANT_APART static void run(
-      const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, OUT* out) {
-#ifdef BACKQUANT_THREADS
-#pragma omp parallel for
-#endif
-    for (int64_t place = 0; place < g.n * g.oh; place++) {
+  // The rows of the output from `begin` to `end`, counted over all images.
+  BACKQUANT_APART static void rows(
+      const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t begin, int64_t end,
+      OUT* out) {
+    for (int64_t place = begin; place < end; place++) {
       const int64_t row = place % g.oh;
       const uint8_t* image = x + (place / g.oh) * g.h * g.w * g.c;
       OUT* to = out + place * g.ow * g.oc;
@@ -479,6 +498,15 @@ struct Depthwise {
           line<false>(rows, own, g, e, channel, mask, to);
       }
     }
+  }
+
+  static void run(const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, OUT* out) {
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for
+    for (int64_t place = 0; place < g.n * g.oh; place++) rows(x, weight, g, e, place, place + 1, out);
+#else
+    rows(x, weight, g, e, 0, g.n * g.oh, out);
+#endif
   }
 };
 

@@ -1,0 +1,106 @@
+"""The library's kernels, tried on a few shapes against plain arithmetic before their first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from backquant.native.epilogue import Result
+from backquant.native.plan import Shape, plan
+
+_FLOAT = Result(1.0, 0, torch.float32, "none", (), "")
+_RELU = Result(0.05, 3, torch.uint8, "relu", (), "")
+_SWISH = Result(0.02, 11, torch.uint8, "swish", (), "")
+_SIX = Result(0.04, 5, torch.uint8, "hardtanh", (0.0, 6.0), "")
+_X = (0.02, 117)
+_OTHER = (0.03, 90)
+_CLOSE = 2e-3  # of a step of the result, and of the largest float, what the order of operations may decide
+
+
+@dataclass(frozen=True)
+class PlainWeights:
+    """The weights of a layer. ``folded`` rounds as fits a test, not as oneDNN does."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor
+
+    def folded(self, x_scale: float, zero_point: int) -> torch.Tensor:
+        """The bias that makes up for the zero point of the input."""
+        sums = self.weight.flatten(1).sum(1, dtype=torch.int64)
+        return (self.bias.double() - zero_point * sums * (self.scale.double() * x_scale)).float()
+
+
+@dataclass(frozen=True)
+class Case:
+    """An image ``[batch, channels, height, width]`` and what is computed of it."""
+
+    image: tuple[int, int, int, int]
+    shape: Shape
+    result: Result
+    adds: bool = False
+
+
+def cases() -> Iterator[Case]:
+    """Each kernel, with borders, channels that fill no register, and tiles that are not full."""
+    point = Shape((72, 20, 1, 1))
+    yield Case((1, 20, 5, 7), point, _FLOAT)
+    yield Case((2, 20, 5, 7), point, _RELU, adds=True)
+    yield Case((1, 20, 1, 1), Shape((40, 20, 1, 1)), _SWISH)
+    yield Case((1, 3, 11, 12), Shape((24, 3, 3, 3), (2, 2), (1, 1)), _SIX)
+    yield Case((1, 18, 6, 6), Shape((16, 18, 3, 3), (1, 1), (2, 2), (2, 2)), _FLOAT)
+    for size, stride in ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)):
+        shape = Shape((70, 1, size, size), (stride, stride), (size // 2, size // 2), groups=70)
+        yield Case((1, 70, 9, 8), shape, _SWISH if size == 5 else _FLOAT)
+
+
+def wrong() -> str:
+    """What the library computes wrongly on this CPU; empty: nothing."""
+    generator = torch.Generator().manual_seed(0)
+    for case in cases():
+        found, expected = computed(case, generator)
+        off = (found.double() - expected).abs().max()
+        limit = 0.5 + _CLOSE if case.result.dtype == torch.uint8 else _CLOSE * expected.abs().max()
+        if not off <= limit:
+            return f"its {case.shape} for {case.image} is wrong on this CPU, by {float(off):.3g}"
+    return ""
+
+
+def computed(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """The library's result on random integers, and the exact one before it is rounded."""
+    channels = case.shape.weight[0]
+    x = _integers(case.image, generator)
+    weight = torch.randint(-127, 128, case.shape.weight, dtype=torch.int8, generator=generator)
+    scale = torch.rand(channels, generator=generator) * 2e-3 + 1e-3
+    weights = PlainWeights(weight, scale, torch.randn(channels, generator=generator))
+    steps = (case.shape.stride, case.shape.padding, case.shape.dilation, case.shape.groups)
+    sums = F.conv2d(x.double() - _X[1], weight.double(), None, *steps)
+    value = sums * (scale.double() * _X[0]).view(-1, 1, 1) + weights.bias.double().view(-1, 1, 1)
+    run = torch.ops.backquant_kernels
+    if case.adds:
+        other = _integers(tuple(value.shape), generator)
+        value = value + (other.double() - _OTHER[1]) * _OTHER[0]
+        made = plan(case.shape, weights, _X, case.result, _OTHER)
+        return run.convolution_add(x, other, made), _finished(value, case.result)
+    found = run.convolution(x, plan(case.shape, weights, _X, case.result))
+    return found, _finished(value, case.result)
+
+
+def _integers(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    made = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def _finished(value: torch.Tensor, result: Result) -> torch.Tensor:
+    if result.post_op == "relu":
+        value = value.relu()
+    elif result.post_op == "hardtanh":
+        value = value.clamp(*result.numbers)
+    elif result.post_op == "swish":
+        value = F.silu(value)
+    if result.dtype == torch.float32:
+        return value
+    return (value / result.scale + result.zero_point).clamp(0, 255)

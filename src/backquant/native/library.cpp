@@ -1,0 +1,454 @@
+// The kernels of kernels.h for any shape, in one library that PyTorch calls as operators.
+//
+// No header of PyTorch is needed: the functions below are its stable C interface (shim.h, 2.10 and later), looked
+// up by name in the libtorch that the process has loaded. What a layer needs to know beside its input is one
+// tensor of bytes, its plan: a `Plan`, then weights and numbers at the offsets that it names.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include "kernels.h"
+
+namespace {
+
+using namespace backquant;
+
+using Tensor = void*;
+using Value = uint64_t;
+using Range = void (*)(int64_t, int64_t, void*);
+
+struct Torch {
+  int32_t (*uint8)();
+  int32_t (*float32)();
+  int32_t (*cpu)();
+  int32_t (*dtype)(Tensor, int32_t*);
+  int32_t (*dim)(Tensor, int64_t*);
+  int32_t (*sizes)(Tensor, int64_t**);
+  int32_t (*strides)(Tensor, int64_t**);
+  int32_t (*data)(Tensor, void**);
+  int32_t (*empty)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Tensor*);
+  int32_t (*drop)(Tensor);
+  int32_t (*parallel)(int64_t, int64_t, int64_t, Range, void*);
+  int32_t (*threads)(uint32_t*);
+  int32_t (*fragment)(const char*, const char*, uint32_t, void**);
+  int32_t (*define)(void*, const char*);
+  int32_t (*implementations)(const char*, const char*, const char*, uint32_t, void**);
+  int32_t (*implement)(void*, const char*, void (*)(Value*, uint64_t, uint64_t));
+} torch;
+
+void check(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+void done(int32_t error) { check(error == 0, "backquant's kernels: a call of PyTorch's C interface failed"); }
+
+// Frees the tensor unless it is given away.
+struct Owned {
+  Tensor tensor;
+  explicit Owned(Value value) : tensor((Tensor)value) {}
+  explicit Owned(Tensor made) : tensor(made) {}
+  Owned(const Owned&) = delete;
+  ~Owned() {
+    if (tensor) torch.drop(tensor);
+  }
+  Value given() { return (Value)std::exchange(tensor, nullptr); }
+  int64_t dim() const {
+    int64_t found;
+    done(torch.dim(tensor, &found));
+    return found;
+  }
+  const int64_t* sizes() const {
+    int64_t* found;
+    done(torch.sizes(tensor, &found));
+    return found;
+  }
+  const int64_t* strides() const {
+    int64_t* found;
+    done(torch.strides(tensor, &found));
+    return found;
+  }
+  uint8_t* data() const {
+    void* found;
+    done(torch.data(tensor, &found));
+    return (uint8_t*)found;
+  }
+  bool is_bytes() const {
+    int32_t found;
+    done(torch.dtype(tensor, &found));
+    return found == torch.uint8();
+  }
+};
+
+constexpr int64_t MAGIC = 0x31306b71626c6e6b;  // the layout below
+
+// As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none.
+struct Plan {
+  int64_t magic, bytes, depthwise, channels, out_channels, kh, kw, sh, sw, ph, pw, dh, dw, run;
+  int64_t columns, count, last, tail;
+  int64_t activation, is_float, adds, zero_point;
+  int64_t weight, scale, shift, correction;
+  float other_scale, low, high, out_scale, out_shift, alpha;
+
+  const uint8_t* at(int64_t offset) const { return (const uint8_t*)this + offset; }
+
+  Epilogue epilogue(const uint8_t* other) const {
+    return {(const float*)at(scale), (const float*)at(shift), other, other_scale, low, high, out_scale, out_shift,
+            alpha, correction ? (const int32_t*)at(correction) : nullptr};
+  }
+};
+
+const Plan& plan_of(const Owned& tensor) {
+  const Plan* plan = (const Plan*)tensor.data();
+  const bool fits = tensor.is_bytes() && tensor.dim() == 1 && tensor.sizes()[0] >= (int64_t)sizeof(Plan);
+  check(fits && plan->magic == MAGIC && plan->bytes == tensor.sizes()[0], "not a plan of backquant's kernels");
+  return *plan;
+}
+
+// A row of the input's zero points, kept from call to call.
+const uint8_t* outside(int64_t bytes, int zero_point) {
+  static thread_local std::unique_ptr<uint8_t[]> room;
+  static thread_local int64_t size = 0;
+  if (bytes > size) {
+    room.reset(new uint8_t[bytes]);
+    size = bytes;
+  }
+  memset(room.get(), zero_point, bytes);
+  return room.get();
+}
+
+constexpr int64_t WORTH_A_THREAD = 1 << 17;  // multiply-adds
+
+// `part(begin, end)` for parts of [0, count) on PyTorch's threads.
+template <typename Part>
+void in_parallel(int64_t count, int64_t work, Part part) {
+  const int64_t grain = std::max<int64_t>(1, WORTH_A_THREAD / std::max<int64_t>(work / std::max<int64_t>(count, 1), 1));
+  if (grain >= count) return part(0, count);
+  const Range run = [](int64_t begin, int64_t end, void* own) { (*(Part*)own)(begin, end); };
+  done(torch.parallel(0, count, grain, run, &part));
+}
+
+// ---- matrix products
+
+using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, __m512i*);
+constexpr int MOST_ROWS = 14;
+constexpr int ROWS[4] = {14, 12, 8, 6};  // pixels at a time, by registers for channels: 24 sums at most
+
+template <int NB, int... I>
+Accumulate accumulator(int64_t rows, std::integer_sequence<int, I...>) {
+  static const Accumulate known[] = {&accumulate<I + 1, NB>...};
+  return known[rows - 1];
+}
+
+Accumulate accumulator(int64_t rows, int64_t columns) {
+  if (columns == 1) return accumulator<1>(rows, std::make_integer_sequence<int, ROWS[0]>());
+  if (columns == 2) return accumulator<2>(rows, std::make_integer_sequence<int, ROWS[1]>());
+  if (columns == 3) return accumulator<3>(rows, std::make_integer_sequence<int, ROWS[2]>());
+  return accumulator<4>(rows, std::make_integer_sequence<int, ROWS[3]>());
+}
+
+// Sums of `pixels` pixels times NB * 16 channels become results. sums: NB registers a pixel.
+template <int NB, int ACT, bool ADD, typename OUT>
+void finish(
+    const __m512i* sums, const Epilogue& e, int64_t pixels, int64_t tail, int64_t stride, const uint8_t* other,
+    int64_t channel, OUT* out) {
+  __m512 scale[NB], shift[NB];
+  for (int j = 0; j < NB; j++) {
+    scale[j] = _mm512_loadu_ps(e.scale + channel + j * 16);
+    shift[j] = _mm512_loadu_ps(e.shift + channel + j * 16);
+  }
+  const __mmask16 mask = (1 << tail) - 1;
+  const __m512 other_scale = _mm512_set1_ps(e.other_scale);
+  for (int64_t i = 0; i < pixels; i++, sums += NB, out += stride, other += ADD ? stride : 0) {
+    __m512 v[NB];
+#pragma GCC unroll 4
+    for (int j = 0; j < NB; j++) {
+      v[j] = _mm512_fmadd_ps(
+          _mm512_cvtepi32_ps(corrected(sums[j], e, channel + j * 16)), scale[j], shift[j]);
+      if constexpr (ADD) {
+        const __mmask16 some = j == NB - 1 ? mask : 0xffff;
+        const __m128i bytes = _mm_maskz_loadu_epi8(some, other + j * 16);
+        v[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), other_scale, v[j]);
+      }
+      v[j] = finished<ACT>(v[j], e);
+    }
+    if constexpr (sizeof(OUT) > 1) {
+#pragma GCC unroll 4
+      for (int j = 0; j < NB - 1; j++) _mm512_storeu_ps(out + j * 16, v[j]);
+      _mm512_mask_storeu_ps(out + (NB - 1) * 16, mask, v[NB - 1]);
+    } else {
+      __m512i whole[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) whole[j] = _mm512_cvtps_epi32(v[j < NB ? j : NB - 1]);
+      const __m512i low = _mm512_packs_epi32(whole[0], whole[1]), high = _mm512_packs_epi32(whole[2], whole[3]);
+      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
+      if (tail == 16) {
+        if constexpr (NB == 4) _mm512_storeu_si512(out, bytes);
+        if constexpr (NB == 2 || NB == 3) _mm256_storeu_si256((__m256i*)out, _mm512_castsi512_si256(bytes));
+        if constexpr (NB == 1 || NB == 3)
+          _mm_storeu_si128((__m128i*)((uint8_t*)out + (NB - 1) * 16), _mm512_extracti32x4_epi32(bytes, NB - 1));
+      } else {
+        alignas(64) uint8_t some[64];
+        _mm512_store_si512(some, bytes);
+        memcpy(out, some, (NB - 1) * 16 + tail);
+      }
+    }
+  }
+}
+
+// Of registers for channels, activation and what is added, the same for all tiles of a call.
+template <typename OUT>
+using Finish = void (*)(
+    const __m512i*, const Epilogue&, int64_t, int64_t, int64_t, const uint8_t*, int64_t, OUT*);
+
+template <int NB, typename OUT>
+Finish<OUT> finish_of(int64_t activation, bool adds) {
+  if (adds) return activation == CLAMP ? finish<NB, CLAMP, true, OUT> : finish<NB, NONE, true, OUT>;
+  switch (activation) {
+    case NONE: return finish<NB, NONE, false, OUT>;
+    case CLAMP: return finish<NB, CLAMP, false, OUT>;
+    case SWISH: return finish<NB, SWISH, false, OUT>;
+    case HARDSWISH: return finish<NB, HARDSWISH, false, OUT>;
+    case GELU: return finish<NB, GELU, false, OUT>;
+    case GELU_TANH: return finish<NB, GELU_TANH, false, OUT>;
+    case TANH: return finish<NB, TANH, false, OUT>;
+    case LEAKY: return finish<NB, LEAKY, false, OUT>;
+  }
+  throw std::runtime_error("no such activation");
+}
+
+template <typename OUT>
+Finish<OUT> finish_for(int64_t columns, int64_t activation, bool adds) {
+  if (columns == 1) return finish_of<1, OUT>(activation, adds);
+  if (columns == 2) return finish_of<2, OUT>(activation, adds);
+  return columns == 3 ? finish_of<3, OUT>(activation, adds) : finish_of<4, OUT>(activation, adds);
+}
+
+// Pixels at a time: as few products as can be, of which none is for nothing.
+int64_t rows_for(int64_t pixels, int64_t columns) {
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t n = 1; n <= ROWS[columns - 1]; n++) {
+    const int64_t cost = (pixels + n - 1) / n * (std::max<int64_t>(n * columns, 8) + columns);
+    if (cost <= least) best = n, least = cost;
+  }
+  return best;
+}
+
+constexpr int64_t CACHED = 1 << 17;  // bytes of input that stay in the second-level cache while all channels read them
+
+template <typename OUT>
+void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
+  const int64_t pixels = g.n * g.oh * g.ow, taps = g.kh * g.kw;
+  const int64_t mr = rows_for(pixels, p.columns), total = ((g.run + 3) & ~int64_t(3)) * taps;
+  int64_t group = std::max(CACHED / std::max<int64_t>(g.run * taps, 1), mr);
+  uint32_t threads = 1;
+  done(torch.threads(&threads));
+  group = std::min(group, (pixels + threads - 1) / threads);
+  group = (group + mr - 1) / mr * mr;
+  const Accumulate sum_first = accumulator(mr, p.columns), sum_last = accumulator(mr, p.last);
+  const Finish<OUT> first = finish_for<OUT>(p.columns, p.activation, e.other);
+  const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
+  const int64_t work = pixels * g.run * taps * g.oc;
+  in_parallel((pixels + group - 1) / group * p.count, work, [&](int64_t begin, int64_t end) {
+    const uint8_t* rows[MAX_TAPS * MOST_ROWS];
+    uint8_t edge[RUNS * MOST_ROWS][256];
+    __m512i sums[24];
+    for (int64_t place = begin; place < end; place++) {
+      const int64_t block = place % p.count, from = place / p.count * group, to = std::min(from + group, pixels);
+      const bool is_last = block == p.count - 1;
+      const Accumulate sum = is_last ? sum_last : sum_first;
+      const Finish<OUT> finish = is_last ? last : first;
+      const int64_t channel = block * p.columns * 16, tail = is_last ? p.tail : 16;
+      const int8_t* weight = (const int8_t*)p.at(p.weight) + block * total * p.columns * 16;
+      for (int64_t pixel = from; pixel < to; pixel += mr) {
+        const int64_t found = std::min(mr, to - pixel);
+        const bool safe = addresses(x, g, pixel, found, mr, rows, edge);
+        sum(rows, taps, g.run, weight, safe, sums);
+        const int64_t at = pixel * g.oc + channel;
+        finish(sums, e, found, tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);
+      }
+    }
+  });
+}
+
+// ---- depthwise
+
+template <typename OUT>
+using Lines = void (*)(
+    const uint8_t*, const int8_t*, const Geometry&, const Epilogue&, int64_t, int64_t, OUT*);
+
+template <int K, int STRIDE, typename OUT>
+Lines<OUT> lines_of(int64_t activation) {
+  switch (activation) {
+    case NONE: return Depthwise<K, K, STRIDE, NONE, OUT>::rows;
+    case CLAMP: return Depthwise<K, K, STRIDE, CLAMP, OUT>::rows;
+    case SWISH: return Depthwise<K, K, STRIDE, SWISH, OUT>::rows;
+    case HARDSWISH: return Depthwise<K, K, STRIDE, HARDSWISH, OUT>::rows;
+  }
+  throw std::runtime_error("no such activation of a depthwise convolution");
+}
+
+template <typename OUT>
+void depthwise(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
+  check(g.kh == g.kw && g.sh == g.sw && (g.sh == 1 || g.sh == 2), "no such depthwise convolution");
+  const bool one = g.sh == 1;
+  Lines<OUT> lines = nullptr;
+  if (g.kh == 3) lines = one ? lines_of<3, 1, OUT>(p.activation) : lines_of<3, 2, OUT>(p.activation);
+  if (g.kh == 5) lines = one ? lines_of<5, 1, OUT>(p.activation) : lines_of<5, 2, OUT>(p.activation);
+  if (g.kh == 7) lines = one ? lines_of<7, 1, OUT>(p.activation) : lines_of<7, 2, OUT>(p.activation);
+  check(lines, "no such depthwise convolution");
+  const int8_t* weight = (const int8_t*)p.at(p.weight);
+  in_parallel(g.n * g.oh, g.n * g.oh * g.ow * g.oc * g.kh * g.kw, [&](int64_t begin, int64_t end) {
+    lines(x, weight, g, e, begin, end, out);
+  });
+}
+
+// ---- operators
+
+// Whether elements lie without holes, dimensions in the order of `order` (the innermost last).
+bool is_dense(const Owned& tensor, const int* order, int64_t dims) {
+  int64_t step = 1;
+  for (int64_t i = dims - 1; i >= 0; i--) {
+    const int64_t dim = order ? order[i] : i;
+    if (tensor.sizes()[dim] != 1 && tensor.strides()[dim] != step) return false;
+    step *= tensor.sizes()[dim];
+  }
+  return true;
+}
+
+constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1};
+
+void run(const uint8_t* x, const uint8_t* other, const Plan& p, const Geometry& g, void* out) {
+  const Epilogue e = p.epilogue(other);
+  if (p.depthwise)
+    p.is_float ? depthwise(x, p, g, e, (float*)out) : depthwise(x, p, g, e, (uint8_t*)out);
+  else
+    p.is_float ? product(x, p, g, e, (float*)out) : product(x, p, g, e, (uint8_t*)out);
+}
+
+Tensor made(int64_t dims, const int64_t* sizes, const int64_t* strides, bool is_float) {
+  Tensor found;
+  done(torch.empty(dims, sizes, strides, is_float ? torch.float32() : torch.uint8(), torch.cpu(), 0, &found));
+  return found;
+}
+
+Value convolved(const Owned& x, const Owned* other, const Owned& packed) {
+  const Plan& p = plan_of(packed);
+  const int64_t* size = x.sizes();
+  const bool fits = x.is_bytes() && x.dim() == 4 && size[1] == p.channels && is_dense(x, CHANNELS_LAST, 4);
+  check(fits, "convolution takes uint8 [batch, channels, height, width], channels last");
+  check(p.adds == (other != nullptr), "the plan and the call do not agree on what is added");
+  const int64_t width = p.run / p.channels;  // of the kernel, where its row is read as one
+  const int64_t n = size[0], h = size[2], w = size[3], c = p.out_channels;
+  const int64_t oh = (h + 2 * p.ph - p.dh * (p.kh - 1) - 1) / p.sh + 1;
+  const int64_t across = p.depthwise ? p.kw : std::max(p.kw, width);
+  const int64_t ow = (w + 2 * p.pw - p.dw * (across - 1) - 1) / p.sw + 1;
+  check(n > 0 && h > 0 && w > 0 && oh > 0 && ow > 0, "convolution of an empty image");
+  if (other) {
+    const int64_t* added = other->sizes();
+    const bool same = other->is_bytes() && other->dim() == 4 && added[0] == n && added[1] == c && added[2] == oh &&
+                      added[3] == ow && is_dense(*other, CHANNELS_LAST, 4);
+    check(same, "what is added has the shape of the result, channels last");
+  }
+  const int64_t sizes[4] = {n, c, oh, ow}, strides[4] = {oh * ow * c, 1, ow * c, c};
+  Owned out(made(4, sizes, strides, p.is_float));
+  const bool pads = p.ph + p.pw > 0;
+  const Geometry g{n,    h,    w,    p.channels, oh,   ow,   c,    p.run,
+                   p.kh, p.kw, p.sh, p.sw,       p.ph, p.pw, p.dh, p.dw,
+                   pads ? outside(std::max(w * p.channels, p.run) + 64, (int)p.zero_point) : nullptr};
+  run(x.data(), other ? other->data() : nullptr, p, g, out.data());
+  return out.given();
+}
+
+void convolution(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), plan(stack[1]);
+  stack[0] = convolved(x, nullptr, plan);
+}
+
+void convolution_add(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), other(stack[1]), plan(stack[2]);
+  stack[0] = convolved(x, &other, plan);
+}
+
+void linear(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), packed(stack[1]);
+  const Plan& p = plan_of(packed);
+  constexpr int64_t most = 16;
+  const int64_t dims = x.dim();
+  const bool fits = x.is_bytes() && dims > 0 && dims <= most && x.sizes()[dims - 1] == p.channels && !p.adds &&
+                    p.kh * p.kw == 1 && !p.depthwise && is_dense(x, nullptr, dims);
+  check(fits, "linear takes uint8 [..., channels] without holes");
+  int64_t rows = 1, sizes[most], strides[most], step = p.out_channels;
+  for (int64_t i = 0; i + 1 < dims; i++) sizes[i] = x.sizes()[i], rows *= sizes[i];
+  sizes[dims - 1] = p.out_channels, strides[dims - 1] = 1;
+  for (int64_t i = dims - 2; i >= 0; i--) strides[i] = step, step *= sizes[i];
+  check(rows > 0, "linear of nothing");
+  Owned out(made(dims, sizes, strides, p.is_float));
+  const Geometry g{1, 1, rows, p.channels, 1, rows, p.out_channels, p.run, 1, 1, 1, 1, 0, 0, 1, 1, nullptr};
+  run(x.data(), nullptr, p, g, out.data());
+  stack[0] = out.given();
+}
+
+template <typename F>
+bool find(void* handle, const char* name, F& function) {
+  function = (F)dlsym(handle, name);
+  return function != nullptr;
+}
+
+#define BACKQUANT_FIND(member, name) \
+  if (!find(handle, name, torch.member)) return name;
+
+// The name of the first function that is missing, or nullptr.
+const char* look_up(void* handle) {
+  BACKQUANT_FIND(uint8, "aoti_torch_dtype_uint8")
+  BACKQUANT_FIND(float32, "aoti_torch_dtype_float32")
+  BACKQUANT_FIND(cpu, "aoti_torch_device_type_cpu")
+  BACKQUANT_FIND(dtype, "aoti_torch_get_dtype")
+  BACKQUANT_FIND(dim, "aoti_torch_get_dim")
+  BACKQUANT_FIND(sizes, "aoti_torch_get_sizes")
+  BACKQUANT_FIND(strides, "aoti_torch_get_strides")
+  BACKQUANT_FIND(data, "aoti_torch_get_data_ptr")
+  BACKQUANT_FIND(empty, "aoti_torch_empty_strided")
+  BACKQUANT_FIND(drop, "aoti_torch_delete_tensor_object")
+  BACKQUANT_FIND(parallel, "torch_parallel_for")
+  BACKQUANT_FIND(threads, "torch_get_num_threads")
+  BACKQUANT_FIND(fragment, "aoti_torch_library_init_fragment")
+  BACKQUANT_FIND(define, "aoti_torch_library_def")
+  BACKQUANT_FIND(implementations, "aoti_torch_library_init_impl")
+  BACKQUANT_FIND(implement, "aoti_torch_library_impl")
+  return nullptr;
+}
+
+}  // namespace
+
+#define BACKQUANT_VISIBLE __attribute__((visibility("default")))
+
+extern "C" {
+
+// Makes the operators known to the libtorch at `path`. nullptr, or what is wrong. To be called once.
+BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
+  void* handle = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  if (!handle) return "libtorch is not loaded";
+  if (const char* missing = look_up(handle)) return missing;
+  const char* schemas[] = {
+      "convolution(Tensor x, Tensor plan) -> Tensor",
+      "convolution_add(Tensor x, Tensor other, Tensor plan) -> Tensor",
+      "linear(Tensor x, Tensor plan) -> Tensor",
+  };
+  void* library;
+  if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
+  for (const char* schema : schemas)
+    if (torch.define(library, schema)) return "aoti_torch_library_def";
+  void* cpu;
+  if (torch.implementations("backquant_kernels", "CPU", __FILE__, __LINE__, &cpu)) return "aoti_torch_library_init_impl";
+  if (torch.implement(cpu, "convolution", convolution) || torch.implement(cpu, "convolution_add", convolution_add) ||
+      torch.implement(cpu, "linear", linear))
+    return "aoti_torch_library_impl";
+  return nullptr;
+}
+
+BACKQUANT_VISIBLE int64_t backquant_plan_layout() { return MAGIC; }
+}

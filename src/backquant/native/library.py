@@ -1,0 +1,155 @@
+"""The library of kernels, if it is here: found, checked, and made known to PyTorch, once a process.
+
+Looked for in the folder that ``$BACKQUANT_KERNELS`` names, in the package ``backquant_kernels``, and among
+what ``backquant.native.build_kernels()`` has compiled on this machine. ``$BACKQUANT_KERNELS`` = ``off``
+leaves it alone. What is found is used only if
+
+1. it was built from the sources of this version, and its bytes are those that its name says,
+2. the CPU has AVX-512 VNNI, and ``ONEDNN_MAX_CPU_ISA`` does not forbid it,
+3. PyTorch has the functions of its stable C interface that the library calls, and
+4. its kernels give here what plain arithmetic gives (``check``).
+
+Otherwise ``missing`` says why not, and models run on PyTorch's own kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backquant.native.build import build, is_whole, sources_digest
+from backquant.native.epilogue import has_kernels
+from backquant.native.plan import LAYOUT
+
+VARIABLE = "BACKQUANT_KERNELS"
+_OFF = ("off", "0", "no", "false")
+_PACKAGE = "backquant_kernels"
+_NAMESPACE = "backquant_kernels"
+_OPERATORS = ("convolution", "convolution_add", "linear")
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_ENOUGH = ("AVX512_CORE_", "AVX10", "ALL", "DEFAULT")  # what they begin with where VNNI may be used
+
+_lock = threading.RLock()
+_found: list[str] = []  # why there is none; empty text: there is one
+_held: list[Any] = []  # for as long as the process lives
+
+
+def kernels_folder() -> Path:
+    """Where ``backquant.native.build_kernels()`` puts the library."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "backquant" / "kernels"
+
+
+def is_here() -> bool:
+    """Whether the library runs in this process; the first call looks for it."""
+    return not missing()
+
+
+def missing() -> str:
+    """Why the library does not run in this process; empty if it does."""
+    if not _found:
+        with _lock:
+            if not _found:
+                _found.append(_load())
+    return _found[0]
+
+
+def build_kernels() -> Path:
+    """Compile the library for this machine; its path. New processes use it, and this one, if it has called no
+    model before.
+
+    Raises ``EngineError`` without a compiler.
+    """
+    from backquant.errors import EngineError
+
+    try:
+        return build(kernels_folder())
+    except (FileNotFoundError, RuntimeError) as error:
+        raise EngineError(
+            f"the kernels cannot be built: {str(error).splitlines()[0]}",
+            where="backquant.native.build_kernels",
+            fix="apt-get install g++   # or CXX=/path/to/compiler, or pip install 'backquant[kernels]'",
+        ) from error
+
+
+def unusable() -> str:
+    """Why no library can run here, whatever is installed; empty if one can."""
+    if os.environ.get(VARIABLE, "").lower() in _OFF:
+        return f"{VARIABLE} is {os.environ[VARIABLE]}"
+    if platform.system() != "Linux" or not has_kernels():
+        return "the kernels need Linux and a CPU with AVX-512 VNNI"
+    for name in _LIMITS:
+        limit = os.environ.get(name, "")
+        if limit and not limit.upper().startswith(_ENOUGH):
+            return f"{name} is {limit}"
+    return ""
+
+
+def _folders() -> Iterator[Path]:
+    named = os.environ.get(VARIABLE)
+    if named:
+        yield Path(named)
+    found = importlib.util.find_spec(_PACKAGE)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        yield Path(folder)
+    yield kernels_folder()
+
+
+def _load() -> str:
+    reason = unusable()
+    if reason:
+        return reason
+    reason = "not built: backquant.native.build_kernels()"
+    with torch.no_grad(), _disable_current_modes():  # no part of a recording
+        for folder in _folders():
+            for path in sorted(folder.glob(f"{sources_digest()}-*.so")):
+                reason = _start(path)
+                if not reason:
+                    return ""
+    return reason
+
+
+def _start(path: Path) -> str:
+    """Load the library at ``path``; what is wrong with it."""
+    if _held:  # one library a process: what it registers stays
+        return _checked(path)
+    try:
+        if not is_whole(path):
+            return f"{path} is damaged: its bytes are not those that its name says"
+        library = ctypes.CDLL(str(path))
+        library.backquant_plan_layout.restype = ctypes.c_int64
+        if library.backquant_plan_layout() != LAYOUT:
+            return f"{path} reads plans of another layout"
+        library.backquant_register.restype = ctypes.c_char_p
+        core = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+        problem = library.backquant_register(str(core).encode())
+    except (OSError, AttributeError) as error:
+        return f"{path} cannot be loaded: {error}"
+    if problem:
+        return f"{path}: torch {torch.__version__} has no {problem.decode()}"
+    _held.extend([library, _without_gradients()])
+    return _checked(path)
+
+
+def _checked(path: Path) -> str:
+    from backquant.native.check import wrong
+
+    found = wrong()
+    return f"{path}: {found}" if found else ""
+
+
+def _without_gradients() -> Any:
+    """The operators have no gradients; nothing is to be noted for them."""
+    autograd = torch.library.Library(_NAMESPACE, "IMPL", "Autograd")
+    for name in _OPERATORS:
+        autograd.impl(name, torch.library.fallthrough_kernel)
+    return autograd

@@ -1,0 +1,141 @@
+"""The plan of one layer: what ``library.cpp`` has to know of it, as one tensor of bytes.
+
+A head of numbers (``Plan`` in ``library.cpp``, field by field), then the packed weight, scales and shifts. It
+serves every batch and size of image.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from backquant.native.epilogue import Result, Weights, epilogue
+from backquant.native.packing import (
+    TAPS,
+    by_channel,
+    by_lane,
+    choose_blocks,
+    pack,
+    pack_depthwise,
+    reads_rows,
+)
+
+#: What the library's ``backquant_plan_layout`` has to give.
+LAYOUT = 0x31306B71626C6E6B
+_HEAD, _ALIGNED = 256, 64
+_LARGE = 2**12  # 1 / 4096 of a step
+_ACTIVATIONS = ("NONE", "CLAMP", "SWISH", "HARDSWISH", "GELU", "GELU_TANH", "TANH", "LEAKY")
+_DEPTHWISE = ("NONE", "CLAMP", "SWISH", "HARDSWISH")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a convolution: ``weight`` is ``[out, in / groups, height, width]``, the others have two numbers."""
+
+    weight: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.weight[1] == 1 and self.weight[0] == self.groups
+
+    @property
+    def rows(self) -> bool:
+        """Whether the taps of one row of the kernel are read as one."""
+        return reads_rows(self.weight, self.dilation)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a kernel for it.
+
+        >>> Shape((8, 8, 3, 3)).is_known, Shape((8, 1, 3, 3), groups=8).is_known
+        (True, True)
+        >>> Shape((8, 4, 3, 3), groups=2).is_known
+        False
+        """
+        _, _, height, width = self.weight
+        if self.depthwise:
+            square = height == width and self.stride in ((1, 1), (2, 2))
+            return square and height in (3, 5, 7) and self.dilation == (1, 1)
+        taps = height if self.rows else height * width
+        return self.groups == 1 and taps <= TAPS
+
+
+def is_known(shape: Shape, result: Result) -> bool:
+    """Whether the library computes this; on this CPU or not."""
+    known = result.is_known and shape.is_known
+    return known and (not shape.depthwise or (result.activation or "NONE") in _DEPTHWISE)
+
+
+def plan(
+    shape: Shape,
+    weights: Weights,
+    x: tuple[float, int],
+    result: Result,
+    other: tuple[float, int] | None = None,
+) -> torch.Tensor:
+    """The plan of a layer that ``is_known``, as uint8.
+
+    ``x``: scale and zero point of the input; ``other``: of what is added before the result is rounded. A
+    linear layer is a convolution of 1×1.
+    """
+    weight, depthwise = weights.weight.reshape(shape.weight), shape.depthwise
+    channels, deep, height, width = shape.weight
+    rows = not depthwise and shape.rows
+    is_float = result.dtype == torch.float32
+    order = by_lane if depthwise else by_channel
+    added = x[1] * weights.weight.flatten(1).sum(1, dtype=torch.int64)  # by the zero point
+    exact = is_float or _is_large(added * (weights.scale * (x[0] / result.scale)))
+    found = epilogue(result, weights, x[0], 0 if exact else x[1], order)
+    if other is not None:
+        found = found.adding(*other)
+    blocks = choose_blocks(1, channels, deep * height * width, 1)
+    if depthwise:
+        packed = pack_depthwise(weight[:, 0])
+    else:
+        taps = weight.permute(0, 2, 3, 1)
+        taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
+        packed = pack(taps, blocks)
+    parts = [packed, found.scale, found.shift]
+    if exact and x[1]:
+        parts.append(order(added.int()))
+    offsets, total = _places(parts)
+    numbers = (
+        *(LAYOUT, total, depthwise, shape.groups if depthwise else deep, channels),
+        *(height, 1 if rows else width, *shape.stride, *shape.padding, *shape.dilation),
+        1 if depthwise else deep * width if rows else deep,
+        *(blocks.columns, blocks.count, blocks.last, blocks.tail),
+        *(_ACTIVATIONS.index(found.activation), is_float, other is not None, x[1]),
+        *(*offsets, *[0] * (4 - len(offsets))),
+    )
+    head = struct.pack(f"<{len(numbers)}q{len(found.numbers)}f", *numbers, *found.numbers)
+    made = torch.zeros(total, dtype=torch.uint8)
+    for offset, part in zip((0, *offsets), (_bytes(head), *parts), strict=True):
+        values = part.contiguous().view(torch.uint8)
+        made[offset : offset + values.numel()] = values
+    return made
+
+
+def _is_large(steps: torch.Tensor) -> bool:
+    """Whether the rounding of so many steps of the result to 24 bits may be seen."""
+    return bool(steps.abs().amax() > _LARGE)
+
+
+def _bytes(head: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(head), dtype=torch.uint8)
+
+
+def _places(parts: Sequence[torch.Tensor]) -> tuple[list[int], int]:
+    found, place = [], _HEAD
+    for part in parts:
+        found.append(place)
+        size = part.numel() * part.element_size()
+        place += math.ceil(size / _ALIGNED) * _ALIGNED
+    return found, place

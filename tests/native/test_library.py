@@ -1,0 +1,95 @@
+"""The library of kernels in processes of its own: found, verified, refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backquant.errors import EngineError
+from backquant.native import library
+from backquant.native.build import FILES, build, is_whole, sources_digest
+
+SAYS = "from backquant.native.library import missing; print(missing() or 'runs')"
+pytestmark = pytest.mark.usefixtures("native_library")
+
+
+def said(folder: Path | str, **variables: str) -> str:
+    environment = {**os.environ, library.VARIABLE: str(folder), **variables}
+    command = [sys.executable, "-W", "ignore", "-c", SAYS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_it_runs_from_the_folder_that_the_variable_names(built_kernels: Path) -> None:
+    assert said(built_kernels) == "runs"
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({library.VARIABLE: "off"}, "BACKQUANT_KERNELS is off"),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "ONEDNN_MAX_CPU_ISA is AVX2"),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "ONEDNN_MAX_CPU_ISA is AVX512_CORE"),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "runs"),
+    ],
+)
+def test_the_environment_switches_it_off(
+    built_kernels: Path, variables: dict[str, str], reason: str
+) -> None:
+    assert said(**{"folder": built_kernels, **variables}) == reason
+
+
+def test_without_one_models_are_told_how_to_get_it(tmp_path: Path) -> None:
+    told = said(tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    assert told == "not built: backquant.native.build_kernels()"
+
+
+def test_a_damaged_library_is_not_loaded(built_kernels: Path, tmp_path: Path) -> None:
+    whole = next(built_kernels.glob(f"{sources_digest()}-*.so"))
+    assert is_whole(whole)
+    damaged = tmp_path / whole.name
+    shutil.copyfile(whole, damaged)
+    with damaged.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"x")
+    assert "is damaged" in said(tmp_path, XDG_CACHE_HOME=str(tmp_path))
+
+
+def test_one_of_other_sources_is_not_looked_at(built_kernels: Path, tmp_path: Path) -> None:
+    whole = next(built_kernels.glob(f"{sources_digest()}-*.so"))
+    shutil.copyfile(whole, tmp_path / f"{'0' * 16}{whole.name[16:]}")
+    assert said(tmp_path, XDG_CACHE_HOME=str(tmp_path)).startswith("not built")
+
+
+def test_the_same_bytes_twice(built_kernels: Path, tmp_path: Path) -> None:
+    """Its name holds the digest of its bytes."""
+    known = {path.name for path in built_kernels.glob(f"{sources_digest()}-*.so")}
+    assert build(tmp_path / "again").name in known
+
+
+def test_kernels_that_compute_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_found", [])
+    monkeypatch.setattr("backquant.native.check._X", (0.02, 118))
+    monkeypatch.setattr("backquant.native.check._finished", lambda value, result: value + 1)
+    assert "is wrong on this CPU" in library.missing()
+
+
+def test_without_a_compiler_building_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EngineError, match="no C\\+\\+ compiler") as raised:
+        library.build_kernels()
+    assert "g++" in str(raised.value)
+
+
+def test_the_sources_are_in_the_package() -> None:
+    folder = Path(library.__file__).parent
+    assert [name for name in FILES if not (folder / name).is_file()] == []

@@ -1,0 +1,84 @@
+"""The library's operators over generated layers, beside exact arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backquant.native.check import Case, computed
+from backquant.native.epilogue import Result
+from backquant.native.plan import Shape
+
+pytestmark = pytest.mark.usefixtures("native_library")
+POST_OPS = [("none", (), ""), ("relu", (), ""), ("hardtanh", (0.0, 6.0), ""), ("swish", (), "")]
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Case:
+    depthwise = draw(st.booleans())
+    channels = draw(st.integers(1, 140))
+    if depthwise:
+        size = draw(st.sampled_from([3, 5, 7]))
+        kernel, step = (size, size), draw(st.integers(1, 2))
+        stride, dilation, groups = (step, step), (1, 1), channels
+        weight = (channels, 1, *kernel)
+    else:
+        pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+        kernel = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+        stride, dilation, groups = draw(pairs), draw(pairs), 1
+        weight = (draw(st.integers(1, 140)), channels, *kernel)
+    padding = tuple(draw(st.integers(0, n // 2)) for n in kernel)
+    least = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    height, width = (draw(st.integers(n, n + 20)) for n in least)
+    shape = Shape(weight, stride, padding, dilation, groups)
+    dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
+    scale, zero_point = (0.05, 17) if dtype == torch.uint8 else (1.0, 0)
+    result = Result(scale, zero_point, dtype, *draw(st.sampled_from(POST_OPS)))
+    adds = not depthwise and result.activation is None and draw(st.booleans())
+    return Case((draw(st.integers(1, 3)), channels, height, width), shape, result, adds)
+
+
+@given(layers())
+def test_any_layer_is_right(case: Case) -> None:
+    if (case.shape.groups > 1) != case.shape.depthwise or not case.shape.is_known:
+        return
+    found, expected = computed(case, torch.Generator().manual_seed(1))
+    off = float((found.double() - expected).abs().max())
+    if case.result.dtype == torch.uint8:
+        assert off <= 0.5 + 2e-3
+    else:
+        assert off <= 1e-5 * float(expected.abs().max())
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    run = torch.ops.backquant_kernels
+    x = torch.zeros(1, 4, 2, 2, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="not a plan"):
+        run.convolution(x, torch.zeros(1024, dtype=torch.uint8))
+    with pytest.raises(RuntimeError, match="not a plan"):
+        run.convolution(x, torch.zeros(8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(1, 5, 2, 2, dtype=torch.uint8),
+        torch.zeros(1, 20, 8, 8, dtype=torch.uint8),  # channels first
+        torch.zeros(20, 8, 8, dtype=torch.uint8),
+        torch.zeros(1, 20, 8, 8),
+    ],
+)
+def test_what_a_layer_does_not_take_is_refused(x: torch.Tensor) -> None:
+    from backquant.native.check import PlainWeights
+    from backquant.native.plan import plan
+
+    weight = torch.ones(8, 20, 1, 1, dtype=torch.int8)
+    weights = PlainWeights(weight, torch.ones(8), torch.zeros(8))
+    made = plan(
+        Shape((8, 20, 1, 1)), weights, (1.0, 0), Result(1.0, 0, torch.uint8, "none", (), "")
+    )
+    with pytest.raises(RuntimeError, match="convolution takes uint8"):
+        torch.ops.backquant_kernels.convolution(x, made)
