@@ -309,3 +309,48 @@ def test_products_before_a_clip_run_on_integers(tmp_path) -> None:
     assert exported.integer == exported.expected == 4
     assert kernels(exported)["Clip"] == 1  # of integers: the ends of the range are not its bounds
     assert sqnr(quantized(x), run(tmp_path / "m.onnx", x)) > 40
+
+
+class Cached(nn.Module):
+    """Gives how much of its cache is filled, as a number, beside a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return self.linear(x), 12
+
+
+def test_a_number_among_the_outputs_is_a_tensor(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    model = backquant.quantize(Cached().eval(), backend="onnxruntime", calibration=[x])
+    backquant.export(model, tmp_path / "m.onnx", example_inputs=x)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    first, filled = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert filled.shape == () and filled == 12
+    torch.testing.assert_close(torch.from_numpy(first), model(x)[0], atol=0.05, rtol=0)
+
+
+class Regrouped(nn.Module):
+    """Attention whose result is reshaped before its axes are exchanged (UMT5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(2, 12, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        y = y.reshape(2, -1, 12, 8).transpose(1, 2).contiguous()
+        return self.out(y.view(2, 12, -1))
+
+
+def test_views_behind_attention_survive_the_exporter(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 12, 32)
+    model = backquant.quantize(
+        Regrouped().eval(), backend="onnxruntime", calibration=[x], capture="export"
+    )
+    backquant.export(model, tmp_path / "m.onnx", example_inputs=x)
+    assert sqnr(model(x), run(tmp_path / "m.onnx", x)) > 25

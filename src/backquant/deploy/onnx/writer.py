@@ -21,6 +21,7 @@ from backquant.deploy.onnx.gemm import store_described_biases, store_integer_bia
 from backquant.deploy.onnx.initializers import drop_unused
 from backquant.deploy.onnx.names import name_nodes
 from backquant.deploy.onnx.roundings import described_quantize, spell_roundings
+from backquant.deploy.onnx.spelled import spell_for_onnx
 from backquant.deploy.onnx.translate import Table, own_translations, translations
 from backquant.deploy.program import quiet
 from backquant.errors import BackquantError, ExportError
@@ -71,6 +72,7 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
     opset = int(job.options.get("opset", max(least, _least_opset(job))))
     try:
         with quiet(), printing_nowhere():
+            spell_for_onnx(job.program.exported)
             made = exported_to_onnx(job.program.exported, table, opset)
     except Exception as error:
         raise _refused(error) from error

@@ -1,0 +1,70 @@
+"""An exported program in the spelling that PyTorch's ONNX exporter takes. Values stay what they were.
+
+1. Numbers among the outputs (how much of a sliding cache is filled) are tensors without axes: to ONNX an
+   output is a tensor.
+2. The result of attention is copied into row-major order, and ``view`` becomes ``reshape``. The exporter runs
+   the program again, twice, and attention may lie in memory in another order each time, which a view behind
+   it does not survive. In the file a copy is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
+
+from backquant.operators import overloads
+
+__all__ = ["spell_for_onnx"]
+
+_aten = torch.ops.aten
+
+
+def spell_for_onnx(program: ExportedProgram) -> None:
+    """Apply the rules, in place.
+
+    >>> class Filled(torch.nn.Module):
+    ...     def forward(self, x): return x.view(-1), x.shape[0]
+    >>> program = torch.export.export(Filled(), (torch.zeros(3, 2),))
+    >>> spell_for_onnx(program)
+    >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    ['aten.reshape.default', 'aten.full.default']
+    """
+    attention = overloads("scaled_dot_product_attention")
+    for node in list(program.graph.nodes):
+        if node.target is _aten.view.default:
+            node.target = _aten.reshape.default
+        elif node.target in attention:
+            _lay_out(node)
+    _outputs_as_tensors(program)
+    program.graph_module.recompile()
+
+
+def _lay_out(node: fx.Node) -> None:
+    with node.graph.inserting_after(node):
+        copied = node.graph.call_function(
+            _aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+        )
+    copied.meta = {**node.meta, "val": node.meta["val"].contiguous()}
+    node.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+
+
+def _outputs_as_tensors(program: ExportedProgram) -> None:
+    output = next(node for node in reversed(program.graph.nodes) if node.op == "output")
+    values, specs = list(output.args[0]), program.graph_signature.output_specs
+    for i, (value, spec) in enumerate(zip(values, specs, strict=True)):
+        if isinstance(spec.arg, ConstantArgument) and isinstance(value, (bool, int, float)):
+            values[i] = _tensor(output, value)
+            specs[i] = OutputSpec(spec.kind, TensorArgument(name=values[i].name), spec.target)
+    output.args = (tuple(values),)
+
+
+def _tensor(output: fx.Node, value: Any) -> fx.Node:
+    made = torch.tensor(value)
+    with output.graph.inserting_before(output):
+        node = output.graph.call_function(_aten.full.default, ([], value), {"dtype": made.dtype})
+    node.meta["val"] = made.to("meta")
+    return node
