@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import io
 import os
+import platform
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -44,6 +47,12 @@ CAUSES = (
 )
 NAMES = ("a b'c\" ü 模型", "line\nfeed", "-x", "%s{0}$HOME", "x" * 200)
 F_SETPIPE_SZ, PIPE = 1031, 1 << 20
+#: Instructions of a filter of system calls (``linux/filter.h``), and the numbers of calls on x86-64.
+_EQUAL, _LARGER, _AT_LEAST, _BITS = 0x15, 0x25, 0x35, 0x45
+_LOAD_CALL, _LOAD_FIRST, _LOAD_THIRD = ((0x20, 0, 0, at) for at in (0, 16, 32))
+_ALLOW, _REFUSE = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EDQUOT)
+_WRITE, _PWRITE, _WRITEV, _FALLOCATE, _FTRUNCATE = 1, 18, 20, 285, 77
+_MKDIR, _MKDIRAT, _OPENAT = 83, 258, 257
 Write = Callable[[Path], object]
 Before = Callable[[], object]  # in the child, before it writes
 
@@ -171,6 +180,41 @@ def of_limits(kind: str, write: Write, root: Path, new: dict[str, bytes]) -> Att
         yield f"files of {size} bytes", judged(place, status, words, new)
 
 
+def quota(count: int) -> Before:
+    """The kernel refuses every write of ``count`` bytes or more with ``EDQUOT``, as a quota does; with 0, any
+    write, and each new file or folder, too. Output and errors are written as ever. A filter of system calls:
+    no file system with quotas is needed."""
+
+    def begin() -> None:
+        rules = [_LOAD_CALL]
+        for call in (_WRITE, _PWRITE):
+            # this call, no output or error, and so many bytes: refused
+            rules += [(_EQUAL, 0, 5, call), _LOAD_FIRST, (_LARGER, 0, 3, 2), _LOAD_THIRD]
+            rules += [(_AT_LEAST, 0, 1, count), _REFUSE, _LOAD_CALL]
+        rules += [(_EQUAL, 0, 3, _WRITEV), _LOAD_FIRST, (_LARGER, 0, 1, 2), _REFUSE, _LOAD_CALL]
+        if not count:
+            for call in (_FALLOCATE, _FTRUNCATE, _MKDIR, _MKDIRAT):
+                rules += [(_EQUAL, 0, 1, call), _REFUSE]
+            rules += [(_EQUAL, 0, 3, _OPENAT), _LOAD_THIRD, (_BITS, 0, 1, os.O_CREAT), _REFUSE]
+        packed = b"".join(struct.pack("HBBI", *rule) for rule in (*rules, _ALLOW))
+        held = ctypes.create_string_buffer(packed)
+        program = struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(held))
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
+
+    return begin
+
+
+def of_quota(kind: str, write: Write, root: Path, new: dict[str, bytes]) -> Attempt:
+    longest = max(map(len, new.values()), default=0)
+    for size in sorted({0, 1, 300, longest // 4 + 1}):
+        place = Place(kind, fresh(root))
+        place.fill()
+        status, words = ended(child(place, write, quota(size)))
+        yield f"quota: writes of {size} bytes", judged(place, status, words, new)
+
+
 def of_permission(kind: str, write: Write, root: Path, new: dict[str, bytes]) -> Attempt:
     for mode, what in ((0o555, "a folder"), (0o444, "a file")):
         place = Place(kind, fresh(root))
@@ -255,6 +299,7 @@ def of_many(kind: str, write: Write, root: Path, new: dict[str, bytes]) -> Attem
 
 FAULTS = {
     "limit": of_limits,
+    "quota": of_quota,
     "permission": of_permission,
     "disk": of_disks,
     "temporary": of_temporary,
@@ -263,6 +308,7 @@ FAULTS = {
     "many": of_many,
 }
 MOUNTS = ("disk", "temporary")
+HAS_FILTER = sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def fresh(root: Path) -> Path:
@@ -299,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     fast = [kind for kind in SUFFIXES if kind not in SLOW]
     can = [fault for fault in FAULTS if os.geteuid() == 0 or fault not in MOUNTS]
+    can = [fault for fault in can if HAS_FILTER or fault != "quota"]
     parser.add_argument("--only", nargs="+", choices=list(SUFFIXES), default=fast)
     parser.add_argument("--fault", nargs="+", choices=list(FAULTS), default=can)
     chosen = parser.parse_args(arguments)

@@ -41,6 +41,9 @@ def test_each_rank_takes_every_nth_batch(group: Any) -> None:
     assert len(of_rank(arrays, group)) == 2  # type: ignore[arg-type]
     listed = of_rank([*range(7)], group)
     assert [*listed] == [*listed] == [1, 4]
+    once = of_rank((number for number in range(7)), group)
+    assert iter(once) is once  # as a generator is: nothing else may be read from it first
+    assert [*once] == [1, 4]
     loader = DataLoader(TensorDataset(torch.ones(4)), sampler=DistributedSampler([1, 2], 2, 0))  # type: ignore[arg-type]
     assert of_rank(loader, group) is loader
     assert rank_in(group) == 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,3 +58,17 @@ def test_graphs_keep_names_and_arguments():
         str(node.format_node()) for node in graph.nodes
     ]
     assert str(again) == str(graph)
+
+
+def test_operators_that_are_not_registered_yet(tmp_path: Path) -> None:
+    """A process that only reads a pickle has called nothing that registers them."""
+    register_quantized_decomposed()
+    path = tmp_path / "operator.pickle"
+    path.write_bytes(dump(torch.ops.quantized_decomposed.quantize_per_tensor.default))
+    code = (
+        "import sys, backquant.prepare.pickling as p; print(p.load(open(sys.argv[1], 'rb').read()))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == "quantized_decomposed.quantize_per_tensor.default", found.stderr

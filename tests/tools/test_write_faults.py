@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tools.write_faults import FAULTS, MOUNTS, attempts
+from tools.write_faults import FAULTS, HAS_FILTER, MOUNTS, attempts
 
 from backquant.errors import UsageError
 from backquant.files import write_text
 from tools import write_faults
 
-NO_MOUNT = [fault for fault in FAULTS if fault not in MOUNTS]
+NO_MOUNT = [f for f in FAULTS if f not in MOUNTS and (HAS_FILTER or f != "quota")]
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], object], root: Path) -> str:

@@ -118,6 +118,62 @@ def test_models_are_quantized_by_several_threads_at_once() -> None:
     assert all(torch.equal(one, expected) for one in found)
 
 
+class Cache:
+    def __init__(self, *keys: torch.Tensor) -> None:
+        self.keys = list(keys)
+
+
+class Decoder(nn.Module):
+    """Takes and returns a cache, and a state that depends on nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> Any:
+        keys = [torch.cat((key, self.fc(x))) for key in cache.keys]
+        return sum(key.sum(0) for key in keys), Cache(*keys), torch.zeros((2,))
+
+
+def step(size: int) -> tuple[torch.Tensor, Cache]:
+    made = torch.randn(3, size, 4, generator=torch.Generator().manual_seed(size))
+    return made[0, :1], Cache(made[1], made[1] if size % 3 == 0 else made[2])  # one twice
+
+
+def test_results_of_decoders_in_threads_are_their_callers_own() -> None:
+    """Caches of other lengths from six threads; results are kept, written to, and looked at again."""
+    model = backquant.quantize(Decoder().eval(), step(2), calibration=[step(2), step(3)])
+    sizes = range(1, 11)
+    wanted = {size: [part.clone() for part in parts(model(*step(size)))] for size in sizes}
+    called = copy.deepcopy(model)
+    wrong: list[str] = []
+
+    def run(first: int) -> None:
+        held = []
+        for number in range(60):
+            size = sizes[(first + number) % len(sizes)]
+            held.append((size, parts(called(*step(size)))))
+            if len(held) > 12:
+                size, found = held.pop(number % 12)
+                if not all(map(torch.equal, found, wanted[size])):
+                    wrong.append(f"of size {size}")
+                for part in found:
+                    part.add_(1)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert called.replays is not None and called.replays.programs
+
+
+def parts(result: Any) -> list[torch.Tensor]:
+    logits, cache, state = result
+    return [logits, *cache.keys, state]
+
+
 def test_the_first_calls_of_a_model_come_from_many_threads_at_once() -> None:
     model = quantized(shufflenet_v2_x0_5(), "x86")
     expected = {size: model(images(size)) for size in SIZES}

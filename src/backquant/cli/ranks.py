@@ -58,6 +58,8 @@ def of_rank(batches: Iterable[Any], group: dist.ProcessGroup | None) -> Iterable
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if isinstance(batches, Batches):
         return batches.every(size, rank)
+    if isinstance(batches, Iterator):  # read once: what looks at the first batch must know that
+        return islice(batches, rank, None, size)
     return _Every(batches, rank, size)
 
 

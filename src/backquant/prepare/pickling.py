@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from backquant.backend_config.naming import functional_name
+from backquant.graph import register_quantized_decomposed
 
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
@@ -39,6 +40,8 @@ def _functional(name: str) -> Any:
 
 def _operator(*names: str) -> Any:
     found: Any = torch.ops
+    if names[0] == "quantized_decomposed":
+        register_quantized_decomposed()
     for name in names:
         found = getattr(found, name)
     return found
