@@ -152,6 +152,27 @@ def test_an_exported_decoder_generates(tmp_path: Path) -> None:
         assert twenty(from_file, prompt) == twenty(emulated, prompt)
 
 
+def test_a_program_of_executorch_generates(tmp_path: Path) -> None:
+    """Its file says what its inputs are called; XNNPACK rounds activations at each call, as we do."""
+    model = trained()
+    example = backquant.decoder_inputs(model, ids(TEXT[:24]), cached=12)
+    four_bits = backquant.quantize(model, example, backend="xnnpack", weights="int4", group_size=32)
+    pair = {"keys": {2: "cached<=64"}, "values": {2: "cached<=64"}}
+    axes = {
+        "input_ids": {1: "new<=64"},
+        "position_ids": {1: "new<=64"},
+        "attention_mask": {1: "all<=128"},
+        "past_key_values": {"layers": [pair, pair]},
+    }
+    exported = backquant.export(four_bits, tmp_path / "decoder.pte", dynamic_shapes=axes)
+    assert exported.kernel_counts["XNNPACK FullyConnected (int4)"] == 15
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    from_file = backquant.as_generator(tmp_path / "decoder.pte", empty)
+    emulated = backquant.as_generator(four_bits, empty)
+    assert twenty(from_file, "the quick ") == twenty(emulated, "the quick ")
+
+
 def test_what_cannot_generate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no file"):
         backquant.as_generator(tmp_path / "decoder.onnx", trained())

@@ -30,7 +30,7 @@ class ExportedDecoder:
             raise UsageError(
                 "the file does not name its inputs",
                 where=str(path),
-                fix="a file that backquant.export wrote: .onnx or .xml",
+                fix="a file that backquant.export wrote: .onnx, .xml or .pte",
             )
         sizes = {name: tuple(size) for name, size in self._loaded.inputs.items()}
         cached = tuple(size for name, size in sizes.items() if name.startswith(CACHE))

@@ -80,8 +80,8 @@ def as_generator(quantized: nn.Module | str | os.PathLike[str], model: nn.Module
 
     Args:
         quantized: from ``quantize`` with ``decoder_inputs`` as example inputs, or from ``load``; or a
-            file that ``export`` wrote of such a model (``.onnx``, ``.xml``), which its runtime
-            computes.
+            file that ``export`` wrote of such a model (``.onnx``, ``.xml``, ``.pte``), which its
+            runtime computes.
         model: a causal language model of ``transformers``, for its configuration alone: weights on the
             ``meta`` device will do, and none are kept.
 

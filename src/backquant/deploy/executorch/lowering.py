@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch.export import ExportedProgram
 
 from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
+from backquant.deploy.executorch.runtime import INPUTS
 from backquant.deploy.groups import spell_groups
 from backquant.deploy.program import Program, quiet
 from backquant.dtypes import block_of, dequantize_tensor
@@ -112,6 +114,22 @@ def _origin(node: fx.Node) -> str:
     return str((node.meta.get("custom") or {}).get(_MARK, ""))
 
 
+def described_inputs(exported: ExportedProgram) -> torch.Tensor:
+    """Names and sizes of the inputs, of which the format has none: JSON as bytes, free sizes as null.
+
+    >>> described_inputs(torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 3),))).numpy().tobytes()
+    b'{"input": [2, 3]}'
+    """
+    names = exported.graph_signature.user_inputs
+    values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
+    sizes = {
+        str(name): [size if isinstance(size, int) else None for size in value.shape]
+        for name, value in ((name, values.get(name)) for name in names)
+        if isinstance(value, torch.Tensor)
+    }
+    return torch.tensor(list(json.dumps(sizes).encode()), dtype=torch.uint8)
+
+
 def _partitioned(exported: ExportedProgram) -> tuple[Any, dict[str, str]]:
     """The edge program with delegates, and the partitioner's reasons by origin."""
     with quiet():
@@ -121,6 +139,7 @@ def _partitioned(exported: ExportedProgram) -> tuple[Any, dict[str, str]]:
         edge = to_edge_transform_and_lower(
             exported,
             partitioner=[partitioner()],
+            constant_methods={INPUTS: described_inputs(exported)},
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
     refused = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from torch.utils import _pytree as pytree
 from backquant.deploy.program import quiet
 from backquant.errors import ExportError
 from backquant.graph.objects import tensors_of
+
+#: The method of a program that gives the names and sizes of its inputs.
+INPUTS = "backquant_inputs"
 
 
 def registered_kernels() -> frozenset[str]:
@@ -49,11 +53,30 @@ class ExecuTorchModel:
                 fix="its log on standard error names the operator or the delegate",
             ) from error
 
+    def described_inputs(self) -> dict[str, list[int | None]]:
+        """Names and sizes of the inputs as ``export`` wrote them; empty of other programs.
+
+        Raises ``ExportError`` for what says none of these.
+        """
+        if INPUTS not in self._program.method_names:
+            return {}
+        told = self._program.load_method(INPUTS).execute([])[0]
+        try:
+            found = json.loads(bytes(told.tolist()))
+            good = all(isinstance(sizes, list) for sizes in found.values())
+        except (AttributeError, TypeError, ValueError):
+            good = False
+        if good:
+            return found  # type: ignore[no-any-return]
+        raise ExportError(
+            "the program does not describe its inputs", where=INPUTS, fix="export the model again"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once. Tensors that are not contiguous are copied. Raises ``ExportError`` when it fails."""
         leaves = pytree.tree_leaves((args, kwargs))
         given = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
-        inputs = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in given]
+        inputs = [_row_major(t) if isinstance(t, torch.Tensor) else t for t in given]
         try:
             outputs = self._forward.execute(inputs)
         except RuntimeError as error:
@@ -66,12 +89,17 @@ class ExecuTorchModel:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous; an empty one with the strides that the runtime wants: others end the process."""
+    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)
+
+
 class LoadedProgram:
     """See ``backquant.deploy.session.Loaded``."""
 
     def __init__(self, path: Path) -> None:
         self._model = ExecuTorchModel(path)
-        self.inputs: Mapping[str, Sequence[int | None]] = {}  # the format has no names
+        self.inputs: Mapping[str, Sequence[int | None]] = self._model.described_inputs()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""
