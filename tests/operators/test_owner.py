@@ -16,6 +16,7 @@ ALLOWED = {
     "graph/export/leaves.py": "graph stands below operators: the calls that recurrent modules make",
     "graph/export/tidy.py": "what export adds: copies, casts, views that are written to",
     "graph/multiply_adds.py": "torch's flop registry goes by packets, below any spelling",
+    "qconfig/derive.py": "qconfig stands below operators: whose weights have the output on axis 1",
     "runtime/replay/pass_on.py": "how recorded calls set storages, no operators of models",
     "runtime/replay/program.py": "what recorded calls hold, in the spelling that the interpreter runs",
 }
