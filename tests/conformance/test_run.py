@@ -250,3 +250,30 @@ def test_a_condition_that_is_not_enforced(monkeypatch: pytest.MonkeyPatch) -> No
     found = backquant.conform("fbgemm", entries=["torch.nn.PReLU"], rounds=1, jobs=0)
     beyond = [o for o in found.failures if o.case.endswith("beyond: num_parameters = 1")]
     assert "is beyond num_parameters = 1, and the plan takes it" in beyond[0].detail
+
+
+@pytest.mark.parametrize("seed", [101, 1507])
+def test_what_is_quantized_at_each_call_is_compared_with_what_the_kernel_reads(seed: int) -> None:
+    """7 bits of the 8 that are asked for, float32 inputs of float16 weights; few results, which a ReLU leaves
+    next to nothing of, are measured by the range of what the operator gives."""
+    entries = ["torch.nn.functional.relu(torch.nn.Linear)"]
+    found = backquant.conform("fbgemm", entries=entries, rounds=2, jobs=0, seed=seed)
+    assert found.conforms, str(found)
+    halves = [t for (_, dtypes), t in found.tallies.items() if "float16" in dtypes]
+    assert halves and all(tally.elements and tally.worst < 0.01 for tally in halves)
+
+
+def test_a_scale_below_its_bound_is_tried_with_that_scale() -> None:
+    """The engine is asked past a least scale where values are so small that the scale is less."""
+    from backquant.conformance.edges import edges_of
+    from backquant.conformance.requests import asked_for
+
+    configs = backquant.get_backend_config("qnnpack").configs[0].dtype_configs
+    bounded = [
+        e for c in configs for e in edges_of(c, asked_for(c, None, None)) if e.of_small_scales
+    ]
+    assert {edge.role for edge in bounded} >= {"input", "weight"}
+    found = backquant.conform("qnnpack", entries=["torch.nn.Conv1d"], rounds=1, jobs=0)
+    said = {each.detail for each in found.outcomes if each.pattern == "torch.nn.Conv1d"}
+    assert any("weight scale_min_lower_bound" in each for each in said), said
+    assert found.conforms, str(found)

@@ -19,9 +19,6 @@ IN_HALVES = Tolerance(1, "weights rounded to float16, sums in float32")
 BFLOAT16 = Tolerance(
     8, "activations and results are rounded to bfloat16, before they are clamped, too"
 )
-GATES_IN_HALVES = Tolerance(
-    24, "weights rounded to float16; a state that a gate holds near 0 is off by a part of itself"
-)
 HALF_SCALES = Tolerance(0.5, "scale and zero point of a row are float16")
 STEP_BY_STEP = Tolerance(24, "at each step what the one before was off by is multiplied")
 
@@ -54,7 +51,7 @@ def _dynamic(dtype: torch.dtype, weight: torch.dtype, tolerance: Tolerance) -> D
 DYNAMIC_INT8 = _dynamic(torch.quint8, torch.qint8, AT_EACH_CALL)
 DYNAMIC_FLOAT16 = _dynamic(torch.float16, torch.float16, IN_HALVES)
 RECURRENT_INT8 = _dynamic(torch.quint8, torch.qint8, STEP_BY_STEP)
-RECURRENT_FLOAT16 = _dynamic(torch.float16, torch.float16, GATES_IN_HALVES)
+RECURRENT_FLOAT16 = _dynamic(torch.float16, torch.float16, IN_HALVES)
 
 # weight only
 WEIGHT_ONLY_QUINT8 = DTypeConfig(torch.float, torch.float, torch.quint8)

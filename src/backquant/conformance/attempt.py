@@ -28,6 +28,7 @@ from backquant.conformance.data import (
     output_scale,
 )
 from backquant.conformance.each_part import references_of_parts
+from backquant.conformance.float_inputs import with_float_inputs
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
 from backquant.conformance.requests import asked_for
@@ -60,6 +61,7 @@ Steps = Generator[Outcome | Build, Answer, None]
 
 #: How far results in float may be off where nothing is stated: sums in another order.
 FLOAT_STEPS = 0.01
+_SAMPLES = 8  # calls that say what range results in float have
 
 
 @dataclass(frozen=True)
@@ -238,8 +240,9 @@ def on_engine(
     references += references_behind(ran.kernels, prepared.module)
     references += references_of_parts(ran.kernels, prepared.module)
     unit = output_scale(prepared.module) if _gives_integers(config) else None
-    running = _Running(prepared, built, references, input_grids(prepared.module), unit)
     integers = _gives_integers(config)
+    spread = 0.0 if integers else spread_of_results(trial, prepared)
+    running = _Running(prepared, built, references, input_grids(prepared.module), unit, spread)
     limit = stated_steps(config, prepared.model, floats=not integers)
     blank = replace(blank, exact=exact and integers, limit=limit)
     for probe in PROBES if setting.engine.takes_sizes else PROBES[:5]:
@@ -267,26 +270,50 @@ def stated_steps(config: DTypeConfig, model: FloatModel, *, floats: bool) -> flo
 def references_of(prepared: fx.GraphModule) -> tuple[list[Any], bool]:
     """The integer reference, and True; where it has no arithmetic for a dtype, the reference model.
 
-    What is quantized at each call has two: kernels for x86 may measure 7 bits of the 8 that are asked for.
+    What is quantized at each call has others: kernels for x86 may measure 7 bits of the 8 that are asked for,
+    and leave the input of float16 weights in float32.
     """
+    reference = convert_to_reference(prepared)
+    others = (with_seven_bits(reference), with_float_inputs(reference))
+    found: list[Any] = [each for each in others if each is not None]
     try:
-        return [TorchEngine(REFERENCE).build(prepared, ()).model], True
+        return [TorchEngine(REFERENCE).build(prepared, ()).model, *found], True
     except RefusedByEngineError:
-        reference = convert_to_reference(prepared)
-    narrower = with_seven_bits(reference)
-    return [reference] if narrower is None else [reference, narrower], False
+        return [reference, *found], False
 
 
 @dataclass(frozen=True)
 class _Running:
     """A trial as it runs: on the engine, and as one of the references does. ``grids``: those of the inputs;
-    ``unit``: the scale of the result."""
+    ``unit``: the scale of the result; ``spread``: the range of results in float."""
 
     prepared: Prepared
     built: BuiltModel
     references: list[Any]
     grids: list[Tensor | None]
     unit: float | None
+    spread: float
+
+
+def spread_of_results(trial: Trial, prepared: Prepared) -> float:
+    """How far from 0 the float operator's results are where its inputs have all of their range: a step of few
+    results, of which a ReLU leaves next to nothing, is no step of what it computes."""
+    model, widest = prepared.model, 0.0
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(trial.number)
+        for values in ("any", "ends") * _SAMPLES:
+            grids = [None] * len(model.inputs)
+            try:
+                out = single(
+                    model.module.forward(
+                        *called_with(Probe(values), model.inputs, prepared.ranges, grids)
+                    )
+                )
+            except Exception:
+                return widest
+            out = out[torch.isfinite(out)].abs()
+            widest = max(widest, float(out.max()) if out.numel() else 0.0)
+    return widest
 
 
 def _called(
@@ -315,13 +342,15 @@ def _called(
             found = running.built.run(inputs)
         except RefusedByEngineError as error:
             return replace(blank, verdict=Verdict.REFUSED_BY_ENGINE, detail=str(error))
-    outcomes = [judged(found, each, blank, running.unit) for each in wanted]
+    outcomes = [judged(found, each, blank, running.unit, running.spread) for each in wanted]
     return min(outcomes, key=lambda each: (bool(each.detail), each.steps))
 
 
-def judged(found: Tensor, wanted: Tensor, blank: Outcome, unit: float | None = None) -> Outcome:
+def judged(
+    found: Tensor, wanted: Tensor, blank: Outcome, unit: float | None, spread: float
+) -> Outcome:
     """``blank`` with how far ``found`` is from ``wanted``."""
-    off = distance(found, wanted, unit)
+    off = distance(found, wanted, unit, spread)
     wrong = bool(off.what) or off.worst > blank.limit
     return replace(
         blank,

@@ -34,6 +34,11 @@ class Edge:
     request: QConfigFix
     widened: DTypeConfig
 
+    @property
+    def of_small_scales(self) -> bool:
+        """Whether it is seen only where values are so small that the scale is the least one asked for."""
+        return "scale_min_lower_bound" in self.name
+
 
 def edges_of(config: DTypeConfig, asked: QConfigFix) -> Iterator[Edge]:
     """What lies one step beyond ``config``; ``asked`` is what it admits.

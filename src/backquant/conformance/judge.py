@@ -22,8 +22,11 @@ class Distance:
 _PARTS = 255
 
 
-def distance(found: Tensor, wanted: Tensor, unit: float | None = None) -> Distance:
-    """Integers are compared as they are, floats in steps of ``unit``, or in 255ths of the range wanted.
+def distance(
+    found: Tensor, wanted: Tensor, unit: float | None = None, spread: float = 0.0
+) -> Distance:
+    """Integers are compared as they are, floats in steps of ``unit``, or in 255ths of their range: that of
+    ``wanted``, or ``spread`` where results have more than these few.
 
     >>> distance(torch.tensor([1, 5]), torch.tensor([1, 3]))
     Distance(worst=2.0, different=1, elements=2, what='')
@@ -47,8 +50,8 @@ def distance(found: Tensor, wanted: Tensor, unit: float | None = None) -> Distan
         if unit is not None:
             off = (off / unit).round(decimals=2)  # the grid, in float32
         else:
-            spread = (wanted.max() - wanted.min()).abs().double()
-            widest = torch.maximum(spread, wanted.abs().max().double())
+            own = (wanted.max() - wanted.min()).abs().double()
+            widest = torch.maximum(own, wanted.abs().max().double()).clamp_min(spread)
             off = off / (widest.clamp_min(1e-12) / _PARTS)
         return Distance(float(off.max()), int((off > 1e-3).sum()), off.numel())
     return Distance(float(off.max()), int((off > 0).sum()), off.numel())

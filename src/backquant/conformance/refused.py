@@ -6,6 +6,8 @@ import copy
 from collections.abc import Generator
 from dataclasses import replace
 
+import torch
+
 from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.conformance.attempt import (
     Prepared,
@@ -134,6 +136,10 @@ def _asked_past(
     wide = only(setting.backend, config, edge.widened)
     made = float_model(entry, setting.backend, None, setting.examples, config)
     ranges = drawn_ranges(len(made.inputs), trial.choice(), 0)
+    if edge.of_small_scales and edge.role == "weight":
+        made = _with_small_weights(made)
+    elif edge.of_small_scales:
+        ranges = ["narrow"] * len(ranges)
     try:
         module = prepared_module(made, edge.request, wide, edge.widened)
         prepared = calibrated(Prepared(made, edge.request, ranges, module), trial)
@@ -146,8 +152,18 @@ def _asked_past(
     right = bool(outcomes) and all(each.verdict is Verdict.CONFORMS for each in outcomes)
     if not right or not any(each.elements for each in outcomes):
         return blank
-    why = f"the engine computes {edge.name} rightly, on {outcomes[0].kernel}"
+    why = f"the engine computes {edge.name} rightly"
     return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
+
+
+def _with_small_weights(model: FloatModel) -> FloatModel:
+    """``model`` with weights of some hundredths: on the grid of the least scale, and not all of them 0."""
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if tensor.is_floating_point() and "running" not in name:
+                tensor.mul_(0.03)
+    return replace(model, module=module)
 
 
 def kept(steps: Steps) -> Generator[Outcome | Build, Answer, list[Outcome]]:

@@ -177,7 +177,7 @@ class Conformance:
 
     def save_html(self, path: str | Path) -> None:
         """Write the page that a person reads; ``UsageError`` where it cannot be."""
-        from backquant.conformance.page import to_html
+        from backquant.conformance.page_html import to_html
 
         write_text(path, to_html(self), "save_html(path)")
 
