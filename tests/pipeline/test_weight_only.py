@@ -88,12 +88,19 @@ def test_messages(tagger: tuple[nn.Module, torch.Tensor], snapshot: Callable[...
         {"weights": "int4", "group_size": 1},
         {"group_size": 32},
         {"weights": "int4", "qconfig_mapping": mapping},
+        {"weights": {"tabel": "int4:32"}, "backend": "onnxruntime"},
+        {"weights": {"table": "int4:x"}, "backend": "onnxruntime"},
+        {"weights": {"up": "int5"}, "backend": "onnxruntime"},
     )
     errors = []
     for asked in wrong:
         with pytest.raises(BackquantError) as error:
             backquant.quantize(model, x, **asked)  # type: ignore[arg-type]
         errors.append(str(error.value))
+    without = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+    with pytest.raises(BackquantError) as error:
+        backquant.quantize(without, torch.ones(1, 64), backend="onnxruntime", weights={"1": "int8"})
+    errors.append(str(error.value))
     snapshot("asked", "\n".join(errors))
 
 
@@ -185,19 +192,3 @@ def test_weights_by_path() -> None:
     whole = backquant.quantize(model, words, backend="onnxruntime", weights={"": "int4:32"})
     plain = backquant.quantize(model, words, backend="onnxruntime", weights="int4", group_size=32)
     assert torch.equal(whole(words), plain(words))
-
-
-@pytest.mark.parametrize(
-    "weights,told",
-    [
-        ({"tabel": "int4:32"}, "the model has no module 'tabel'"),
-        ({"table": "int4:x"}, "'int4:x' is no dtype with a group size"),
-        ({"up": "int5"}, "'int5' is no dtype for weights"),
-    ],
-)
-def test_paths_and_dtypes_that_are_not_there(
-    tagger: tuple[nn.Module, torch.Tensor], weights: dict[str, str], told: str
-) -> None:
-    model, words = tagger
-    with pytest.raises(BackquantError, match=told):
-        backquant.quantize(model, words, backend="onnxruntime", weights=weights)

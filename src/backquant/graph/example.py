@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
-from backquant.graph.clone import own_buffers
+from backquant.graph.clone import own_buffers, own_tensors
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, unwritten_parameters
 from backquant.graph.tracer import user_line
@@ -64,6 +64,41 @@ def _memory(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
+_COPIED = 2**28  # bytes of parameters
+
+
+def _called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``model`` called, without a write to its tensors.
+
+    It runs on copies, which are compared afterwards, and again to say which operator wrote. One that is too
+    large for that is watched at once; not all are, since PyTorch compiles ``torch.cond`` and the like when
+    they are called, and under a dispatch mode fails then and ever after.
+    """
+    if _is_cheap_to_copy(model):
+        trial = own_tensors(model)
+        result = trial(*fresh(args), **fresh(kwargs))
+        written = zip(model.parameters(), trial.parameters(), strict=False)
+        if all(_same_bits(one, other) for one, other in written):
+            return result
+    with unwritten_parameters(model):
+        return own_buffers(model)(*fresh(args), **fresh(kwargs))
+
+
+def _is_cheap_to_copy(model: nn.Module) -> bool:
+    parameters = list(model.parameters())
+    plain = all(type(p) is nn.Parameter and p.layout is torch.strided for p in parameters)
+    return plain and sum(p.nbytes for p in parameters) <= _COPIED
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.device.type == "meta" or torch.equal(*(_bits(t) for t in (one, other)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN is equal to itself so."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def check_inputs(model: nn.Module, inputs: Any) -> Any:
     """Run ``model`` once on example inputs, without gradients, and return its output.
 
@@ -79,11 +114,9 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     """
     args, kwargs = as_arguments(inputs)
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    trial = own_buffers(model)
     try:
-        generators = torch.random.fork_rng(devices=sorted(devices))
-        with torch.no_grad(), generators, unwritten_parameters(model):
-            return trial(*fresh(args), **fresh(kwargs))
+        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+            return _called(model, args, kwargs)
     except WritesParameterError:
         raise
     except Exception as error:

@@ -24,9 +24,9 @@ class AtenSpeller:
     """The table of ``backquant.operators`` as ``backquant.graph`` asks for it.
 
     >>> speller = AtenSpeller()
-    >>> speller.call(_aten.add.Tensor, (1, 2), {}).target is operator.add
+    >>> speller.call(torch.ops.aten.add.Tensor, (1, 2), {}).target is operator.add
     True
-    >>> speller.call(_aten.bmm.default, (1, 2), {}).target is torch.matmul
+    >>> speller.call(torch.ops.aten.bmm.default, (1, 2), {}).target is torch.matmul
     True
     """
 
@@ -78,7 +78,7 @@ def rebuilt_module(
     Returns ``None`` for an operator without such a module, or with a computed weight.
 
     >>> weight = torch.ones(3, 2)
-    >>> module = rebuilt_module(_aten.linear.default, ("x", weight), {})
+    >>> module = rebuilt_module(torch.ops.aten.linear.default, ("x", weight), {})
     >>> module, module.weight.data_ptr() == weight.data_ptr()
     (Linear(in_features=2, out_features=3, bias=False), True)
     """

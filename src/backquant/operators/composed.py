@@ -15,11 +15,12 @@ from backquant.operators.index import all_operators
 def composed(node: fx.Node) -> fx.Node | None:
     """The operator that the calls ending in ``node`` are together, as one call before it, or ``None``.
 
+    >>> import torch
     >>> graph = fx.Graph()
     >>> x, w, b = (graph.placeholder(name) for name in "xwb")
-    >>> turned = graph.call_function(_aten.permute.default, (w, [1, 0]))
-    >>> made = composed(graph.call_function(_aten.addmm.default, (b, x, turned)))
-    >>> made.target is _aten.linear.default, made.args
+    >>> turned = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0]))
+    >>> made = composed(graph.call_function(torch.ops.aten.addmm.default, (b, x, turned)))
+    >>> made.target is torch.ops.aten.linear.default, made.args
     (True, (x, w, b))
     """
     is_item = node.target is operator.getitem and bool(node.args[1] == 0)

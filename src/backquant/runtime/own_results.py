@@ -23,7 +23,9 @@ def returned_tensors(graph_module: fx.GraphModule) -> tuple[str, ...]:
 
     >>> class Net(torch.nn.Module):
     ...     def __init__(self):
-    ...         super().__init__(); self.table, self.bias = torch.ones(2, 2), torch.ones(2)
+    ...         super().__init__()
+    ...         self.table = torch.nn.Parameter(torch.ones(2, 2))
+    ...         self.bias = torch.nn.Parameter(torch.ones(2))
     ...     def forward(self, x):
     ...         return x + self.bias, self.table[0]
     >>> returned_tensors(fx.symbolic_trace(Net()))
