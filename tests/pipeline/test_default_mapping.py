@@ -92,3 +92,31 @@ def test_an_entry_that_admits_7_bits_keeps_them() -> None:
     mapping, notes = mapping_on_engine(config, replace(engine_info("x86"), wide_accumulation=True))
     assert mapping.global_qconfig.activation().quant_max == 127
     assert not notes
+
+
+def _decibels(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    return float(10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum()))
+
+
+def test_weights_of_qnnpack_have_a_scale_for_each_channel() -> None:
+    """One large weight makes zeros of all others, with one scale for all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh()).eval()
+    with torch.no_grad():
+        model[0].weight[0, 0] = 60
+    data = [torch.randn(16, 16) * (torch.arange(16) > 0) for _ in range(4)]
+    found = backquant.quantize(model, backend="qnnpack", calibration=data, slower="keep")
+    asked = get_default_qconfig_mapping("qnnpack")
+    as_torch = backquant.quantize(model, backend="qnnpack", calibration=data, qconfig_mapping=asked)
+    wanted = model(data[0])[:, 1:].detach()
+    assert "weights have a scale for each output channel" in found.plan.notes
+    assert found.report.coverage == as_torch.report.coverage > 0
+    assert _decibels(wanted, as_torch(data[0])[:, 1:]) < 10
+    assert _decibels(wanted, found(data[0])[:, 1:]) > 20
+
+
+def test_transposed_convolutions_of_qnnpack_keep_one_scale() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(3, 4, 3)).eval()
+    data = [torch.randn(2, 3, 5, 5)]
+    found = backquant.quantize(model, backend="qnnpack", calibration=data, slower="keep")
+    assert [use.kernel for use in found.kernels] == ["quantized.conv_transpose2d(qnnpack)"]

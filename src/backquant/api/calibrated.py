@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +22,7 @@ from backquant.api.arguments import (
 from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend
 from backquant.calibrate import ProgressBar
+from backquant.calibrate.batches import some_batches
 from backquant.calibrate.checkpoint import Checkpoint
 from backquant.calibrate.group import ALONE, Ranks, data_of_rank_0, example_of_rank_0
 from backquant.calibrate.measure import Feed, measure
@@ -36,11 +37,12 @@ from backquant.errors import CaptureError, UsageError
 from backquant.lower import EngineInfo
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
+from backquant.pipeline.by_sample import rules_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
 from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import engine_of, quantized_model
-from backquant.pipeline.plan import Planned, evaluation_copy, planned
+from backquant.pipeline.plan import Planned, Rules, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
@@ -49,6 +51,8 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.recorded import report_of, with_reporting
 from backquant.report.requirements import check_requirement
 from backquant.runtime import QuantizedModel
+
+_MOST_COMPARED = 16  # batches whose samples are compared before anything is quantized
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,10 @@ class CalibrationCall:
         capturing = Capturing(
             self.capture, example, self.dynamic_shapes, requested.own, decompose=True
         )
-        step = planned_for(frozen, requested, capturing, data)
+        own_ranges = None
+        if ranks.size == 1 and (engine is None or not engine.as_described):
+            own_ranges = partial(some_batches, batches, _MOST_COMPARED)
+        step = planned_for(frozen, requested, capturing, data, own_ranges)
         config = step.record.backend_config
         if engine is not None:
             check_engine_dtypes(step.record.plan, config, engine)
@@ -224,10 +231,16 @@ def given_request(
 
 
 def planned_for(
-    model: nn.Module, requested: DefaultedRequest, capturing: Capturing, data: Any
+    model: nn.Module,
+    requested: DefaultedRequest,
+    capturing: Capturing,
+    data: Any,
+    more: Callable[[], Iterable[Any]] | None = None,
 ) -> Planned:
     """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
-    model will meet."""
-    recurrent = partial(rules_for_recurrent, data=data)
-    step = planned(model, requested.request, capturing, (recurrent,))
+    model will meet; ``more``: gives such batches, anew at each call, to compare their samples."""
+    rules: tuple[Rules, ...] = (partial(rules_for_recurrent, data=data),)
+    if more is not None:
+        rules = (*rules, partial(rules_by_sample, batches=more))
+    step = planned(model, requested.request, capturing, rules)
     return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -56,6 +56,22 @@ def kept_set(calibration: Any) -> Any:
     ([1, 2], range(0, 2))
     """
     return list(calibration) if isinstance(calibration, Iterator) else calibration
+
+
+def some_batches(calibration: Iterable[Any] | None, most: int) -> Iterable[Any]:
+    """At most ``most`` batches, spread evenly where their number is known, of a set that can be gone over
+    again; of others none.
+
+    >>> some_batches(range(100), 4), list(some_batches(iter([1, 2]), 4))
+    ([0, 25, 50, 75], [])
+    """
+    if calibration is None or isinstance(calibration, Iterator | _Rejoined):
+        return []
+    if isinstance(calibration, Sequence):
+        count = len(calibration)
+        picked = range(min(most, count))
+        return [calibration[index * count // min(most, count)] for index in picked]
+    return islice(calibration, most)
 
 
 def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.fuse.attention import decompose_attention
+from backquant.fuse.by_sample import LAYERS, scaled_by_sample
 from backquant.fuse.sync_batch_norm import as_plain, put_back, without_sync
 
 __all__ = [
+    "LAYERS",
     "Fused",
     "FusedPlan",
     "apply_fusion",
@@ -15,5 +17,6 @@ __all__ = [
     "decompose_attention",
     "plan_fused",
     "put_back",
+    "scaled_by_sample",
     "without_sync",
 ]

@@ -28,11 +28,13 @@ _SHOWN = 3
 
 class ChosenRules(NamedTuple):
     """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
-    stay float, by name, where there is more to say than that no rule asks for them."""
+    stay float, by name, where there is more to say than that no rule asks for them. ``by_sample``: layers
+    whose inputs are to be scaled sample by sample, by name, with the number of axes of these."""
 
     mapping: QConfigMapping
     notes: tuple[str, ...]
     reasons: Mapping[str, Reason] = MappingProxyType({})
+    by_sample: Mapping[str, int] = MappingProxyType({})
 
 
 def rules_for_places(  # size: the graph, the plan for it, and what is asked of which backend

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from backquant.backend_config import BackendConfig, QuantDefault
+from backquant.backend_config import BackendConfig, BackendDefaults, QuantDefault
 from backquant.dtypes import quantize_bounds
 from backquant.errors import ConfigError
 from backquant.lower import EngineInfo
 from backquant.match.plan import Plan, RuleKind, RuleRef
+from backquant.operators import find
 from backquant.prepare import Request
 from backquant.qconfig import (
     PrepareCustomConfig,
@@ -99,7 +101,7 @@ def mapping_on_engine(
 
     >>> from backquant.backend_config import get_backend_config
     >>> from backquant.lower import engine_info
-    >>> mapping, (note,) = mapping_on_engine(get_backend_config("qnnpack"), engine_info("qnnpack"))
+    >>> mapping, (note, _) = mapping_on_engine(get_backend_config("qnnpack"), engine_info("qnnpack"))
     >>> mapping.global_qconfig.activation, note[:25]
     (HistogramObserver.with_args(reduce_range=False), 'activations take 8 bits: ')
     """
@@ -110,10 +112,51 @@ def mapping_on_engine(
     if not reduced and not _admits(config, quantize_bounds(torch.quint8)):
         return get_default_qconfig_mapping(config), ()
     requested = replace(config.defaults.activation, reduce_range=reduced)
-    changed = copy.copy(config).set_defaults(replace(config.defaults, activation=requested))
+    defaults = replace(config.defaults, activation=requested)
     wide = f"{engine.name} on {engine.isa} sums products of 8 bits without saturation"
-    note = f"activations take {7 if reduced else 8} bits: {reason or wide}"
-    return get_default_qconfig_mapping(changed), (note,)
+    notes = [f"activations take {7 if reduced else 8} bits: {reason or wide}"]
+    if not engine.as_described and _has_open_tensor_weights(config):
+        defaults = _by_channel(defaults)
+        notes.append("weights have a scale for each output channel")
+    changed = copy.copy(config).set_defaults(defaults)
+    return get_default_qconfig_mapping(changed), tuple(notes)
+
+
+def _has_open_tensor_weights(config: BackendConfig) -> bool:
+    """Whether weights get one scale for a whole tensor by default, where its entries admit one for each
+    channel: of one row that is much larger than others, it makes zeros of these.
+    """
+    weight = config.defaults.weight if config.defaults is not None else None
+    if weight is None or weight.qscheme is not torch.per_tensor_symmetric:
+        return False
+    asked = (
+        dtypes.weight_dtype_with_constraints
+        for entry in config.configs
+        for dtypes in entry.dtype_configs
+    )
+    integers = [each for each in asked if each.dtype is torch.qint8]
+    return bool(integers) and all(each.granularity is None for each in integers)
+
+
+def _by_channel(defaults: BackendDefaults) -> BackendDefaults:
+    """With a scale for each channel; transposed convolutions keep one, as no engine's kernels take more."""
+    overrides = tuple(
+        replace(each, weight=defaults.weight, qat_weight=defaults.qat_weight)
+        if each.weight is None and any(map(_is_transposed, each.operators))
+        else each
+        for each in defaults.overrides
+    )
+    weight = replace(
+        defaults.weight or QuantDefault("minmax"),
+        observer="per_channel_minmax",
+        qscheme=torch.per_channel_symmetric,
+    )
+    return replace(defaults, weight=weight, overrides=overrides)
+
+
+def _is_transposed(operator: Any) -> bool:
+    known = find(operator)
+    return known is not None and known.name.startswith("conv_transpose")
 
 
 def narrow_because(engine: EngineInfo) -> str:

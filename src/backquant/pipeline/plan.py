@@ -11,7 +11,14 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
-from backquant.fuse import Fused, apply_fusion, decompose_attention, plan_fused, without_sync
+from backquant.fuse import (
+    Fused,
+    apply_fusion,
+    decompose_attention,
+    plan_fused,
+    scaled_by_sample,
+    without_sync,
+)
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
 from backquant.graph.values import GraphValues
 from backquant.match import (
@@ -26,6 +33,7 @@ from backquant.match import (
 from backquant.match.default_between import rules_between_floats
 from backquant.match.default_places import ChosenRules, rules_for_places
 from backquant.operators.equivalents import mapping_for_export
+from backquant.pipeline.by_sample import scaled_note
 from backquant.pipeline.capture import (
     Capturing,
     captured_with,
@@ -169,6 +177,10 @@ class _Planning:
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
                 reasons |= chosen.reasons
+                if chosen.by_sample:
+                    scaled = scaled_by_sample(captured, chosen.by_sample)
+                    notes += (scaled_note(scaled),) if scaled else ()
+                    values = self._values(captured)
                 fused, plan = plan_fused(
                     captured, backend, mapping, self.custom, values, by_default
                 )

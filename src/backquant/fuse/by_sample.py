@@ -1,0 +1,112 @@
+"""Layers that read what is scaled sample by sample: ``layer(x / r) * r``.
+
+``r`` is the largest value of a sample. In float that is what the layer gives. On integers ``x / r`` fills its
+range whatever the sample: one static range then holds a whisper as it holds a shout.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.graph import Captured, Scope, get_module, set_module, shallow_copy
+
+#: Layers that this can be done to: linear in a sample, apart from their bias.
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_LEAST = 1e-12  # of what is divided by: a sample of zeros stays one
+
+
+def scaled_by_sample(captured: Captured, ranks: Mapping[str, int]) -> tuple[str, ...]:
+    """Scale, in place, what layers of ``captured`` read, and scale what they give back.
+
+    A batch norm that alone reads a layer stays with it. ``ranks``: by name of the layer's node, how many axes
+    its input has; the first is that of samples. Returns the paths of the modules; those that are called
+    more than once, or are no plain layers, stay as they are.
+
+    >>> from backquant.graph import capture
+    >>> model = nn.Sequential(nn.Linear(2, 2))
+    >>> captured = capture(model)
+    >>> scaled_by_sample(captured, {"_0": 2})
+    ('0',)
+    >>> [node.name for node in captured.module.graph.nodes if node.op.startswith("call")]
+    ['abs_1', 'amax', 'clamp', 'truediv', '_0', 'mul', 'add']
+    >>> x = torch.tensor([[1e-6, 2e-6], [3.0, 4.0]])
+    >>> torch.allclose(captured.module(x), model(x))
+    True
+    """
+    graph, found = captured.module.graph, []
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    for node in list(graph.nodes):
+        if node.name not in ranks or node.op != "call_module" or calls.count(node.target) > 1:
+            continue
+        if type(get_module(captured.module, str(node.target))) in LAYERS:
+            _scale(captured, node, ranks[node.name])
+            found.append(str(node.target))
+    if found:
+        captured.module.recompile()
+    return tuple(found)
+
+
+def _scale(captured: Captured, node: fx.Node, rank: int) -> None:
+    module, graph = captured.module, captured.module.graph
+    made: list[fx.Node] = []
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made.append(graph.call_function(target, args, kwargs))
+        return made[-1]
+
+    value = node.args[0]
+    with graph.inserting_before(node):
+        largest = call(torch.amax, call(torch.abs, value), list(range(1, rank)), True)
+        largest = call(torch.clamp, largest, min=_LEAST)
+        node.update_arg(0, call(operator.truediv, value, largest))
+    last, constant = _affine(module, node)
+    readers = list(last.users)
+    with graph.inserting_after(last):
+        place = graph.call_function(operator.mul, (last, largest))
+    made.append(place)
+    result = place
+    if constant is not None:
+        path = f"{str(node.target).replace('.', '_')}_constant"
+        module.register_buffer(path, constant)
+        with graph.inserting_before(place):
+            read = graph.get_attr(path)
+            if last is not node:
+                place.update_arg(0, call(operator.sub, last, read))
+        with graph.inserting_after(place):
+            result = graph.call_function(operator.add, (place, read))
+        made += [read, result]
+    for reader in readers:
+        reader.replace_input_with(last, result)
+    own = captured.scopes.get(node.name, Scope("", None))
+    scope = Scope(own.parent, None)
+    captured.scopes.update((one.name, scope) for one in made)
+
+
+def _affine(module: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, torch.Tensor | None]:
+    """The last operator of the layer, and what it adds whatever the sample: its bias, which is taken out of
+    the layer unless a batch norm follows.
+    """
+    layer: Any = get_module(module, str(node.target))
+    axes = (-1,) if isinstance(layer, nn.Linear) else (-1, *(1,) * (layer.weight.dim() - 2))
+    readers = list(node.users)
+    norm: Any = None
+    if len(readers) == 1 and readers[0].op == "call_module":
+        norm = get_module(module, str(readers[0].target))
+    if type(norm) in _NORMS and norm.running_mean is not None:
+        bias = torch.zeros_like(norm.running_mean) if layer.bias is None else layer.bias
+        with torch.no_grad():  # what a norm makes of a layer that gives its bias
+            constant = norm(bias.reshape(1, *axes))[0]
+        return readers[0], constant
+    if layer.bias is None:
+        return node, None
+    constant = layer.bias.detach().reshape(axes)
+    layer = shallow_copy(layer)
+    layer.bias = None
+    set_module(module, str(node.target), layer)
+    return node, constant

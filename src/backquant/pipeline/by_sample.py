@@ -1,0 +1,172 @@
+"""Layers whose samples no one range holds, found on the calibration data before anything is quantized.
+
+A static range is that of the loudest sample. A sample whose values are a hundredth of it has two or three
+steps of 8 bits: its own result is noise. The choice of ``quantize`` when nobody passes a mapping:
+
+1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
+   ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
+   that tenth ``GAIN_DECIBELS`` more.
+2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers.
+
+This takes a backend that leaves operators in float by default: the scaling is done in float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.errors import InputError
+from backquant.fuse import LAYERS
+from backquant.graph import Scope, check_inputs, get_module
+from backquant.match import MatchKind, Plan
+from backquant.match.default_places import ChosenRules
+from backquant.qconfig import QConfigMapping
+
+#: What the worst tenth of the samples must have over the noise of rounding.
+LEAST_DECIBELS = 20.0
+#: What ranges of their own must give them more: two bits.
+GAIN_DECIBELS = 12.0
+_SHOWN = 3
+_STEPS = 255
+_WORST = 0.1
+_SAMPLES = 8  # and the worst tenth of fewer says nothing
+
+
+class _Samples(NamedTuple):
+    """Of each sample of a batch: its smallest and largest value, and its mean square."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    power: torch.Tensor
+
+
+def rules_by_sample(  # size: the graph, the plan for it, what is asked of which backend, and data
+    module: fx.GraphModule,
+    _: Mapping[str, Scope],
+    plan: Plan,
+    backend: BackendConfig,
+    mapping: QConfigMapping,
+    *,
+    batches: Callable[[], Iterable[Any]],
+) -> ChosenRules | None:
+    """The layers whose inputs are to be scaled, with the same mapping; ``None`` where there are none."""
+    if not _leaves_float(backend):
+        return None
+    layers = _layers(module, plan)
+    if not layers:
+        return None
+    found = _measured(module, layers, batches())
+    ranks = {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
+    return ChosenRules(mapping, (), by_sample=ranks) if ranks else None
+
+
+def scaled_note(paths: Sequence[str]) -> str:
+    """What was chosen, for the report.
+
+    >>> scaled_note(["stem"])
+    'inputs are scaled sample by sample, as no one range holds all samples of the calibration data: stem'
+    """
+    shown = ", ".join(paths[:_SHOWN]) + (", …" if len(paths) > _SHOWN else "")
+    return (
+        "inputs are scaled sample by sample, as no one range holds all samples of the calibration data: "
+        + shown
+    )
+
+
+def _leaves_float(backend: BackendConfig) -> bool:
+    rules = backend.defaults.leave_float if backend.defaults is not None else ()
+    return bool(rules or (backend.qdq is not None and backend.qdq.leave_float))
+
+
+def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:
+    """The modules of quantized layers, by the name of the node that calls them."""
+    roots = {match.root for match in plan.matches if match.kind is MatchKind.PATTERN}
+    found: dict[str, nn.Module] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_module" and node.name in roots and plan.decisions[node.name].quantized:
+            called = get_module(module, str(node.target))
+            part = called[0] if isinstance(called, nn.Sequential) else called
+            if isinstance(part, LAYERS):
+                found[node.name] = called
+    return found
+
+
+def _measured(
+    module: fx.GraphModule, layers: Mapping[str, nn.Module], batches: Iterable[Any]
+) -> dict[str, tuple[int, list[_Samples]]]:
+    """How many axes the inputs of ``layers`` have, and what their samples are like."""
+    found: dict[str, tuple[int, list[_Samples]]] = {}
+
+    def watching(name: str, least: int) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+            value = args[0] if args else None
+            if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+                return
+            if value.dim() >= least and value.numel():
+                rank, seen = found.setdefault(name, (value.dim(), []))
+                if rank == value.dim():
+                    seen.append(_samples(value.detach()))
+
+        return note
+
+    handles = [
+        called.register_forward_pre_hook(watching(name, _least_rank(called)))
+        for name, called in layers.items()
+    ]
+    try:
+        module.recompile()  # a deferred graph module has no signature before
+        for batch in batches:
+            check_inputs(module, batch)
+    except InputError:  # calibration comes to it, and says which batch it is
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _least_rank(called: nn.Module) -> int:
+    """The axes of an input with samples: as many as a convolution's weight has, at least two."""
+    part: Any = called[0] if isinstance(called, nn.Sequential) else called
+    return int(part.weight.dim())
+
+
+def _samples(value: torch.Tensor) -> _Samples:
+    rows = value.flatten(1)
+    low, high = rows.aminmax(dim=1)
+    return _Samples(low.clamp(max=0), high.clamp(min=0), rows.square().mean(1))
+
+
+def _needs_own_ranges(seen: list[_Samples]) -> bool:
+    """Rule 1; samples of zeros do not count.
+
+    >>> loud = _samples(torch.tensor([[-1.0, 1.0]] * 8))
+    >>> quiet = _samples(torch.tensor([[-1e-3, 1e-3]] * 8))
+    >>> _needs_own_ranges([loud]), _needs_own_ranges([quiet]), _needs_own_ranges([loud, quiet])
+    (False, False, True)
+    """
+    low, high, power = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    alive = power > 0
+    low, high, power = low[alive], high[alive], power[alive]
+    if len(power) < _SAMPLES:
+        return False
+    shared = _decibels(power, high.max() - low.min())
+    level = float(shared.quantile(_WORST))
+    worst = shared <= level
+    own = _decibels(power[worst], high[worst] - low[worst])
+    gain = float(own.median()) - float(shared[worst].median())
+    return math.isfinite(level) and level < LEAST_DECIBELS and gain >= GAIN_DECIBELS
+
+
+def _decibels(power: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
+    """Over the noise of rounding to steps of ``span``: a twelfth of a step's square, and no more than what
+    is lost where all becomes zero.
+    """
+    noise = torch.minimum((span / _STEPS).square() / 12, power)
+    return 10 * torch.log10(power / noise.clamp(min=torch.finfo(torch.float32).tiny))

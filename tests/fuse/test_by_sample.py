@@ -1,0 +1,76 @@
+"""``backquant.fuse.by_sample``: the same in float, with inputs of at most one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from backquant.fuse import scaled_by_sample
+from backquant.graph import capture
+
+
+def _normed(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    with torch.no_grad():
+        for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            tensor.uniform_(0.5, 2)
+    return norm
+
+
+CASES = {
+    "linear": (nn.Sequential(nn.Linear(6, 4), nn.ReLU()), (3, 6)),
+    "tokens": (nn.Sequential(nn.Linear(6, 4)), (3, 5, 6)),
+    "no bias": (nn.Sequential(nn.Conv1d(2, 4, 3, bias=False)), (3, 2, 9)),
+    "conv": (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), (3, 2, 5, 5)),
+    "norm": (nn.Sequential(nn.Conv2d(2, 4, 3), _normed(4), nn.ReLU()), (3, 2, 5, 5)),
+    "norm, no bias": (nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), _normed(4)), (3, 2, 5, 5)),
+    "three axes": (nn.Sequential(nn.Conv3d(2, 4, 2)), (3, 2, 4, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gives_what_the_layer_gives(name: str) -> None:
+    model, shape = CASES[name]
+    model.eval()
+    x = torch.randn(shape) * torch.tensor([1e-4, 1.0, 1e3]).reshape(-1, *[1] * (len(shape) - 1))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    captured = capture(model)
+    assert scaled_by_sample(captured, {"_0": len(shape)}) == ("0",)
+
+    seen = []
+    captured.module.get_submodule("0").register_forward_pre_hook(
+        lambda _, args: seen.append(args[0])
+    )
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
+    largest = seen[0].abs().flatten(1).amax(1)
+    torch.testing.assert_close(largest, torch.ones(3))
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_samples_of_zeros_give_the_bias() -> None:
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    captured = capture(model)
+    scaled_by_sample(captured, {"_0": 2})
+    torch.testing.assert_close(captured.module(torch.zeros(2, 4)), model(torch.zeros(2, 4)))
+
+
+def test_a_layer_that_is_called_twice_stays() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x))
+
+    captured = capture(Twice().eval())
+    count = len(captured.module.graph.nodes)
+    assert scaled_by_sample(captured, {"layer": 2, "layer_1": 2}) == ()
+    assert len(captured.module.graph.nodes) == count
+
+
+def test_what_is_no_plain_layer_stays() -> None:
+    captured = capture(nn.Sequential(nn.ConvTranspose1d(2, 2, 3)).eval())
+    assert scaled_by_sample(captured, {"_0": 3}) == ()

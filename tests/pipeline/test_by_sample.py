@@ -1,0 +1,84 @@
+"""``backquant.pipeline.by_sample``: which layers get a range for each sample, and what that gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.qconfig import get_default_qconfig_mapping
+
+NOTE = "inputs are scaled sample by sample"
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(2, 32, 9), nn.ReLU()).eval()
+
+
+def _sounds(quietest: float, count: int = 4) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(1)
+    loud = torch.logspace(0, torch.tensor(quietest).log10().item(), 8).reshape(8, 1, 1)
+    return [torch.randn(8, 2, 64, generator=made) * loud for _ in range(count)]
+
+
+def _noted(model: backquant.QuantizedModel) -> list[str]:
+    return [note for note in model.plan.notes if note.startswith(NOTE)]
+
+
+def _decibels_of_the_quietest(model: nn.Module, found: nn.Module, x: torch.Tensor) -> float:
+    """Of what the input changes: without the constant that biases give."""
+    base = model(torch.zeros_like(x))
+    wanted, got = (model(x) - base)[-1], (found(x) - base)[-1]
+    noise = (wanted - got).square().sum()
+    return float(10 * torch.log10(wanted.square().sum() / noise))
+
+
+def test_quiet_samples_beside_loud_ones() -> None:
+    model, data = _model(), _sounds(1e-3)
+    found = backquant.quantize(model, calibration=data, slower="keep")
+    assert _noted(found) == [
+        f"{NOTE}, as no one range holds all samples of the calibration data: 0"
+    ]
+    assert found.report.coverage == 1.0
+    asked = backquant.default_mapping("x86")
+    plain = backquant.quantize(model, calibration=data, qconfig_mapping=asked)
+    assert not _noted(plain)
+    x = _sounds(1e-3, 5)[-1]
+    with torch.no_grad():
+        gained = _decibels_of_the_quietest(model, found, x)
+        assert gained > _decibels_of_the_quietest(model, plain, x) + 15
+
+
+@pytest.mark.parametrize("quietest", [1.0, 0.3])
+def test_samples_that_are_alike_have_one_range(quietest: float) -> None:
+    found = backquant.quantize(_model(), calibration=_sounds(quietest), slower="keep")
+    assert not _noted(found)
+
+
+def test_a_mapping_of_the_user_is_followed() -> None:
+    mapping = get_default_qconfig_mapping("x86")
+    assert not _noted(
+        backquant.quantize(_model(), calibration=_sounds(1e-3), qconfig_mapping=mapping)
+    )
+
+
+def test_a_set_that_comes_once_is_not_read_ahead() -> None:
+    data = _sounds(1e-3)
+
+    def once() -> Iterator[torch.Tensor]:
+        yield from data
+
+    found = backquant.quantize(_model(), data[0], calibration=once(), slower="keep")
+    assert not _noted(found)
+
+
+def test_what_is_scaled_is_saved_and_loaded(tmp_path: object) -> None:
+    model, data = _model(), _sounds(1e-3)
+    found = backquant.quantize(model, calibration=data, slower="keep")
+    path = f"{tmp_path}/model.bq"
+    backquant.save(found, path)
+    assert torch.equal(backquant.load(path)(data[0]), found(data[0]))
