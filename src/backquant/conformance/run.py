@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -114,7 +114,7 @@ def conform(  # size: how the run is done, by keyword
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
+    return datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
 
 
 def _jobs(jobs: int | None) -> int:

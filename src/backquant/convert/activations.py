@@ -8,11 +8,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import fx
 
+from backquant.convert.contracts import activations_are_quantized, needed_are_measured
 from backquant.convert.dialects import DIALECTS, Writer
 from backquant.convert.state import Conversion
+from backquant.graph import contract
 from backquant.prepare import Site
 
 
+@contract(requires=[needed_are_measured], ensures=[activations_are_quantized])
 def convert_activations(work: Conversion, needed: frozenset[str], skipped: set[str]) -> None:
     """Replace the call of every observer, in graph order.
 

@@ -24,8 +24,10 @@ import torch
 
 from backquant.backend_config import DTypeConfig, DTypeWithConstraints
 from backquant.backend_config.dtypes import Ratio
+from backquant.convert.contracts import groups_are_measured
 from backquant.convert.state import Conversion
 from backquant.dtypes import ObservedQParams, is_symmetric, stored_scale
+from backquant.graph import contract
 from backquant.match.described import chosen_dtype_config
 from backquant.match.plan import Match
 from backquant.prepare import Role
@@ -37,6 +39,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 _SLACK = 1 - 2**-20
 
 
+@contract(ensures=[groups_are_measured])
 def hardware_scales(work: Conversion) -> dict[str, ObservedQParams]:
     """``work.qparams`` with the activations, and weights of functions, as demanded."""
     found = dict(work.qparams)

@@ -18,14 +18,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from backquant.convert.contracts import inputs_are_dequantized
 from backquant.convert.dialects import is_dequantize
 from backquant.convert.state import Conversion
 from backquant.dtypes import QParams
 from backquant.errors import ConfigError
-from backquant.graph import register_quantized_decomposed
+from backquant.graph import contract, register_quantized_decomposed
 from backquant.prepare import QUANTIZED_INPUT
 
 
+@contract(ensures=[inputs_are_dequantized])
 def dequantize_inputs(work: Conversion) -> set[str]:
     """Dequantize the inputs that arrive quantized; returns the sites that are gone.
 

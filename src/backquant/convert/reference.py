@@ -10,6 +10,11 @@ from functools import partial
 from torch import fx
 
 from backquant.convert.activations import convert_activations
+from backquant.convert.contracts import (
+    groups_are_measured,
+    observers_are_called,
+    record_is_complete,
+)
 from backquant.convert.custom_modules import (
     convert_custom_modules,
     custom_swaps,
@@ -37,6 +42,7 @@ from backquant.dtypes import ObservedQParams
 from backquant.errors import BackquantError, UsageError
 from backquant.graph import (
     GraphEditor,
+    contract,
     get_module,
     preserve,
     rebuilt,
@@ -110,7 +116,7 @@ def _converted(
     work = _working_copy(prepared, before, state, dialect)
     work.passed, work.weight_qparams, work.kept = passed, request.weight_qparams, request.kept
     run_pass(fold_after_training, work)
-    work.measured = run_pass(_measured, prepared, work)
+    work.measured = run_pass(_measure_groups, prepared, work)
     work.qparams = work.measured
     work.qparams = run_pass(hardware_scales, work)
     work.ratio_units = run_pass(ratio_units, work)
@@ -132,7 +138,7 @@ def _converted(
     run_pass(convert_custom_modules, work, swaps, prepared)
     run_pass(convert_standalone_modules, work, partial(_standalone, work, request))
     run_pass(keep_outputs_quantized, work)
-    result = run_pass(_finished, work, needed, request)
+    result = run_pass(_finish_reference, work, needed, request)
     preserve(result, prepared, request.custom.preserved_attributes, "ConvertCustomConfig")
     return result
 
@@ -182,7 +188,8 @@ def _working_copy(
     )
 
 
-def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, ObservedQParams]:
+@contract(requires=[observers_are_called], ensures=[groups_are_measured])
+def _measure_groups(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, ObservedQParams]:
     """The qparams of each group by its head; constant weights are measured now, the rest was measured in
     calibration.
     """
@@ -199,7 +206,10 @@ def _measured(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, Observ
     return found
 
 
-def _finished(work: Conversion, needed: frozenset[str], request: ConvertRequest) -> ReferenceModel:
+@contract(ensures=[record_is_complete])
+def _finish_reference(
+    work: Conversion, needed: frozenset[str], request: ConvertRequest
+) -> ReferenceModel:
     read = _tensors_read(work.module)
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))

@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
+from backquant.convert.contracts import standalone_are_converted
 from backquant.convert.dialects import is_dequantize
 from backquant.convert.interface import insert_dequantize, plain_qparams
 from backquant.convert.state import Conversion, ReferenceModel, reference_state
 from backquant.dtypes import QParams
-from backquant.graph import free_path, get_module, set_module
+from backquant.graph import contract, free_path, get_module, set_module
 from backquant.prepare import PreparedModule, prepared_state
 
 #: What a parent passes quantized to a standalone module, by position.
 Passed = Mapping[int, QParams | None]
 
 
+@contract(ensures=[standalone_are_converted])
 def convert_standalone_modules(
     work: Conversion, convert: Callable[[PreparedModule, fx.Node, Passed], ReferenceModel]
 ) -> None:

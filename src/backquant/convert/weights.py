@@ -25,11 +25,12 @@ from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backquant.backend_config import get_root_module_to_quantized_reference_module
+from backquant.convert.contracts import weights_are_integers
 from backquant.convert.hardware_scales import WeightMaker, weight_maker
 from backquant.convert.state import Conversion
 from backquant.dtypes import find_dtype
 from backquant.errors import BackquantError, ConfigError
-from backquant.graph import get_module, set_module
+from backquant.graph import contract, get_module, set_module
 from backquant.match.plan import Match, MatchKind
 from backquant.observe.qparams import qparam_dict
 from backquant.observe.weights_together import weights_together
@@ -39,6 +40,7 @@ from backquant.prepare import ObserverSpec
 _Known = dict[tuple[ObserverSpec, int], dict[str, Any]]
 
 
+@contract(ensures=[weights_are_integers])
 def convert_weighted_modules(work: Conversion) -> None:
     """Replace the modules of all quantized matches in ``work.module``.
 

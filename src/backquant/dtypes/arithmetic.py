@@ -8,7 +8,8 @@ equal bit for bit to those of ``torch.quantize_per_tensor`` and ``torch.quantize
 3. narrow floats:   ``q = cast(clamp(x / scale))``; those without a scale are clamped and cast.
 
 Rule 1 adds the zero point before the rounding: with an odd one, ties go the other way than if it
-were added afterwards. With ``per_channel_affine_float_qparams`` it is a float. FBGEMM's code for
+were added afterwards. (PyTorch's CUDA builds add it afterwards, on the CPU, too: their integers differ by
+one step at ties.) With ``per_channel_affine_float_qparams`` it is a float. FBGEMM's code for
 one 8-bit scale fuses the multiplication and the addition, so that they are rounded to float32 once
 (about one weight in a million is a tie because of it); the other kernels round twice.
 All products are float32 otherwise. No quantized tensor is made.

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import BackquantError, ConfigError
+from backquant.fuse.contracts import patterns_are_fused
 from backquant.fuse.modules import parts_of_call, run_fuser
 from backquant.graph import (
     DeferredGraphModule,
@@ -18,6 +19,8 @@ from backquant.graph import (
     Provenance,
     Scope,
     assemble,
+    contract,
+    run_pass,
     verify,
 )
 from backquant.graph.values import GraphValues
@@ -81,6 +84,18 @@ def apply_fusion(
     ['input_1', '_0', 'output']
     """
     planned = tuple(fusions)
+    return run_pass(_fuse_patterns, module, scopes, planned, backend_config, is_qat, values)
+
+
+@contract(ensures=[patterns_are_fused])
+def _fuse_patterns(
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
+    planned: tuple[Fusion, ...],
+    backend_config: BackendConfig,
+    is_qat: bool,
+    values: GraphValues | None,
+) -> Fused:
     graph = GraphIndex(module)
     made = [_run_fuser(fusion, graph, backend_config, is_qat) for fusion in planned]
     if not is_qat:  # modules for training refuse by themselves

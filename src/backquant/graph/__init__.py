@@ -44,7 +44,7 @@ from backquant.graph.modes import (
     settle_mode_values,
 )
 from backquant.graph.objects import part
-from backquant.graph.passes import graph_pass, run_pass
+from backquant.graph.passes import Breach, contract, graph_pass, run_pass
 from backquant.graph.provenance import Provenance
 from backquant.graph.queries import (
     GraphIndex,
@@ -64,6 +64,7 @@ from backquant.graph.wrapped import inline_call, inline_wrapped
 from backquant.graph.written_out import hard_swishes
 
 __all__ = [
+    "Breach",
     "inline_call",
     "inline_wrapped",
     "Captured",
@@ -92,6 +93,7 @@ __all__ = [
     "fold_constants",
     "free_path",
     "get_module",
+    "contract",
     "graph_pass",
     "grouped_linears",
     "is_leaf",

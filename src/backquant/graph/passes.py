@@ -1,15 +1,66 @@
-"""Named steps: an unexpected error inside of one is reported as a defect of that step."""
+"""Named steps that state what they require and ensure; what goes wrong inside of one names it.
+
+A contract is a few small functions over the arguments of the step (and its result) that name the first
+nodes which are not as they should be, each linear in the graph:
+
+>>> def has_nodes(graph):
+...     if not graph:
+...         yield Breach("the graph", "one node or more")
+>>> @contract(requires=[has_nodes])
+... def first_node(graph):
+...     return graph[0]
+>>> run_pass(first_node, ["x"])
+'x'
+>>> run_pass(first_node, [])
+Traceback (most recent call last):
+backquant.errors.PassError: the graph: expected one node or more
+  where  before pass 'first node'
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from backquant.errors import BackquantError, PassError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+class Breach(NamedTuple):
+    """A node, or an entry of the record, at which a graph is not as a contract says."""
+
+    node: str
+    expected: str
+
+
+Clause = Callable[..., Iterable[Breach]]
+
+
+class _Contract(NamedTuple):
+    requires: tuple[Clause, ...] = ()
+    ensures: tuple[Clause, ...] = ()
+
+
+_CONTRACTS: dict[Callable[..., Any], _Contract] = {}
+
+
+def contract(
+    *, requires: Sequence[Clause] = (), ensures: Sequence[Clause] = ()
+) -> Callable[[Step], Step]:
+    """State what a step requires and ensures; ``run_pass`` checks it, a plain call does not.
+
+    ``requires``: called with the arguments of the step; ``ensures``: with its result, then the arguments.
+    """
+
+    def stated(step: Step) -> Step:
+        _CONTRACTS[step] = _Contract(tuple(requires), tuple(ensures))
+        return step
+
+    return stated
 
 
 @contextmanager
@@ -17,8 +68,7 @@ def graph_pass(name: str) -> Iterator[None]:
     """One step of conversion or lowering.
 
     Errors about what the user asked (``BackquantError``) pass through; all else is a defect of the step and
-    becomes a ``PassError`` with its name. What the steps ensure together, ``verify`` checks after the
-    last one.
+    becomes a ``PassError`` with its name.
 
     >>> with graph_pass("fold constants"):
     ...     {}["x"]
@@ -37,12 +87,31 @@ def graph_pass(name: str) -> Iterator[None]:
 def run_pass(
     step: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """``step(*args, **kwargs)`` as the pass of its own name.
+    """``step(*args, **kwargs)`` as the pass of its own name, with its contract checked.
+
+    Raises ``PassError`` for a defect of the step, and where its contract does not hold: the error names the
+    pass, the node, and what was expected of it.
 
     >>> def fold_constants(found):
     ...     return found["x"]
     >>> run_pass(fold_constants, {"x": 1})
     1
     """
-    with graph_pass(getattr(step, "__name__", repr(step)).strip("_").replace("_", " ")):
-        return step(*args, **kwargs)
+    name = getattr(step, "__name__", repr(step)).strip("_").replace("_", " ")
+    stated = _CONTRACTS.get(step, _NOTHING)
+    with graph_pass(name):
+        for clause in stated.requires:
+            _check(clause(*args, **kwargs), f"before pass {name!r}")
+        result = step(*args, **kwargs)
+        for clause in stated.ensures:
+            _check(clause(result, *args, **kwargs), f"after pass {name!r}")
+    return result
+
+
+_NOTHING = _Contract()
+
+
+def _check(found: Iterable[Breach], where: str) -> None:
+    first = next(iter(found), None)
+    if first is not None:
+        raise PassError(f"{first.node}: expected {first.expected}", where=where)

@@ -128,7 +128,8 @@ def _measured(calibrated: nn.Module) -> dict[tuple[Any, ...], tuple[float, int]]
         if is_observer_or_fake_quantize(observer) and not is_placeholder(observer):
             pair = _qparams(observer, node.name)
             if pair is not None:
-                found[(node.all_input_nodes[0].name, *_settings(observer))] = pair
+                key = (node.all_input_nodes[0].name, *_settings(observer))
+                found[key] = pair
     return found
 
 

@@ -21,8 +21,9 @@ import torch
 from torch.fx import Graph, Node
 
 from backquant.dtypes import plain_dtype
-from backquant.graph import get_module
+from backquant.graph import contract, get_module
 from backquant.lower.chain import quantizes
+from backquant.lower.contracts import boundaries_are_folded
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
 from backquant.lower.kernels.boundary import (
@@ -55,6 +56,7 @@ def is_boundary(node: Any) -> bool:
     return isinstance(node, Node) and node.op == "call_function" and node.target in _KERNELS
 
 
+@contract(ensures=[boundaries_are_folded])
 def fold_boundaries(graph: Graph, engine: EngineInfo) -> None:
     """Apply the rules above to ``graph``."""
     for node in list(graph.nodes):

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from backquant.graph import get_module
+from backquant.graph import contract, get_module
+from backquant.lower.contracts import kernels_are_recorded
 from backquant.lower.kernels import elementwise
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
@@ -27,6 +28,7 @@ from backquant.lower.rule import KernelUse
 _ADDS = (elementwise.add, elementwise.add_relu)
 
 
+@contract(ensures=[kernels_are_recorded])
 def fuse_adds(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
-from backquant.graph import get_module
+from backquant.graph import contract, get_module
+from backquant.lower.contracts import kernels_are_recorded
 from backquant.lower.kernels.activation import clamp
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
@@ -22,6 +23,7 @@ from backquant.lower.rule import KernelUse
 _Kernel = OnednnConv | OnednnLinear
 
 
+@contract(ensures=[kernels_are_recorded])
 def fuse_clamps(
     graph_module: GraphModule, kernels: Sequence[KernelUse], records: dict[Node, int]
 ) -> list[KernelUse | None]:

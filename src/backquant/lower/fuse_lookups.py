@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from backquant.graph import contract
+from backquant.lower.contracts import kernels_are_recorded
 from backquant.lower.kernels.conv import OnednnConv
 from backquant.lower.kernels.linear import OnednnLinear
 from backquant.lower.kernels.lookup import Lookup, LookupConfig
@@ -25,6 +27,7 @@ from backquant.lower.rule import KernelUse
 _Kernel = OnednnConv | OnednnLinear
 
 
+@contract(ensures=[kernels_are_recorded])
 def fuse_lookups(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:

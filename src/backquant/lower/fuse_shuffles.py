@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from backquant.graph import contract
+from backquant.lower.contracts import kernels_are_recorded
 from backquant.lower.kernels.shuffle import shuffle
 from backquant.lower.records import merge_records
 from backquant.lower.rule import KernelUse
@@ -19,6 +21,7 @@ _RESHAPES: tuple[Any, ...] = spellings("view", "reshape")
 _TRANSPOSES: tuple[Any, ...] = spellings("transpose")
 
 
+@contract(ensures=[kernels_are_recorded])
 def fuse_shuffles(
     graph_module: GraphModule, kernels: Sequence[KernelUse | None], records: dict[Node, int]
 ) -> list[KernelUse | None]:

@@ -22,6 +22,7 @@ from backquant.graph import (
     DeferredGraphModule,
     assemble,
     call_before,
+    contract,
     copied_graph,
     graph_pass,
     run_pass,
@@ -31,6 +32,7 @@ from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of
+from backquant.lower.contracts import reference_modules_are_lowered
 from backquant.lower.engine import EngineInfo
 from backquant.lower.float_fallback import FloatFallback
 from backquant.lower.fuse_adds import fuse_adds
@@ -85,11 +87,23 @@ def lower(
     >>> [(reason.node, reason.rule) for reason in lowered.left_in_float]
     [('relu', 'float-in-reference')]
     """
+    taken, kept = frozenset(separate), frozenset(in_float)
+    return run_pass(_lower, reference, rules, engine, taken, kept, described or {})
+
+
+@contract(ensures=[reference_modules_are_lowered])
+def _lower(
+    reference: GraphModule,
+    rules: Sequence[LowerRule],
+    engine: EngineInfo,
+    separate: frozenset[str],
+    in_float: frozenset[str],
+    described: Mapping[str, DTypeConfig],
+) -> Lowered:
     result = assemble(DeferredGraphModule, copied_graph(reference.graph), reference)
     run_pass(read_results, result.graph, result)
     run_pass(as_unsigned, result.graph, engine, separate)
-    run = _Pass(result, index_rules(rules), engine, described or {})
-    return run.run(frozenset(separate), frozenset(in_float))
+    return _Pass(result, index_rules(rules), engine, described).run(separate, in_float)
 
 
 class _Pass:

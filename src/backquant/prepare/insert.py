@@ -10,9 +10,19 @@ import torch
 from torch import fx, nn
 
 from backquant.errors import ConfigError
-from backquant.graph import GraphEditor, call_before, own_buffers, rebuilt, set_module, verify
+from backquant.graph import (
+    GraphEditor,
+    call_before,
+    contract,
+    own_buffers,
+    rebuilt,
+    run_pass,
+    set_module,
+    verify,
+)
 from backquant.match.plan import Match, MatchKind, Plan, Reason
 from backquant.prepare.conflicts import check_groups
+from backquant.prepare.contracts import plan_is_of_this_graph, values_are_observed
 from backquant.prepare.custom_modules import observe_custom_modules
 from backquant.prepare.placement import observation_sites
 from backquant.prepare.record import (
@@ -45,6 +55,11 @@ def insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     >>> [node.name for node in prepared.graph.nodes]
     ['input_1', '_0', 'output']
     """
+    return run_pass(_insert_observers, module, record)
+
+
+@contract(requires=[plan_is_of_this_graph], ensures=[values_are_observed])
+def _insert_observers(module: fx.GraphModule, record: Record) -> PreparedModule:
     plan, backend, custom = record.plan, record.backend_config, record.custom
     table = observation_sites(module, plan, backend, record.qconfig_mapping, custom)
     source = ObserverSource(backend, record.qconfig_mapping)

@@ -107,7 +107,8 @@ class _Writer:
         path = self._source.owned[node][0] if node in self._source.owned else ""
         if not path:
             path = self._names.take("constant_")
-            self._root.register_buffer(path, value.detach())
+            # register_buffer would run the hook that PyTorch 2.12 leaves behind when an export failed
+            self._root._buffers[path] = value.detach()
         return self._note(self._graph.get_attr(path), node)
 
     def _arguments(self, values: Any) -> Any:

@@ -254,14 +254,15 @@ class OnednnConv(PackedKernel):
 
     def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConv:
         """The convolution without padding, for a geometry that oneDNN computes wrongly."""
-        found = self._rewritten.get((*stride, *dilation))
+        key = (*stride, *dilation)
+        found = self._rewritten.get(key)
         if found is None:
             none = (0,) * len(stride)
             config = replace(self.config, stride=stride, dilation=dilation, padding=none)
             tensors = WeightTensors(
                 self.weight, self.weight_scale, self.weight_zero_point, self.bias
             )
-            found = self._rewritten[(*stride, *dilation)] = OnednnConv(config, tensors)
+            found = self._rewritten[key] = OnednnConv(config, tensors)
         return found
 
     def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:

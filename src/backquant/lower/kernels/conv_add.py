@@ -127,13 +127,14 @@ class OnednnConvAdd(PackedKernel):
 
     def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConvAdd:
         """The convolution without padding, for a geometry that oneDNN computes wrongly."""
-        found = self._rewritten.get((*stride, *dilation))
+        key = (*stride, *dilation)
+        found = self._rewritten.get(key)
         if found is None:
             config = replace(self.config, stride=stride, dilation=dilation, padding=(0, 0))
             tensors = WeightTensors(
                 self.weight, self.weight_scale, self.weight_zero_point, self.bias
             )
-            found = self._rewritten[(*stride, *dilation)] = OnednnConvAdd(config, tensors)
+            found = self._rewritten[key] = OnednnConvAdd(config, tensors)
         return found
 
     def _is_planned(self, x: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,0 +1,63 @@
+"""What the steps of lowering require and ensure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from backquant.graph import Breach, get_module
+from backquant.lower.chain import quantizes
+from backquant.lower.engine import EngineInfo
+from backquant.lower.kernels.boundary import dequantize, quantize
+from backquant.lower.qdq import is_dequantize, is_quantize
+from backquant.lower.rule import KernelUse
+from backquant.nn.quantized.reference.integer_weights import IntegerWeights
+
+if TYPE_CHECKING:
+    from backquant.lower.lowering import Lowered
+
+
+def reference_modules_are_lowered(lowered: Lowered, *_: object) -> Iterator[Breach]:
+    """A reference module that is still called is one of the operators left in float, with a reason."""
+    told = {reason.node for reason in lowered.left_in_float}
+    module = lowered.graph_module
+    for node in module.graph.nodes:
+        if node.op == "call_module" and node.name not in told:
+            called = get_module(module, str(node.target))
+            fused = isinstance(called, nn.Sequential) and len(called)
+            part = called[0] if fused else called  # type: ignore[index]
+            if isinstance(part, IntegerWeights):
+                what = type(part).__name__
+                yield Breach(node.name, f"a kernel in the place of the reference module {what}")
+
+
+def boundaries_are_folded(_: None, graph: Graph, engine: EngineInfo) -> Iterator[Breach]:
+    """No value is dequantized and quantized again, or dequantized for nobody; what is left are kernels."""
+
+    def dequantizes(node: Any) -> bool:
+        return is_dequantize(node) or (isinstance(node, Node) and node.target is dequantize)
+
+    for node in graph.nodes:
+        if (quantizes(node, engine) or node.target is quantize) and dequantizes(node.args[0]):
+            yield Breach(node.name, "integers to stay integers, and reads a dequantize node")
+        if dequantizes(node) and not node.users:
+            yield Breach(node.name, "a reader of the dequantized value")
+        if not engine.as_described and (is_quantize(node) or is_dequantize(node)):
+            yield Breach(node.name, "a kernel in the place of the operator of the reference model")
+
+
+def kernels_are_recorded(
+    found: Sequence[KernelUse | None],
+    module: GraphModule,
+    kernels: Sequence[KernelUse | None],
+    records: Mapping[Node, int],
+) -> Iterator[Breach]:
+    """Each kernel of the record is a node of the graph, unless it became part of another."""
+    nodes: Collection[Node] = set(module.graph.nodes)
+    called = {place for node, place in records.items() if node in nodes}
+    for place, use in enumerate(found):
+        if use is not None and place not in called:
+            yield Breach("+".join(use.nodes), f"a call of its kernel {use.kernel}")
