@@ -16,7 +16,7 @@ _BLOCK = 128
 _SHRINK = (1.0, *(1 - 0.04 * step for step in range(1, 16)))  # of a scale, down to 0.4
 
 
-def gptq(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = 0.01) -> Tensor:
+def gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
     """Column by column to the nearest, each error made up for by the columns that come after.
 
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
@@ -25,7 +25,6 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = 0.01) -> 
     Args:
         weight: ``(groups, rows, columns)``.
         hessian: ``(groups, columns, columns)``, of the inputs.
-        damping: added to its diagonal, as a share of the mean of that.
 
     With a diagonal ``hessian`` nothing can be made up for, and it rounds to the nearest:
 
@@ -34,7 +33,7 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = 0.01) -> 
     tensor([[[0., 1.]]])
     """
     grid = grid.spread(weight.shape)
-    factor = _inverse_factor(hessian, damping)
+    factor = _inverse_factor(hessian)
     left, made = weight.clone(), torch.empty_like(weight)
     count = weight.shape[-1]
     for start in range(0, count, _BLOCK):
@@ -52,12 +51,13 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = 0.01) -> 
     return made
 
 
-def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+def _inverse_factor(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse; inputs that are never there count as independent.
 
     With ``P`` that reverses an order, ``P H P = L L^T`` gives ``H^-1 = U^T U`` for ``U = P L^-1 P``, which is
     upper: one factorization and the inverse of a triangle.
     """
+    damping = 0.01  # as a share of the mean of the diagonal
     mean = hessian.diagonal(dim1=-2, dim2=-1).double().mean(-1, keepdim=True).clamp(min=1e-12)
     while True:
         damped = hessian.double().clone()
@@ -86,14 +86,7 @@ def _inverse_of_lower(lower: Tensor) -> Tensor:
     return found
 
 
-def adaround(  # size: the numbers of the paper
-    weight: Tensor,
-    hessian: Tensor,
-    grid: Grid,
-    steps: int = 250,
-    rate: float = 0.05,
-    strength: float = 0.05,
-) -> Tensor:
+def adaround(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
     """Choose for each weight the integer below or above, by gradient descent on relaxed choices.
 
     Source: Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020 (arXiv
@@ -105,6 +98,7 @@ def adaround(  # size: the numbers of the paper
     tensor(1.)
     """
     low, high, beginning = -0.1, 1.1, 0.2
+    steps, rate, strength = 250, 0.05, 0.05
     floor = grid.floor(weight)
     rest = (weight / grid.scale + grid.zero_point - floor).clamp(0.01, 0.99)
     relaxed = torch.logit((rest - low) / (high - low)).requires_grad_()

@@ -50,15 +50,27 @@ def _weighted(config: Any, tensors: Tensors) -> str:
     return next(filter(None, (_wrong(tensors, name, (dtype,)) for name, dtype in given)), "")
 
 
+_WEIGHT = ("weight", "scale", "zero_point")
+
+
+def _wrong_weight(tensors: Tensors) -> str:
+    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "scale", (torch.float64,))
+    wrong = wrong or _wrong(tensors, "zero_point", (torch.int64,))
+    scale = tensors.get("scale")
+    if wrong or scale is None:
+        return wrong
+    usable = bool(torch.isfinite(scale).all() and (scale >= 0).all())
+    return "" if usable else "scale is not finite and positive"
+
+
 def _scaled(config: Any, tensors: Tensors) -> str:
     """An integer weight of two axes, with zero points and finite scales for it, its rows, or a grid."""
     if config.operator != "linear":
         return f"operator is {config.operator!r}"
-    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "scale", (torch.float64,))
-    wrong = wrong or _wrong(tensors, "zero_point", (torch.int64,))
+    wrong = _wrong_weight(tensors)
     if wrong:
         return wrong
-    weight, scale, zero_point = (tensors[name] for name in ("weight", "scale", "zero_point"))
+    weight, scale, zero_point = (tensors[name] for name in _WEIGHT)
     assert weight is not None and scale is not None and zero_point is not None
     rows = scale.dim() < 2 and scale.numel() in (1, weight.shape[0])
     grid = scale.dim() == 2 and all(
@@ -66,8 +78,6 @@ def _scaled(config: Any, tensors: Tensors) -> str:
     )
     if weight.dim() != 2 or not (rows or grid) or zero_point.shape != scale.shape:
         return f"scale is {list(scale.shape)} for a weight {list(weight.shape)}"
-    if not (torch.isfinite(scale).all() and (scale >= 0).all()):
-        return "scale is not finite and positive"
     bias = tensors.get("bias")
     good = bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1])
     return "" if good else "bias is not float32 for each output"
@@ -78,18 +88,15 @@ def _scaled_conv(config: Any, tensors: Tensors) -> str:
     if config.operator not in _WEIGHTED - {"linear"}:
         return f"operator is {config.operator!r}"
     dims = 2 + int(config.operator[-2])
-    wrong = _wrong(tensors, "weight", DTYPES) or _wrong(tensors, "scale", (torch.float64,))
-    wrong = wrong or _wrong(tensors, "zero_point", (torch.int64,))
+    wrong = _wrong_weight(tensors)
     if wrong:
         return wrong
-    weight, scale, zero_point = (tensors[name] for name in ("weight", "scale", "zero_point"))
+    weight, scale, zero_point = (tensors[name] for name in _WEIGHT)
     assert weight is not None and scale is not None and zero_point is not None
     if weight.dim() != dims or len(config.stride) != dims - 2 or scale.dim() != 1:
         return f"weight is {list(weight.shape)} for {config.operator}"
     if zero_point.numel() != 1 and zero_point.dim() != dims:
         return f"zero_point is {list(zero_point.shape)}"
-    if not (torch.isfinite(scale).all() and (scale >= 0).all()):
-        return "scale is not finite and positive"
     bias = tensors.get("bias")
     return "" if bias is None or bias.dtype == torch.float32 else "bias is not float32"
 

@@ -43,8 +43,8 @@ def without_warnings(*categories: type[Warning]) -> Iterator[None]:
 
 
 @contextmanager
-def without_log_records(highest: int = logging.WARNING) -> Iterator[None]:
-    """Log records of this thread up to a level that the root logger would get are dropped.
+def without_log_records() -> Iterator[None]:
+    """Log records of this thread up to warnings that the root logger would get are dropped.
 
     >>> with without_log_records():
     ...     logging.getLogger("exporter").warning("unheard")
@@ -54,7 +54,7 @@ def without_log_records(highest: int = logging.WARNING) -> Iterator[None]:
 
     @functools.wraps(handle)
     def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
-        heard = thread != threading.get_ident() or record.levelno > highest
+        heard = thread != threading.get_ident() or record.levelno > logging.WARNING
         if heard or not _reaches_the_root(logger):
             handle(logger, record)
 

@@ -233,7 +233,7 @@ def engine_info(name: str, facts: MachineFacts | None = None) -> EngineInfo:
     return find_engine(name).info(machine_facts() if facts is None else facts)
 
 
-def engine_here(made_for: EngineInfo, facts: MachineFacts | None = None) -> EngineInfo:
+def engine_here(made_for: EngineInfo) -> EngineInfo:
     """The engine of this machine that runs a model made for ``made_for``.
 
     Raises ``ArtifactError`` where its sums may saturate and those it was made for do not, and
@@ -242,7 +242,7 @@ def engine_here(made_for: EngineInfo, facts: MachineFacts | None = None) -> Engi
     >>> engine_here(engine_info("qnnpack")).name
     'qnnpack'
     """
-    here = engine_info(made_for.name, facts)
+    here = engine_info(made_for.name)
     if made_for.wide_accumulation and not here.wide_accumulation:
         raise ArtifactError(
             f"the model was made for {made_for.describe()}, where 8-bit products are summed in 32 "

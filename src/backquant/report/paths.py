@@ -27,16 +27,19 @@ def _pattern(names: Sequence[list[str]]) -> str:
     return "".join("*" if varied else part for part, varied in zip(first, varies, strict=True))
 
 
-def listed(names: Sequence[str], count: int, most: int = 3) -> str:
-    """A few names as they are; more as patterns, ``most`` of them, with the number of operators.
+_MOST = 3
+
+
+def listed(names: Sequence[str], count: int) -> str:
+    """A few names as they are; more as patterns, three of them, with the number of operators.
 
     >>> listed(["a.1", "a.2"], 2), listed(["a.1", "a.2", "b"], 4), listed(list("abcde"), 5)
     ('a.1, a.2', 'a.*, b (4 operators)', 'a, b, c and 2 more (5 operators)')
     """
-    if len(names) == count <= most:
+    if len(names) == count <= _MOST:
         return ", ".join(names)
     patterns = collapsed(names)
-    text = ", ".join(patterns[:most])
-    if len(patterns) > most:
-        text += f" and {len(patterns) - most} more"
+    text = ", ".join(patterns[:_MOST])
+    if len(patterns) > _MOST:
+        text += f" and {len(patterns) - _MOST} more"
     return text if count == 1 else f"{text} ({count} operators)"

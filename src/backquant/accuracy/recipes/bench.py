@@ -58,14 +58,14 @@ class Bench:
             yield Walk(twin, placeholders(twin.float_graph, batch, index), quantized)
 
     def kept(
-        self, draft: Draft, changes: Sequence[Change | Together], before: float, most: int = 16
+        self, draft: Draft, changes: Sequence[Change | Together], before: float
     ) -> tuple[Draft, float, int]:
         """``draft`` with those of ``changes`` that help, its loss, and how many they are.
 
         All are tried; where they do not help, each half is tried by itself, and so on, with at most
-        ``most`` trials.
+        16 trials.
         """
-        left = [most]
+        left = [16]
         apart = [(change,) if isinstance(change, Change) else change for change in changes]
         return self._kept(draft, apart, before, left)
 

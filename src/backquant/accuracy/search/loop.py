@@ -223,7 +223,7 @@ class FrontPoint:
     bitops: float
 
 
-def front_of(problem: Problem, goal: str, steps: int = 10) -> tuple[FrontPoint, ...]:
+def front_of(problem: Problem, goal: str) -> tuple[FrontPoint, ...]:
     """The least ``goal`` for each of a few budgets of error, from the most to none."""
     picks = solve(problem, goal, {})
     if picks is None:
@@ -232,7 +232,7 @@ def front_of(problem: Problem, goal: str, steps: int = 10) -> tuple[FrontPoint, 
     smallest = [option.figures["loss"] for unit in problem.units for option in unit.options]
     least = min((loss for loss in smallest if loss > 0), default=most)
     found = [picks]
-    for allowed in _between(most, least, steps):
+    for allowed in _between(most, least):
         picks = solve(problem, goal, {"loss": allowed})
         if picks is not None and picks != found[-1]:
             found.append(picks)
@@ -240,7 +240,7 @@ def front_of(problem: Problem, goal: str, steps: int = 10) -> tuple[FrontPoint, 
     return tuple(dict.fromkeys(points))
 
 
-def _between(most: float, least: float, steps: int) -> Iterable[float]:
+def _between(most: float, least: float, steps: int = 10) -> Iterable[float]:
     if most <= 0:
         return
     ratio = (max(least, 1e-6 * most) / most) ** (1 / steps)

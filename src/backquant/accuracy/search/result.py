@@ -150,7 +150,7 @@ def hindrance_of(loop: Loop, trial: Trial) -> str:
     return "; ".join(parts)
 
 
-def _most(problem: Problem, trial: Trial, figure: str, count: int = 3) -> str:
+def _most(problem: Problem, trial: Trial, figure: str) -> str:
     found: list[tuple[float, str]] = sorted(
         (
             (
@@ -162,7 +162,7 @@ def _most(problem: Problem, trial: Trial, figure: str, count: int = 3) -> str:
         ),
         reverse=True,
     )
-    return ", ".join(name for value, name in found[:count] if value > 0) or "nothing that is chosen"
+    return ", ".join(name for value, name in found[:3] if value > 0) or "nothing that is chosen"
 
 
 def told(budget: Budget, trial: Trial, trials: Sequence[Trial], in_float: float | None) -> str:

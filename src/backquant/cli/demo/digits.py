@@ -25,8 +25,8 @@ class Digits:
     test_labels: torch.Tensor
 
 
-def load_digits(test_share: float = 0.25) -> Digits:
-    """The 1,797 scans, shuffled with a fixed seed and split."""
+def load_digits() -> Digits:
+    """The 1,797 scans, shuffled with a fixed seed; a quarter is held out for tests."""
     try:
         from sklearn import datasets  # type: ignore[import-untyped]
     except ImportError as error:
@@ -38,7 +38,7 @@ def load_digits(test_share: float = 0.25) -> Digits:
     images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(raw.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    held_out = int(len(labels) * test_share)
+    held_out = len(labels) // 4
     test, rest = order[:held_out], order[held_out:]
     return Digits(images[rest], labels[rest], images[test], labels[test])
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backquant.backend_config import DTypeConfig
-from backquant.deploy.onnx.initializers import add_initializer
+from backquant.deploy.onnx.initializers import add_initializer, replace_node
 from backquant.deploy.onnx.names import ORIGIN
 
 _LIMIT = 2**31 - 1
@@ -111,17 +111,7 @@ def _relu_as_max(model: Any, value: Any) -> None:
         return
     relu = readers[0]
     zero = add_initializer(model, np.array(0, np.float32), f"{relu.name}_least")
-    _put(model, relu, ir.Node("", "Max", [value, zero], name=relu.name), "max")
-
-
-def _put(model: Any, node: Any, made: Any, word: str) -> None:
-    """``made`` in the place of ``node``."""
-    made.metadata_props.update(node.metadata_props)
-    old, new = node.outputs[0], made.outputs[0]
-    new.name, new.type, new.shape = f"{old.name}_{word}", old.type, old.shape
-    model.graph.insert_before(node, made)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+    replace_node(model, relu, ir.Node("", "Max", [value, zero], name=relu.name), "max")
 
 
 def _without_bias(model: Any, product: Any) -> None:
@@ -138,7 +128,7 @@ def _without_bias(model: Any, product: Any) -> None:
         return
     attributes = [ir.AttrInt64("transB", int(transposed))]
     made = ir.Node("", "Gemm", [*product.inputs[:2], bias], attributes, name=f"{product.name}/zero")
-    _put(model, product, made, "product")
+    replace_node(model, product, made, "product")
 
 
 def _integers(model: Any, product: Any, bias: np.ndarray[Any, Any], name: str) -> Any:

@@ -26,6 +26,16 @@ def add_initializer(model: Any, array: np.ndarray[Any, Any], like: str) -> Any:
     return made
 
 
+def replace_node(model: Any, node: Any, made: Any, word: str) -> None:
+    """``made`` in the place of ``node``; its result is named after that of ``node``, and ``word``."""
+    made.metadata_props.update(node.metadata_props)
+    old, new = node.outputs[0], made.outputs[0]
+    new.name, new.type, new.shape = f"{old.name}_{word}", old.type, old.shape
+    model.graph.insert_before(node, made)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    model.graph.remove(node, safe=True)
+
+
 def drop_unused(model: Any) -> None:
     """Remove nodes and constants that nothing reads, in place."""
     graph = model.graph

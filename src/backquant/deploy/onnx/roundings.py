@@ -20,7 +20,7 @@ from torch import fx
 
 from backquant.deploy.described_rounding import STANDARD, arithmetic_words, described_quantizes
 from backquant.deploy.job import ExportJob
-from backquant.deploy.onnx.initializers import add_initializer
+from backquant.deploy.onnx.initializers import add_initializer, replace_node
 from backquant.deploy.onnx.names import ORIGIN
 from backquant.deploy.onnx.translate import Table, quantize_linear
 from backquant.dtypes import Requantization, quantize_multiplier, shift_of
@@ -202,12 +202,7 @@ def _as_function(
     given[1] = held.get("scale", given[1])
     values = [*given, *(held[part] for part in (*more, "zero", "low", "high"))]
     made = ir.Node(DOMAIN, name, values, name=f"{node.name}/{name}")
-    made.metadata_props.update(node.metadata_props)
-    old, new = node.outputs[0], made.outputs[0]
-    new.name, new.type, new.shape = f"{old.name}_rounded", old.type, old.shape
-    model.graph.insert_before(node, made)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+    replace_node(model, node, made, "rounded")
 
 
 def _add(model: Any, name: str, body: str, more: tuple[str, ...]) -> None:

@@ -18,10 +18,9 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from backquant.dtypes import dtype_name
-from backquant.engines.tables.arguments import bind
 from backquant.engines.tables.spellings import POST_OPS, RELUS, post_op_of
 from backquant.engines.tables.torch_kernels import TorchKernels
-from backquant.engines.tables.weights import functional_weight, module_weight
+from backquant.engines.tables.weights import functional_linear, module_weight
 from backquant.lower.dynamic import DynamicInput, dynamic_input
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, DynamicLinearConfig
 from backquant.lower.kernels.packed import WeightTensors
@@ -61,11 +60,8 @@ def _module(kernels: TorchKernels, site: Site) -> Emit | Reason | None:
 
 
 def _function(kernels: TorchKernels, site: Site) -> Emit | Reason | None:
-    found = bind(site.node, ("input", "weight", "bias"), {"bias": None})
-    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
-    if not found or not weight:
-        return None
-    return _linear(kernels, site, found["input"], weight, 0, kernels.reduces_functions)
+    found = functional_linear(site)
+    return None if found is None else _linear(kernels, site, *found, 0, kernels.reduces_functions)
 
 
 def _linear(

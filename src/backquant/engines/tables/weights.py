@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from backquant.dtypes import QParams
+from backquant.engines.tables.arguments import bind
 from backquant.lower.dynamic import narrow_constant, widened_constant
 from backquant.lower.kernels.packed import WeightTensors
 from backquant.lower.qdq import is_block_dequantize, is_channel_dequantize, is_dequantize
@@ -28,6 +29,13 @@ def module_weight(module: ReferenceModule) -> WeightTensors:
     """
     bias = module.bias if isinstance(module.bias, torch.Tensor) else None
     return WeightTensors(module.weight, module.weight_scale, module.weight_zero_point, bias)
+
+
+def functional_linear(site: Site) -> tuple[object, WeightTensors] | None:
+    """The input and the weights of a call of ``F.linear``; ``None`` where the weights are no constants."""
+    found = bind(site.node, ("input", "weight", "bias"), {"bias": None})
+    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
+    return (found["input"], weight) if found and weight else None
 
 
 def functional_weight(

@@ -12,7 +12,7 @@ from backquant.dtypes import is_narrow_float
 from backquant.engines.tables.arguments import bind
 from backquant.engines.tables.calls import WeightedCall
 from backquant.engines.tables.spellings import RELUS
-from backquant.engines.tables.weights import functional_weight, module_weight
+from backquant.engines.tables.weights import functional_linear, module_weight
 from backquant.lower.dynamic import DynamicInput, dynamic_input, token_input
 from backquant.lower.kernels.integer.linear import (
     AtEachCallConfig,
@@ -50,9 +50,8 @@ def _module(site: Site) -> Emit | Reason | None:
 
 
 def _function(site: Site) -> Emit | Reason | None:
-    found = bind(site.node, ("input", "weight", "bias"), {"bias": None})
-    weight = found and functional_weight(site.graph_module, found["weight"], found["bias"])
-    return _linear(site, found["input"], weight, 0) if found and weight else None
+    found = functional_linear(site)
+    return None if found is None else _linear(site, *found, 0)
 
 
 def _linear(site: Site, argument: Any, weight: WeightTensors, axis: int) -> Emit | Reason | None:
