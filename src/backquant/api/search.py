@@ -203,10 +203,11 @@ class _Work:
         self.state = SearchState(self.resume, self.twin, (where, self.judged_by))
         self.done = 0
         self.whole: QuantizedModel | None = None
+        self.integer: QuantizedModel | None = None
 
     def found(self, bench: Bench, told: Callable[[int, int | None], None]) -> SearchResult:
         """The answer; the best so far where the user interrupts."""
-        made = quantized_model(self.reference, self.ready.source)
+        made = self.integer = quantized_model(self.reference, self.ready.source)
         parts = by_rank_0(
             self.ranks,
             "timing operators",
@@ -299,6 +300,8 @@ class _Work:
                 quantized += pick != 0
         if not quantized:
             return self.in_float()
+        if not by_match and self.integer is not None:
+            return self.integer
         return quantized_model(self.ready.reference(by_match), self.ready.source)
 
     def _reasons(self, problem: Problem, picks: Picks) -> dict[str, Reason]:

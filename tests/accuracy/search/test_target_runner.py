@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from backquant.accuracy.search.target_runner import as_wholes
+import pytest
+import torch
+from torch import nn
+
+from backquant.accuracy.search.target_runner import TargetRunner, as_wholes
 from backquant.match.slower import Costs, Unit, Value, total
 
 COSTS = Costs(
@@ -28,3 +32,33 @@ def test_parts_sum_up_to_both_wholes(floating: float, integer: float) -> None:
 def test_a_value_that_stays_inside_costs_nothing() -> None:
     costs = Costs((Unit((0,), 8.0, 10.0, gives_float=True),))
     assert as_wholes(costs, 12.0, 11.0).outside == 2.0
+
+
+class _Session:
+    def times(self, _: Any, __: int) -> dict[str, float]:
+        return {"a": 6.0, "": 2.0}
+
+
+class _Runs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def session(self, _: Any) -> _Session:
+        return _Session()
+
+    def inputs(self, _: Any) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(("call", "own"), [(4.0, 3e6), (20.0, 6e6)])
+def test_a_profile_takes_what_a_call_takes_at_most(
+    call: float, own: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = TargetRunner(None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(runner, "runnable", lambda _: _Runs())
+    monkeypatch.setattr(TargetRunner, "clock", staticmethod(lambda _: call))
+    assert runner.by_node(None, torch.zeros(1))["a"] == own

@@ -25,6 +25,7 @@ from backquant.prepare import PreparedModule, unobserved
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, NodeTimes, stopwatch
 from backquant.speed.cost_table import Times, cost_table
+from backquant.speed.race import race
 
 _ROUNDS = 4
 _KEPT = 3  # exported models
@@ -47,7 +48,7 @@ def process_stopwatch(run: Callable[[], object]) -> float:
 class TargetRunner:
     """Exports each model, and runs it in the target's runtime. ``write``: what exports it."""
 
-    clock: Clock | None = staticmethod(process_stopwatch)
+    clock: Clock = staticmethod(process_stopwatch)
 
     def __init__(self, target: RunningTarget, write: Write) -> None:
         self.target, self.write = target, write
@@ -74,20 +75,18 @@ class TargetRunner:
             {},
             conversions,
         )
-        wholes = (self._whole(each, example) for each in (in_float_here, made))
-        return as_wholes(cost_table(made, times), *wholes)
-
-    def _whole(self, made: QuantizedModel, example: Any) -> float:
-        """Microseconds of a call."""
-        runs = self.runnable(made)
-        run = partial(runs.session(example).run, runs.inputs(example))
-        return _MICRO * process_stopwatch(run)
+        wholes = race([self.runnable(in_float_here), self.runnable(made)], example, self.clock)
+        return as_wholes(
+            cost_table(made, times), *(_MICRO * wholes.seconds(place) for place in (0, 1))
+        )
 
     def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
-        """From a profile."""
+        """From a profile, which makes short layers longer: together they take what a call takes at most."""
         runs = self.runnable(made)
         found = runs.session(example).times(runs.inputs(example), _ROUNDS)
-        return {name: _MICRO * seconds for name, seconds in found.items()}
+        whole = race([runs], example, self.clock).seconds(0)
+        share = _at_most(whole, sum(found.values()))
+        return {name: share * _MICRO * seconds for name, seconds in found.items()}
 
     def floating(self, model: nn.Module, in_float: Callable[[], QuantizedModel]) -> nn.Module:  # noqa: ARG002
         """The float model in the same runtime."""
