@@ -165,3 +165,29 @@ def test_trained_weights() -> None:
         other = backquant.quantize(model, batches[0], qconfig_mapping=mapping)
         assert torch.cosine_similarity(model(inputs), other(inputs)).min() < 0.99
     assert any(FLOAT16 in kernel for kernel in kernels(made))
+
+
+class _Stacked(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.rnn = kind(32, 64, num_layers=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(x)[0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_layers_of_one_module_are_decided_one_by_one(kind: type[nn.Module]) -> None:
+    """Large weights on small inputs, in the first layer alone."""
+    torch.manual_seed(0)
+    model = _Stacked(kind).eval()
+    with torch.no_grad():
+        model.rnn.weight_ih_l0[:, :4] *= 400
+    sizes = torch.tensor([0.0005] * 4 + [1.0] * 27 + [30.0])
+    data = [torch.randn(20, 4, 32) * sizes for _ in range(2)]
+    found = backquant.quantize(model, calibration=data, slower="keep")
+    assert "decided layer by layer: rnn" in found.plan.notes
+    kernels = [use.kernel for use in found.kernels]
+    assert ["float16" in kernel for kernel in kernels] == [True, False, False]
+    wanted, got = model(data[0]).detach(), found(data[0])
+    assert 10 * torch.log10(wanted.square().sum() / (wanted - got).square().sum()) > 30

@@ -6,6 +6,7 @@ from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.fuse.attention import decompose_attention
 from backquant.fuse.by_sample import LAYERS, scaled_by_sample
+from backquant.fuse.layers_apart import can_be_apart, layers_apart, layers_of_recurrent
 from backquant.fuse.sync_batch_norm import as_plain, put_back, without_sync
 
 __all__ = [
@@ -14,7 +15,10 @@ __all__ = [
     "FusedPlan",
     "apply_fusion",
     "as_plain",
+    "can_be_apart",
     "decompose_attention",
+    "layers_apart",
+    "layers_of_recurrent",
     "plan_fused",
     "put_back",
     "scaled_by_sample",

@@ -15,6 +15,7 @@ from backquant.fuse import (
     Fused,
     apply_fusion,
     decompose_attention,
+    layers_apart,
     plan_fused,
     scaled_by_sample,
     without_sync,
@@ -174,6 +175,14 @@ class _Planning:
         reasons: dict[str, Reason] = {}
         for rules in self._rules(by_default):
             chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
+            if chosen is not None and chosen.apart:
+                layers_apart(captured, chosen.apart)
+                notes += (f"decided layer by layer: {', '.join(chosen.apart)}",)
+                values = self._values(captured)
+                fused, plan = plan_fused(
+                    captured, backend, mapping, self.custom, values, by_default
+                )
+                chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
             if chosen is not None:
                 mapping, notes = chosen.mapping, (*notes, *chosen.notes)
                 reasons |= chosen.reasons

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import EngineError
+from backquant.fuse import can_be_apart, layers_of_recurrent
 from backquant.graph import Scope, check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
 from backquant.match.default_places import ChosenRules
@@ -88,15 +89,18 @@ def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of w
     paths = list(dict.fromkeys(str(node.target) for node in nodes))
     try:
         noise = _noise(module, _calls(module, paths, data), backend)
+        apart = tuple(_to_take_apart(module, nodes, noise, data, backend))
     except EngineError:  # the engine is not here, and nothing runs: ``explain``
         return None
+    if apart:
+        return ChosenRules(mapping, (), apart=apart)
     result = copy.copy(mapping)
     result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
     chosen: dict[str, list[str]] = {name: [] for name in CHOICES}
     reasons = {}
     for node in nodes:
         found = noise[str(node.target)]
-        name = next((name for name, level in found.items() if level >= LEAST_DECIBELS), "")
+        name = _choice(found)
         path = plan.decisions[node.name].module_path
         if name:
             result.set_module_name(path, CHOICES[name])
@@ -105,6 +109,47 @@ def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of w
             reasons[node.name] = _reason(node, path, found)
     notes = (_note(backend, name, paths) for name, paths in chosen.items() if paths)
     return ChosenRules(result, tuple(notes), reasons)
+
+
+def _to_take_apart(
+    module: fx.GraphModule,
+    nodes: list[fx.Node],
+    noise: Mapping[str, Mapping[str, float]],
+    data: Any,
+    backend: BackendConfig,
+) -> Iterator[str]:
+    """The calls whose layers get different answers, which one answer for all would hide."""
+    targets = [str(node.target) for node in nodes]
+    for node in nodes:
+        path = str(node.target)
+        layers = layers_of_recurrent(get_module(module, path))
+        if len(layers) < 2 or _choice(noise[path]) == next(iter(CHOICES)):
+            continue
+        lstm = isinstance(layers[0], nn.LSTM)
+        if targets.count(path) > 1 or not can_be_apart(node, lstm=lstm):
+            continue
+        calls = _calls_of_layers(layers, _calls(module, [path], data)[path])
+        found = _noise(nn.ModuleList(layers), calls, backend)
+        if len({_choice(levels) for levels in found.values()}) > 1:
+            yield node.name
+
+
+def _calls_of_layers(layers: list[nn.Module], calls: list[_Call]) -> dict[str, list[_Call]]:
+    """What each layer reads and gives, from a state of zeros."""
+    found: dict[str, list[_Call]] = {str(number): [] for number in range(len(layers))}
+    with torch.no_grad():
+        for args, kwargs, _ in calls:
+            value = args[0] if args else kwargs["input"]
+            for number, layer in enumerate(layers):
+                result = layer(value)
+                found[str(number)].append(((value,), {}, result))
+                value = result[0]
+    return found
+
+
+def _choice(levels: Mapping[str, float]) -> str:
+    """The first way whose noise is low enough; ``""`` for none."""
+    return next((name for name, level in levels.items() if level >= LEAST_DECIBELS), "")
 
 
 def _recurrent(module: fx.GraphModule, plan: Plan) -> Iterator[fx.Node]:
@@ -142,7 +187,7 @@ def _calls(module: fx.GraphModule, paths: list[str], data: Any) -> dict[str, lis
 
 
 def _noise(
-    module: fx.GraphModule, calls: Mapping[str, list[_Call]], backend: BackendConfig
+    module: nn.Module, calls: Mapping[str, list[_Call]], backend: BackendConfig
 ) -> dict[str, dict[str, float]]:
     """Decibels between the layer's output and the noise of its kernel, by path and name of a choice.
 
