@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backquant.native.check import Case, computed
@@ -41,6 +41,7 @@ def layers(draw: st.DrawFn) -> Case:
 
 
 @given(layers())
+@example(Case((2, 3, 4, 9), Shape((8, 3, 1, 3)), Result(1.0, 0, torch.float32, "none", (), "")))
 def test_any_layer_is_right(case: Case) -> None:
     if (case.shape.groups > 1) != case.shape.depthwise or not case.shape.is_known:
         return

@@ -191,7 +191,7 @@ static inline __attribute__((always_inline)) bool addresses(
     uint8_t (*edge)[256]) {
   const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
   const int64_t width = g.run / g.c, taps = g.kh * g.kw;  // width: of the kernel, where its row is read as one
-  if (taps * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
+  if (taps * width * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
     for (int64_t i = 0; i < count; i++) rows[i] = x + (first + (i < pixels ? i : pixels - 1)) * g.c;
     return rows[count - 1] + g.run + 3 <= beyond;
   }

@@ -171,7 +171,7 @@ static void tiled_convolution(
     int64_t step, OUT* out) {
   const int64_t pixels = g.n * g.oh * g.ow, groups = (pixels + group - 1) / group;
   const int64_t slot = (g.run + 3) & ~int64_t(3), taps = g.kh * g.kw, total = slot * taps;
-  const bool direct = taps * g.sh * g.sw == 1 && g.ph + g.pw == 0 && slot == g.run && pixels >= 16;
+  const bool direct = taps * g.sh * g.sw == 1 && g.run == g.c && g.ph + g.pw == 0 && slot == g.run && pixels >= 16;
 #ifdef BACKQUANT_THREADS
 #pragma omp parallel for
 #endif
