@@ -55,6 +55,7 @@ def tried(page: str, options: argparse.Namespace) -> Tried | None:
         backend,
         engine=engine,
         minutes=minutes,
+        seed=options.seed,
         rounds=options.rounds,
         jobs=options.jobs,
         limit=options.limit,
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", default=(*PYTORCH, *OURS))
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "conformance")

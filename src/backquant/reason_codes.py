@@ -103,6 +103,11 @@ class ReasonCode(str, Enum):
         "input × weight / output scale, as measured, is none of those that the hardware computes",
         "observers whose scales leave it a choice: none that is fixed or shared",
     )
+    BIAS_STEP = (
+        "bias-step",
+        "a bias that would be rounded to products whose step, as measured, is coarser than admitted",
+        "smaller scales of the input or the weight, or a layer without a bias; else it stays float",
+    )
     ZERO_POINT = (
         "zero-point",
         "values were measured that the fixed zero point has no room for",

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from tools.tosa.agreement import calls_of
 from tools.tosa.cases import CASES
-from tools.tosa.translate import in_our_order, multiplier_and_shift, translated
 
+from backquant.conformance.tosa.translate import in_our_order, multiplier_and_shift, translated
 from backquant.dtypes.requantization import quantize_multiplier
 
 

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from tools.tosa.cases import CASES, Case
-from tools.tosa.graph import TosaError, run
-from tools.tosa.translate import NoTosaError, in_our_order, translated
 from torch import Tensor, fx
 
 from backquant import (
@@ -30,6 +28,8 @@ from backquant import (
     get_default_qconfig_mapping,
     prepare_fx,
 )
+from backquant.conformance.tosa.graph import TosaError, run
+from backquant.conformance.tosa.translate import NoTosaError, in_our_order, translated
 from backquant.lower.kernels.integer.result import IntegerKernel
 
 _DESCRIPTION = Path(__file__).with_name("tosa.yaml")

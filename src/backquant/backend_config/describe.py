@@ -136,6 +136,15 @@ def ratio_text(ratio: Ratio) -> str:
     return f"input × weight / output scale in [{', '.join(ends)}]"
 
 
+def bias_step_text(bound: float) -> str:
+    """How coarse the products beside a bias may be, in words.
+
+    >>> bias_step_text(1)
+    'a bias beside input × weight / output scale ≤ 1'
+    """
+    return f"a bias beside input × weight / output scale ≤ {short_text(float(bound))}"
+
+
 def describe_dtype_config(config: DTypeConfig) -> str:
     """``input × weight → output``, then bias and what is dynamic.
 
@@ -161,6 +170,8 @@ def describe_dtype_config(config: DTypeConfig) -> str:
         words.append(f"requantized by {config.requantization.replace('_', ' ')}")
     if config.requantization_ratio is not None:
         words.append(ratio_text(config.requantization_ratio))
+    if config.bias_step_upper_bound is not None:
+        words.append(bias_step_text(config.bias_step_upper_bound))
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
     if config.table_entries is not None:

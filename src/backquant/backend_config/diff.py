@@ -383,7 +383,7 @@ def _constraint_changes(before: DTypeConfig, after: DTypeConfig) -> Iterator[Fie
             if left != right:
                 yield FieldChange(f"{head}.{role}.{field.name}", _value(left), _value(right))
     results = ("bias_scale", "rounding", "requantization", "requantization_ratio")
-    own = (*results, "table_entries", "tolerance", "where")
+    own = (*results, "bias_step_upper_bound", "table_entries", "tolerance", "where")
     for name in own:
         one, two = (str(getattr(config, name) or "") for config in (before, after))
         if one != two:

@@ -44,21 +44,14 @@ _DTYPE_CONFIG_KEYS = (
     "table_entries",
     "tolerance",
     "requantization_ratio",
+    "bias_step_upper_bound",
     "where",
 )
 #: How the results of weighted operators may be rounded, and by which arithmetic they are made of sums.
 ROUNDINGS = ("half_even", "half_up", "half_away")
 REQUANTIZATIONS = ("float", "fixed_point", "fixed_point_twice", "shift")
 BIAS_SCALES = ("input_times_weight", "output")
-_OWN = (
-    "bias_dtype",
-    "is_dynamic",
-    "bias_scale",
-    "rounding",
-    "requantization",
-    "table_entries",
-    "requantization_ratio",
-)
+_OWN = tuple(key for key in _DTYPE_CONFIG_KEYS[3:] if key not in ("tolerance", "where"))
 #: input × weight / output scale: a power of two, or between two ends of which one may be open.
 Ratio = Literal["power_of_two"] | tuple[float | None, float | None]
 
@@ -200,6 +193,8 @@ class DTypeConfig:
       ``backquant.dtypes.requantization``.
     * ``requantization_ratio``: input scale × weight scale / output scale must be a ``"power_of_two"``, or lie
       between two numbers (None: no bound). Scales are chosen accordingly.
+    * ``bias_step_upper_bound``: input scale × weight scale / output scale may be no more than that where the
+      bias is not 0: the hardware rounds it to whole products. Judged after calibration.
     * ``table_entries``: the size of the hardware's lookup table for a function of one value (sigmoid, the
       exponential of softmax), between whose entries it interpolates
       (``backquant.dtypes.interpolated_table``). None: one entry for each integer.
@@ -232,6 +227,7 @@ bias_dtype=torch.float32)
     table_entries: int | None
     tolerance: Tolerance | None
     requantization_ratio: Ratio | None
+    bias_step_upper_bound: int | float | None
     where: Condition | None
 
     def __init__(  # size: PyTorch's arguments, and demands by keyword
@@ -248,6 +244,7 @@ bias_dtype=torch.float32)
         table_entries: int | None = None,
         tolerance: Tolerance | Mapping[str, Any] | None = None,
         requantization_ratio: Ratio | None = None,
+        bias_step_upper_bound: int | float | None = None,
         where: Condition | Mapping[str, Any] | None = None,
     ) -> None:
         self.input_dtype_with_constraints = _constrained(input_dtype, "input_dtype")
@@ -262,6 +259,8 @@ bias_dtype=torch.float32)
         self.rounding, self.requantization = rounding, requantization
         self.table_entries = table_entries
         self.requantization_ratio = _ratio(requantization_ratio)
+        check_number(bias_step_upper_bound, "bias_step_upper_bound")
+        self.bias_step_upper_bound = bias_step_upper_bound
         self.bias_dtype = bias_dtype
         self.is_dynamic = is_dynamic
         self.bias_scale = bias_scale
@@ -300,7 +299,8 @@ bias_dtype=torch.float32)
         ``input_dtype``, ``output_dtype``, ``weight_dtype``: a ``torch.dtype``, a
         ``DTypeWithConstraints``, or a dict of the latter's fields; ``bias_dtype`` (also written
         ``bias_type``): a ``torch.dtype``; ``is_dynamic``: bool; ``bias_scale``; ``rounding``;
-        ``requantization``; ``requantization_ratio``; ``table_entries``; ``tolerance``; ``where``.
+        ``requantization``; ``requantization_ratio``; ``bias_step_upper_bound``; ``table_entries``;
+        ``tolerance``; ``where``.
         Raises ``SpecError`` (a ``ValueError``) for another key or kind of value.
 
         >>> DTypeConfig.from_dict({"input_dtype": torch.quint8, "bias_type": torch.float})

@@ -5,11 +5,14 @@ Two static forms, preferred in this order:
 1. signed: activations and weights ``qint8``, weights within [-127, 127], scales of at least
    2**-12 (below, XNNPACK's requantization loses its precision);
 2. unsigned: activations ``quint8``, weights ``qint8``.
+
+In both the bias is rounded to whole products: where one step of the input by one of the weight is beyond a
+step of the result, a layer with a bias stays float.
 """
 
 from __future__ import annotations
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, DTypeConfig
 from backquant.backends.defaults import QNNPACK_DEFAULTS
 from backquant.backends.dtypes import (
     DYNAMIC_INT8,
@@ -33,7 +36,11 @@ from backquant.operators import (
     shape,
 )
 
-WEIGHTED = [WEIGHTED_SYMMETRIC_QINT8, WEIGHTED_QUINT8]
+# Biases are integers of one step of the input by one of the weight.
+WEIGHTED = [
+    DTypeConfig.from_dict({**config.to_dict(), "bias_step_upper_bound": 1})
+    for config in (WEIGHTED_SYMMETRIC_QINT8, WEIGHTED_QUINT8)
+]
 PLAIN = [SYMMETRIC_QINT8, QUINT8]
 # its transposed kernel gives wrong numbers in three dimensions
 TRANSPOSED = {1: None, 2: None}

@@ -12,9 +12,7 @@ from backquant.conformance.attempt import (
     Setting,
     Steps,
     blank_outcome,
-    by_condition,
     calibrated,
-    in_float,
     on_engine,
     prepared_module,
 )
@@ -22,6 +20,7 @@ from backquant.conformance.bounds import Bound, bounds_of, condition_of
 from backquant.conformance.case import Outcome, Side, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.models import NoExampleError, float_model
+from backquant.conformance.refusals import by_condition, in_float
 from backquant.conformance.refused import kept
 from backquant.conformance.requests import asked_for
 from backquant.conformance.seam import Answer, Build
@@ -38,7 +37,7 @@ def at_bounds(trial: Trial, setting: Setting) -> Steps:
     config = entry.dtype_configs[trial.claim.config]
     if condition_of(entry, config) is None:
         return
-    operator, why = _operator(entry, config, setting)
+    operator, why = operator_of(entry, config, setting)
     if operator is None:
         blank = replace(blank_outcome(trial, setting), case=f"{trial.claim} at: its conditions")
         yield replace(blank, verdict=Verdict.UNTRIED, detail=why)
@@ -60,7 +59,7 @@ def at_bounds(trial: Trial, setting: Setting) -> Steps:
             yield (yield from _outside(trial, setting, bound, blank))
 
 
-def _operator(
+def operator_of(
     entry: BackendPatternConfig, config: DTypeConfig, setting: Setting
 ) -> tuple[Operator | None, str]:
     """The operator whose uses are tried; ``None`` with the reason where there is none."""
@@ -85,7 +84,7 @@ def _prepared(trial: Trial, backend: BackendConfig, bound: Bound, config: DTypeC
 
 def _inside(trial: Trial, setting: Setting, bound: Bound, blank: Outcome) -> Steps:
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
-    alone = _only(setting.backend, trial, config)
+    alone = only_claim(setting.backend, trial, config)
     prepared = _prepared(trial, alone, bound, config)
     blank = replace(blank, use=prepared.model.text)
     refusal = in_float(prepared_state(prepared.module).plan)
@@ -100,7 +99,7 @@ def _outside(
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     """Refused by this part of the condition; and does the engine take it, asked directly?"""
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
-    prepared = _prepared(trial, _only(setting.backend, trial, config), bound, config)
+    prepared = _prepared(trial, only_claim(setting.backend, trial, config), bound, config)
     blank = replace(blank, use=prepared.model.text)
     plan = prepared_state(prepared.module).plan
     refusal = in_float(plan)
@@ -119,7 +118,7 @@ def _asked_past(
 ) -> Generator[Outcome | Build, Answer, Outcome]:
     config = setting.backend.configs[trial.claim.entry].dtype_configs[trial.claim.config]
     free = unconditional(config)
-    wide = _only(setting.backend, trial, free)
+    wide = only_claim(setting.backend, trial, free)
     for entry in wide.configs:
         entry.set_where(None)
     try:
@@ -137,7 +136,7 @@ def _asked_past(
     return replace(blank, verdict=Verdict.TOO_NARROW, kernel=outcomes[0].kernel, detail=why)
 
 
-def _only(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendConfig:
+def only_claim(backend: BackendConfig, trial: Trial, config: DTypeConfig) -> BackendConfig:
     """A description of the one claim, and of what its pattern becomes when it is fused.
 
     A batch norm folds into the layer before it: then the conditions of that layer hold.

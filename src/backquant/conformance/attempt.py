@@ -31,6 +31,12 @@ from backquant.conformance.each_part import references_of_parts
 from backquant.conformance.float_inputs import with_float_inputs
 from backquant.conformance.judge import distance
 from backquant.conformance.models import Examples, FloatModel, NoExampleError, float_model
+from backquant.conformance.refusals import (
+    by_condition,
+    in_float,
+    no_tensor,
+    refused_after_calibration,
+)
 from backquant.conformance.requests import asked_for
 from backquant.conformance.rounded_once import references_behind
 from backquant.conformance.seam import (
@@ -38,6 +44,7 @@ from backquant.conformance.seam import (
     Build,
     BuiltModel,
     ConformanceEngine,
+    NotAskedError,
     RefusedByEngineError,
 )
 from backquant.conformance.seven_bits import with_seven_bits
@@ -46,21 +53,18 @@ from backquant.convert import convert_to_reference
 from backquant.dtypes import is_quantized
 from backquant.errors import BackquantError
 from backquant.graph.silence import without_warnings
-from backquant.match import Plan
 from backquant.match.fixes import QConfigFix
-from backquant.match.plan import Decision
-from backquant.match.plan import Outcome as PlanOutcome
 from backquant.operators import find
 from backquant.operators.operator import QParamsRule
 from backquant.prepare import prepared_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
-from backquant.reason_codes import ReasonCode
 
 #: A trial on its way: outcomes as they come, and what the engine is asked to build, which is sent back built.
 Steps = Generator[Outcome | Build, Answer, None]
 
 #: How far results in float may be off where nothing is stated: sums in another order.
 FLOAT_STEPS = 0.01
+_DRAWS = 12  # of one trial, until its scales are admitted
 _SAMPLES = 8  # calls that say what range results in float have
 
 
@@ -100,7 +104,7 @@ def attempt(trial: Trial, setting: Setting) -> Steps:
         return
     blank = replace(blank, use=f"{prepared.model.text}, {', '.join(prepared.ranges)}")
     plan = prepared_state(prepared.module).plan
-    if plan.matches and all(_no_tensor(plan.decisions[m.anchor]) for m in plan.matches):
+    if plan.matches and all(no_tensor(plan.decisions[m.anchor]) for m in plan.matches):
         if trial.number == 0:
             yield replace(blank, verdict=Verdict.UNTRIED, detail="it has no tensor to quantize")
         return
@@ -108,7 +112,7 @@ def attempt(trial: Trial, setting: Setting) -> Steps:
         detail = f"a use that its condition does not admit: {in_float(plan)}"
         yield replace(blank, verdict=Verdict.UNTRIED, detail=detail)
         return
-    if trial.number == 0 and _unshared(entry):
+    if trial.number == 0 and _unshared(entry, setting.backend):
         why = (
             "its result lies on the grid of its input, and the description gives it one of its own"
         )
@@ -117,6 +121,38 @@ def attempt(trial: Trial, setting: Setting) -> Steps:
     if refusal is not None:
         yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=refusal)
         return
+
+    def drawn(again: int) -> Prepared:
+        return prepare(trial, setting, entry, config, again)
+
+    yield from on_admitted(trial, setting, prepared, drawn, config, blank)
+
+
+def on_admitted(
+    trial: Trial,
+    setting: Setting,
+    prepared: Prepared,
+    drawn: Callable[[int], Prepared],
+    config: DTypeConfig,
+    blank: Outcome,
+) -> Steps:
+    """``on_engine`` with ``prepared``, or the next draw that no rule on measured scales refuses."""
+    rule = refused_after_calibration(prepared.module)
+    for again in range(1, _DRAWS) if rule is not None else ():
+        try:
+            prepared = drawn(again)
+        except (NoExampleError, BackquantError, RuntimeError):
+            continue
+        if in_float(prepared_state(prepared.module).plan) is not None:
+            continue
+        rule = refused_after_calibration(prepared.module)
+        if rule is None:
+            break
+    if rule is not None:
+        detail = f"{_DRAWS} draws, none admitted: {rule.rule}: {rule.asked}; {rule.admitted}"
+        yield replace(blank, verdict=Verdict.UNTRIED, detail=detail)
+        return
+    blank = replace(blank, use=f"{prepared.model.text}, {', '.join(prepared.ranges)}")
     yield from on_engine(trial, setting, prepared, config, blank)
 
 
@@ -135,10 +171,14 @@ def blank_outcome(trial: Trial, setting: Setting) -> Outcome:
 
 
 def prepare(
-    trial: Trial, setting: Setting, entry: BackendPatternConfig, config: DTypeConfig
+    trial: Trial,
+    setting: Setting,
+    entry: BackendPatternConfig,
+    config: DTypeConfig,
+    again: int = 0,
 ) -> Prepared:
-    """The calibrated model of a trial. Raises ``NoExampleError``."""
-    choice = trial.choice() if trial.number else None
+    """The calibrated model of a trial, drawn so often before. Raises ``NoExampleError``."""
+    choice = trial.again(again) if trial.number or again else None
     model = float_model(entry, setting.backend, choice, setting.examples, config)
     operator = next(iter(model.operators), None)
     if choice is None and operator is not None:
@@ -146,7 +186,7 @@ def prepare(
         if sample is not None:
             model = float_model(entry, setting.backend, None, setting.examples, config, sample)
     request = asked_for(config, operator, choice, trained=model.trained)
-    ranges = drawn_ranges(len(model.inputs), trial.choice("ranges"), trial.number)
+    ranges = drawn_ranges(len(model.inputs), trial.again(again, "ranges"), trial.number + again)
     module = prepared_module(model, request, setting.backend, config)
     return calibrated(Prepared(model, request, ranges, module), trial)
 
@@ -181,40 +221,14 @@ def _read_as_integers(config: DTypeConfig) -> bool:
     return _gives_integers(config) and config.output_dtype in (torch.quint8, torch.uint8)
 
 
-def in_float(plan: Plan) -> str | None:
-    """Why the plan leaves the operator in float; ``None`` where it does not."""
-    decisions = [plan.decisions[match.anchor] for match in plan.matches]
-    told = [reason_text(each) for each in decisions if not each.quantized]
-    if told:
-        return told[0]
-    return None if decisions else "no entry of the description matches the operator"
-
-
-def _unshared(entry: BackendPatternConfig) -> bool:
-    """Whether an operator that selects or moves values is observed as if it computed others."""
+def _unshared(entry: BackendPatternConfig, backend: BackendConfig) -> bool:
+    """Whether an operator that selects or moves values is observed as if it computed others. Averages do,
+    where the description is of hardware with an arithmetic of its own."""
     operator = find(entry.normal_pattern.anchor.op) if entry.normal_pattern.size == 1 else None
     own = entry.observation_type is ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
-    return own and operator is not None and operator.qparams is QParamsRule.INPUT
-
-
-def by_condition(plan: Plan) -> bool:
-    """Whether the plan refuses a use for a condition of the entry."""
-    decisions = [plan.decisions[match.anchor] for match in plan.matches]
-    return any(r.rule == ReasonCode.CONDITION for each in decisions for r in each.reasons)
-
-
-def _no_tensor(decision: Decision) -> bool:
-    return decision.outcome is PlanOutcome.NOT_TENSOR
-
-
-def reason_text(decision: Decision) -> str:
-    """Why an operator stays float."""
-    if not decision.reasons:
-        return f"{decision.operator} stays float, for no reason"
-    last = decision.reasons[-1]
-    return (
-        f"{decision.operator} stays float: {last.rule}: {last.asked}; admitted is {last.admitted}"
-    )
+    if not own or operator is None or operator.qparams is not QParamsRule.INPUT:
+        return False
+    return operator.moves_values or backend.engine is not None
 
 
 def on_engine(
@@ -228,7 +242,9 @@ def on_engine(
     setting.at(trial.key)
     built = yield Build(prepared.module, prepared.model.example())
     if isinstance(built, RefusedByEngineError):
-        yield replace(blank, verdict=Verdict.REFUSED_BY_ENGINE, detail=str(built))
+        left = isinstance(built, NotAskedError)
+        said_so = Verdict.UNTRIED if left else Verdict.REFUSED_BY_ENGINE
+        yield replace(blank, verdict=said_so, detail=str(built))
         return
     ran = built.ran
     blank = replace(blank, kernel=", ".join(ran.kernels))

@@ -105,6 +105,10 @@ class Trial:
         text = f"{self.claim}{about}"
         return random.Random(zlib.crc32(text.encode()) + 65_537 * self.number + 7919 * self.seed)
 
+    def again(self, times: int, about: str = "") -> random.Random:
+        """``choice`` of the next draw, where so many before it are not admitted."""
+        return self.choice(f"{about} again {times}" if times else about)
+
 
 @dataclass(frozen=True)
 class Outcome:

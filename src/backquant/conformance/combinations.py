@@ -26,14 +26,14 @@ from backquant.conformance.attempt import (
     Steps,
     blank_outcome,
     calibrated,
-    in_float,
-    on_engine,
+    on_admitted,
     prepared_module,
 )
 from backquant.conformance.bounds import admitted
 from backquant.conformance.case import Claim, Trial, Verdict, dtypes_text
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.models import FloatModel, Input
+from backquant.conformance.refusals import in_float
 from backquant.conformance.requests import asked_for
 from backquant.conformance.samples import drawn_sample, sample_text
 from backquant.dtypes import is_quantized
@@ -180,16 +180,16 @@ def _admits(backend: BackendConfig, op: Any, config: DTypeConfig) -> bool:
     )
 
 
-def combined_model(trial: Trial, backend: BackendConfig) -> FloatModel:
-    """The float model of a combination; two modules have weights of their own."""
+def combined_model(trial: Trial, backend: BackendConfig, again: int = 0) -> FloatModel:
+    """The float model of a combination, drawn so often before; two modules have weights of their own."""
     entry = backend.configs[trial.claim.entry]
     config = entry.dtype_configs[trial.claim.config]
     combination = {**COMBINATIONS, **_READ}[trial.claim.together]
     operator = find(entry.normal_pattern.anchor.op)
     assert operator is not None
     sample = admitted(entry, config, backend, operator) or operator.sample
-    if trial.number:
-        sample = drawn_sample(operator, trial.choice())
+    if trial.number or again:
+        sample = drawn_sample(operator, trial.again(again))
     one = build_module(entry.normal_pattern.anchor.op, sample).module
     other = one if combination.once else build_module(entry.normal_pattern.anchor.op, sample).module
     if other is not one:
@@ -212,17 +212,16 @@ def together(trial: Trial, setting: Setting) -> Steps:
     entry = setting.backend.configs[trial.claim.entry]
     config = entry.dtype_configs[trial.claim.config]
     blank = blank_outcome(trial, setting)
-    choice = trial.choice() if trial.number else None
+
+    def drawn(again: int) -> Prepared:
+        return _prepared(trial, setting, config, again)
+
     try:
-        model = combined_model(trial, setting.backend)
-        request = asked_for(config, model.operators[0], choice)
-        ranges = drawn_ranges(2, trial.choice("ranges"), trial.number)
-        module = prepared_module(model, request, setting.backend, config)
-        prepared = calibrated(Prepared(model, request, ranges, module), trial)
+        prepared = drawn(0)
     except (BackquantError, RuntimeError) as error:
         yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=str(error)[:300])
         return
-    blank = replace(blank, use=f"{model.text}, {', '.join(ranges)}")
+    blank = replace(blank, use=f"{prepared.model.text}, {', '.join(prepared.ranges)}")
     plan = prepared_state(prepared.module).plan
     refusal = in_float(plan)
     if refusal is not None:
@@ -234,7 +233,17 @@ def together(trial: Trial, setting: Setting) -> Steps:
         why = "the tensors that are joined have observers of their own"
         yield replace(blank, verdict=Verdict.UNPREDICTABLE, detail=why)
         return
-    yield from on_engine(trial, setting, prepared, config, blank)
+    yield from on_admitted(trial, setting, prepared, drawn, config, blank)
+
+
+def _prepared(trial: Trial, setting: Setting, config: DTypeConfig, again: int) -> Prepared:
+    """The calibrated model of a combination, drawn so often before."""
+    choice = trial.again(again) if trial.number or again else None
+    model = combined_model(trial, setting.backend, again)
+    request = asked_for(config, model.operators[0], choice)
+    ranges = drawn_ranges(2, trial.again(again, "ranges"), trial.number + again)
+    module = prepared_module(model, request, setting.backend, config)
+    return calibrated(Prepared(model, request, ranges, module), trial)
 
 
 def _shares(prepared: fx.GraphModule) -> bool:

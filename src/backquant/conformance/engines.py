@@ -12,6 +12,7 @@ from backquant.conformance.compiled_engine import COMPILED, CompiledEngine
 from backquant.conformance.seam import ConformanceEngine
 from backquant.conformance.target_engines import TargetEngine
 from backquant.conformance.torch_engines import REFERENCE, TorchEngine
+from backquant.conformance.tosa.engine import ACCELERATORS, TOSA, TosaEngine
 from backquant.deploy.session import LoadingTarget
 from backquant.deploy.target import find_target, list_targets, usual_suffix
 from backquant.errors import EngineError, did_you_mean
@@ -33,6 +34,8 @@ def find_conformance_engine(
     'xnnpack'
     """
     if engine is None and backend.engine is None:
+        if backend.name in ACCELERATORS:
+            return TosaEngine(backend.name)
         return _target(backend.name) or TorchEngine(REFERENCE)
     if engine is None:
         return TorchEngine(str(backend.engine))
@@ -42,6 +45,8 @@ def find_conformance_engine(
         return _checked(imported(engine, "engine"), engine)
     if engine in list_engines():
         return TorchEngine(engine)
+    if engine == TOSA or engine in ACCELERATORS:
+        return TosaEngine(engine)
     if engine == COMPILED and backend.engine is not None:
         return CompiledEngine(backend.engine)
     target = _target(engine)
@@ -49,7 +54,7 @@ def find_conformance_engine(
         return target
     if engine.isidentifier() and importlib.util.find_spec(engine) is not None:
         return _checked(imported(f"{engine}:ENGINE", "engine"), f"{engine}:ENGINE")
-    names = [*list_engines(), COMPILED, *(found.name for found in _loading())]
+    names = [*list_engines(), COMPILED, TOSA, *ACCELERATORS, *(found.name for found in _loading())]
     near = did_you_mean(engine, names, f"one of {', '.join(names)}, or mypkg.module:NAME")
     raise EngineError(f"there is no engine {engine!r} to try", where="engine", fix=near)
 

@@ -8,6 +8,7 @@ from backquant.conformance.at_bounds import at_bounds
 from backquant.conformance.attempt import Setting, Steps, attempt
 from backquant.conformance.case import Outcome, Side, Trial, Verdict, trial_data
 from backquant.conformance.combinations import together
+from backquant.conformance.measured import at_measured_bounds
 from backquant.conformance.refused import beyond
 from backquant.conformance.seam import Answer, Build, GroupingEngine, RefusedByEngineError
 
@@ -50,6 +51,7 @@ def _steps(trial: Trial, setting: Setting) -> Steps:
             return
         yield from beyond(trial, setting)
         yield from at_bounds(trial, setting)
+        yield from at_measured_bounds(trial, setting)
     except Exception as error:
         claim = trial.claim
         yield Outcome(

@@ -17,12 +17,12 @@ from backquant.conformance.attempt import (
     calibrated,
     on_engine,
     prepared_module,
-    reason_text,
 )
 from backquant.conformance.case import Outcome, Trial, Verdict
 from backquant.conformance.data import drawn_ranges
 from backquant.conformance.edges import Edge, edges_of
 from backquant.conformance.models import FloatModel, NoExampleError, float_model, float_pattern
+from backquant.conformance.refusals import reason_text
 from backquant.conformance.requests import asked_for
 from backquant.conformance.seam import Answer, Build
 from backquant.errors import BackquantError

@@ -19,6 +19,10 @@ class RefusedByEngineError(Exception):
     """The engine does not take the model; the message is what it says."""
 
 
+class NotAskedError(RefusedByEngineError):
+    """The engine cannot be asked about the model; the message says why. The case is untried."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """The kernels that a built model runs on, by name, and what of it stays float, with the reasons."""

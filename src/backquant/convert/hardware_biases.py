@@ -147,7 +147,9 @@ def _round_argument(
     work: Conversion, root: fx.Node, steps: torch.Tensor, dtype: torch.dtype
 ) -> None:
     """A constant bias of a function is replaced by a rounded one, which is a buffer."""
-    for node in _biases(work, root):
+    for node in biases_of(work, root):
+        if node.op != "get_attr":
+            continue
         bias = Constants(work.module).tensor(node)
         if bias is None:
             continue
@@ -158,7 +160,8 @@ def _round_argument(
         )
 
 
-def _biases(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
+def biases_of(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
+    """The node that a function's bias comes from, if it has one."""
     entries = work.prepared.backend_config.configs
     named = (
         entry._input_type_to_index.get("bias")
@@ -167,7 +170,7 @@ def _biases(work: Conversion, root: fx.Node) -> Iterator[fx.Node]:
     )
     place = next((index for index in named if index is not None), len(root.args))
     bias = root.args[place] if place < len(root.args) else root.kwargs.get("bias")
-    if isinstance(bias, fx.Node) and bias.op == "get_attr":
+    if isinstance(bias, fx.Node):
         yield bias
 
 

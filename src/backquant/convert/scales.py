@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.convert.bias_steps import bias_steps
 from backquant.convert.state import Conversion
 from backquant.convert.weights import weight_scales
 from backquant.dtypes import ObservedQParams
@@ -13,7 +14,8 @@ from backquant.prepare import Role
 def measured_scales(work: Conversion) -> list[MeasuredScales]:
     """The scales at every match that the plan has a question about (``Plan.predicates``)."""
     constrained = {predicate.node for predicate in work.plan.predicates}
-    of_weight = {p.node for p in work.plan.predicates if p.role in ("weight", "ratio")}
+    asked = {(predicate.node, predicate.role) for predicate in work.plan.predicates}
+    of_weight = {node for node, role in asked if role in ("weight", "ratio", "bias step")}
     matches = [match for match in work.plan.matches if match.anchor in constrained]
     found: dict[tuple[str, str], list[float]] = {}
     anchors_by_root: dict[str, list[str]] = {}
@@ -36,6 +38,9 @@ def measured_scales(work: Conversion) -> list[MeasuredScales]:
     for anchor in work.ratio_units:
         unit = work.ratio_units[anchor].own
         found[anchor, "ratio"] = [scale / unit for scale in found.get((anchor, "weight"), [])]
+    for match in matches:
+        if (match.anchor, "bias step") in asked:
+            found[match.anchor, "bias step"] = bias_steps(work, match, found)
     return [
         MeasuredScales(*place, tuple(scales), tuple(ranges.get(place, ())))
         for place, scales in found.items()

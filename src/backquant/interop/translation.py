@@ -23,6 +23,7 @@ _OWN_FIELDS = {
         "table_entries",
         "requantization",
         "requantization_ratio",
+        "bias_step_upper_bound",
         "tolerance",
         "where",
     ),

@@ -61,6 +61,8 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
         asked = _wrong_side(found, bound or 0.0)
     elif predicate.rule == ReasonCode.REQUANTIZATION_RATIO:
         asked = _wrong_ratio(found, bound)
+    elif predicate.rule == ReasonCode.BIAS_STEP:
+        asked = _coarse_bias(found, bound or 0.0)
     elif predicate.rule in (ReasonCode.SCALE_MAX, ReasonCode.SCALE_SET):
         asked = _largest(s for s in found.scales if bound is not None and s > bound * _SLACK)
     else:
@@ -77,7 +79,7 @@ def _broken(predicate: Predicate, found: MeasuredScales) -> Reason | None:
 
 
 def _named(predicate: Predicate, text: str) -> str:
-    return text if predicate.role == "ratio" else f"{predicate.role} {text}"
+    return text if predicate.role in ("ratio", "bias step") else f"{predicate.role} {text}"
 
 
 def _wrong_ratio(found: MeasuredScales, bound: float | None) -> str:
@@ -88,6 +90,12 @@ def _wrong_ratio(found: MeasuredScales, bound: float | None) -> str:
     else:
         wrong = [ratio for ratio in found.scales if ratio > bound * _SLACK]
     return f"input × weight / output scale {short_text(wrong[0])}" if wrong else ""
+
+
+def _coarse_bias(found: MeasuredScales, bound: float) -> str:
+    largest = max(found.scales)
+    of_which = f"a bias beside input × weight / output scale {short_text(largest)}"
+    return of_which if largest > bound else ""
 
 
 def _largest(wrong: Iterable[float]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from backquant.backend_config import DTypeWithConstraints
-from backquant.backend_config.describe import ratio_text, scales_text
+from backquant.backend_config.describe import bias_step_text, ratio_text, scales_text
 from backquant.backend_config.dtypes import Ratio
 from backquant.backend_config.numbers import short_text
 from backquant.dtypes import is_scaled_float, qdtype
@@ -212,6 +212,15 @@ def ratio_demands(ratio: Ratio) -> Iterator[ScaleDemand]:
         yield ScaleDemand("ratio", rule, -low, admitted)
     if high is not None:
         yield ScaleDemand("ratio", rule, high, admitted)
+
+
+def bias_step_demand(bound: float) -> ScaleDemand:
+    """What a step of the bias may be, in steps of the result.
+
+    >>> bias_step_demand(1.0).admitted
+    'a bias beside input × weight / output scale ≤ 1'
+    """
+    return ScaleDemand("bias step", ReasonCode.BIAS_STEP, bound, bias_step_text(bound))
 
 
 def _one_sided(request: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:

@@ -21,7 +21,7 @@ from backquant.dtypes import dtype_name, find_dtype, is_narrow_float
 from backquant.match.constraints import check_tensor, request_text
 from backquant.match.plan import TensorRequest
 from backquant.match.refusal import Refusal
-from backquant.match.scale_rules import ScaleDemand, ratio_demands, scale_demands
+from backquant.match.scale_rules import ScaleDemand, bias_step_demand, ratio_demands, scale_demands
 from backquant.reason_codes import ReasonCode
 
 
@@ -246,6 +246,9 @@ def _scales(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> Iter
             yield from scale_demands(role, request, demand)
     if config.requantization_ratio is not None and roles.weight and requests.weight is not None:
         yield from ratio_demands(config.requantization_ratio)
+    bound = config.bias_step_upper_bound
+    if bound is not None and roles.weight and requests.weight is not None:
+        yield bias_step_demand(float(bound))
 
 
 # How far a request is from being admitted: another kind of quantization, another dtype, a bound.

@@ -47,6 +47,9 @@ def dtype_config_from(data: dict[str, Any]) -> DTypeConfig:
     ratio = values.get("requantization_ratio")
     if isinstance(ratio, list):
         values["requantization_ratio"] = at_path(("requantization_ratio",), _number_or_word, ratio)
+    if values.get("bias_step_upper_bound") is not None:
+        bound = values["bias_step_upper_bound"]
+        values["bias_step_upper_bound"] = at_path(("bias_step_upper_bound",), number_from, bound)
     values["where"] = at_path(("where",), condition_at, values.get("where"))
     return DTypeConfig(**values)
 

@@ -115,6 +115,10 @@ class DTypeConfig(Model):
         ]
         | None
     ) = Field(None, description="What input scale × weight scale / output scale may be.")
+    bias_step_upper_bound: Number | None = Field(
+        None,
+        description="What input scale × weight scale / output scale may be at most beside a bias.",
+    )
     where: Where | None = Field(None, description="The uses of the operator that are admitted so.")
 
 

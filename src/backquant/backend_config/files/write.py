@@ -127,6 +127,8 @@ def _dtype_config(config: DTypeConfig) -> dict[str, Any]:
         data["tolerance"] = config.tolerance.to_dict()
     if config.requantization_ratio is not None:
         data["requantization_ratio"] = _scalar(config.requantization_ratio)
+    if config.bias_step_upper_bound is not None:
+        data["bias_step_upper_bound"] = _scalar(config.bias_step_upper_bound)
     if config.where is not None:
         data["where"] = condition_data(config.where)
     return data

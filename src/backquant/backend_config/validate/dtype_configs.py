@@ -28,7 +28,14 @@ from backquant.dtypes import Granularity, integer_range
 ROLES = ("input_dtype", "output_dtype", "weight_dtype")
 _LOWER = ("quant_min_lower_bound", "scale_min_lower_bound")
 _UPPER = ("quant_max_upper_bound", "scale_max_upper_bound")
-_OF_RESULTS = ("bias_scale", "rounding", "requantization", "requantization_ratio", "table_entries")
+_OF_RESULTS = (
+    "bias_scale",
+    "rounding",
+    "requantization",
+    "requantization_ratio",
+    "bias_step_upper_bound",
+    "table_entries",
+)
 _EQUAL = (
     "scale_exact_match",
     "zero_point_exact_match",
@@ -63,6 +70,7 @@ def dtype_config_findings(
         yield from _requantization(config, here)
         yield from _table(config, here.at("table_entries"))
         yield from _ratio(config, here.at("requantization_ratio"))
+        yield from _bias_step(config, here.at("bias_step_upper_bound"))
         yield from _condition(config, entry_where, here)
         earlier = next((i for i in range(index) if subsumes(configs[i], config)), None)
         if earlier is not None:
@@ -238,6 +246,20 @@ def _table(config: DTypeConfig, place: Place) -> Iterator[Finding]:
             yield place.find(
                 "error", rule, message, f"table_entries: {min(513, size + 1)}, or {size}"
             )
+
+
+def _bias_step(config: DTypeConfig, place: Place) -> Iterator[Finding]:
+    rule, bound = "bias-step", config.bias_step_upper_bound
+    if bound is None:
+        return
+    if any(integer_range(getattr(config, role)) is None for role in ROLES) or config.is_dynamic:
+        message = (
+            "a bound of scales to each other without a static integer input, weight and output"
+        )
+        yield place.find("error", rule, message, "remove bias_step_upper_bound")
+    elif bound <= 0:
+        message = f"scales are positive, and none is at most {bound}"
+        yield place.find("error", rule, message, "bias_step_upper_bound: 1")
 
 
 def _ratio(config: DTypeConfig, place: Place) -> Iterator[Finding]:

@@ -100,10 +100,9 @@ def run(graph: Graph, output: str, program: Path, folder: Path) -> Array:
     (folder / "graph.json").write_text(json.dumps(graph.to_dict(output)), encoding="utf-8")
     for name, value in graph.inputs.items():
         np.save(folder / f"{name}.npy", value)
-    [schema] = (program.resolve().parents[1] / "lib").glob("python3*/site-packages/bin/tosa.fbs")
     command = [
-        program,
-        f"--operator_fbs={schema}",
+        str(program),
+        f"--operator_fbs={schema_of(program)}",
         "--tosa_file=graph.json",
         f"--flatbuffer_dir={folder}",
         f"--output_dir={folder}",
@@ -118,3 +117,21 @@ def run(graph: Graph, output: str, program: Path, folder: Path) -> Array:
         raise TosaError((done.stderr or done.stdout)[-400:])
     found: Array = np.load(folder / "out.npy")
     return found
+
+
+def schema_of(program: Path) -> Path:
+    """The schema of files, which is installed beside the program."""
+    [schema] = (program.resolve().parents[1] / "lib").glob("python3*/site-packages/bin/tosa.fbs")
+    return schema
+
+
+def binary(graph: Graph, output: str, program: Path, folder: Path) -> bytes:
+    """The graph as a TOSA file; ``flatc`` lies beside the program. Raises ``TosaError``."""
+    text = folder / "graph.json"
+    text.write_text(json.dumps(graph.to_dict(output)), encoding="utf-8")
+    flatc = program.resolve().parent / "flatc"
+    command = [str(flatc), "--binary", "-o", str(folder), str(schema_of(program)), str(text)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise TosaError((done.stderr or done.stdout)[-400:])
+    return (folder / "graph.tosa").read_bytes()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tools.tosa.graph import Array, Graph
 from torch import Tensor
 
+from backquant.conformance.tosa.graph import Array, Graph
 from backquant.lower.kernels.integer.elementwise import IntegerBinary, IntegerJoin
 from backquant.lower.kernels.integer.pooling import IntegerAverage, IntegerMaxPool
 from backquant.lower.kernels.integer.values import IntegerTable
@@ -128,7 +128,7 @@ def _kernel(weight: Array, dims: int) -> Array:
 def _shape_of(out: Array, operator: str, dims: int, x: Array) -> tuple[int, ...]:
     if operator == "linear":
         return (x.shape[0], 1, 1, out.shape[-1])
-    return _image(out, dims).shape
+    return tuple(_image(out, dims).shape)
 
 
 def _wide(numbers: Sequence[int], dims: int, usual: int) -> list[int]:
