@@ -4,8 +4,8 @@
     python -m tools.conformance_pages --minutes 3 x86       # goes on where the last call ended
     python -m tools.conformance_pages --minutes 0           # writes the pages of what has run
 
-Writes a page for each, ``findings.md`` with a script for each kind of failure of PyTorch's, and the tables
-engine × outcome in ``README.md``. Outcomes lie in ``--work``, a folder for each.
+Writes a page for each, ``findings.md`` with a script for each kind of failure of PyTorch's (once all of
+these have run), and the tables engine × outcome in ``README.md``. Outcomes lie in ``--work``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.conformance_table import Tried, compilers, outcomes
+from tools.conformance_table import Tried, compilers, outcomes, rows_before
 from tools.torch_specs import torch_spec
 
 import backquant
@@ -66,16 +66,18 @@ def tried(page: str, options: argparse.Namespace) -> Tried | None:
 
 
 def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Iterator[str]:
-    """The tables of all engines."""
+    """The tables of all engines. What has not run keeps the row that it has."""
+    readme = PAGES / "README.md"
+    before = rows_before(readme.read_text(encoding="utf-8")) if readme.exists() else []
     yield "# Engines beside their descriptions"
     yield ""
     yield (
         "Written by `python -m tools.conformance_pages`; [conformance.md](../conformance.md) has the words. "
         "Trials: one claim with one use of its operator, called several times (accepted side), or all that "
-        "lies one step beyond one claim (refused side)."
+        "lies one step beyond one claim (refused side). What has not run again keeps its row and its page."
     )
     yield from ("", "## Our descriptions", "")
-    yield from outcomes(ours, rounds)
+    yield from outcomes(tuple(OURS), ours, rounds, before)
     yield from ("", "## Descriptions beside a compiler's answers", "")
     yield from compilers()
     yield from ("", "## PyTorch's backend configs, judged", "")
@@ -86,7 +88,7 @@ def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Itera
         "[Findings](findings.md), a script each."
     )
     yield ""
-    yield from outcomes(pytorch, rounds)
+    yield from outcomes(PYTORCH, pytorch, rounds, before)
 
 
 def findings(runs: Sequence[Conformance]) -> Iterator[str]:
@@ -132,11 +134,10 @@ def main() -> None:
     )
     for one in (*ours, *pytorch):
         one.run.save_markdown(PAGES / f"{one.page}.md")
-    found = findings([one.run for one in pytorch])
-    for page, lines in (
-        ("README.md", index(ours, pytorch, options.rounds)),
-        ("findings.md", found),
-    ):
+    made = {"README.md": list(index(ours, pytorch, options.rounds))}  # reads the rows that stay
+    if len(pytorch) == len(PYTORCH):
+        made["findings.md"] = list(findings([one.run for one in pytorch]))
+    for page, lines in made.items():
         (PAGES / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -41,27 +41,59 @@ def sides(tried: Tried, rounds: int) -> tuple[str, str]:
     return accepted, refused
 
 
-def outcomes(rows: Sequence[Tried], rounds: int) -> Iterator[str]:
-    """The table engine × outcome."""
-    verdicts = [v for v in Verdict if any(row.run.counts[v] for row in rows)]
-    yield from _table(
-        "description, engine",
-        *("accepted trials", "refused trials", "cases"),
-        *(v.value for v in verdicts),
-        *("integers equal", "steps at worst", "versions, date"),
-        rows=[
-            (
-                f"[{row.run.backend}, {row.run.engine}]({row.page}.md)",
-                *sides(row, rounds),
-                f"{row.run.cases:,}",
-                *(f"{row.run.counts[v]:,}" for v in verdicts),
-                f"{row.run.bit_equal:.3%}",
-                f"{row.run.worst:g}",
-                _versions(row.run),
-            )
-            for row in rows
-        ],
-    )
+_FIRST = "description, engine"
+Row = dict[str, str]
+
+
+def outcomes(
+    pages: Sequence[str], rows: Sequence[Tried], rounds: int, before: Sequence[Row]
+) -> Iterator[str]:
+    """The table engine × outcome, a row for each of ``pages``: that of its run, else that of ``before``."""
+    known = {
+        page: row for row in before for page in pages if f"]({page}.md)" in row.get(_FIRST, "")
+    }
+    known |= {row.page: _row(row, rounds) for row in rows}
+    made = [known[page] for page in pages if page in known]
+    words = [v.value for v in Verdict]
+    used = [w for w in words if any(row.get(w, "0") != "0" for row in made)]
+    columns = [_FIRST, "accepted trials", "refused trials", "cases", *used, *_LAST]
+    lines = [tuple(row.get(name, "0") for name in columns) for row in made]
+    yield from _table(*columns, rows=lines)
+
+
+_LAST = ("integers equal", "steps at worst", "versions, date")
+
+
+def _row(tried: Tried, rounds: int) -> Row:
+    run = tried.run
+    accepted, refused = sides(tried, rounds)
+    return {
+        _FIRST: f"[{run.backend}, {run.engine}]({tried.page}.md)",
+        "accepted trials": accepted,
+        "refused trials": refused,
+        "cases": f"{run.cases:,}",
+        **{v.value: f"{run.counts[v]:,}" for v in Verdict},
+        **dict(zip(_LAST, (f"{run.bit_equal:.3%}", f"{run.worst:g}", _versions(run)), strict=True)),
+    }
+
+
+def rows_before(text: str) -> list[Row]:
+    """The rows of all tables of a page, by the names of their columns.
+
+    >>> rows_before("| a | b |\\n| --- | --- |\\n| 1 | 2 |")
+    [{'a': '1', 'b': '2'}]
+    """
+    found: list[Row] = []
+    names: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        if not cells:
+            names = []
+        elif not names:
+            names = cells
+        elif set(cells) != {"---"}:
+            found.append(dict(zip(names, cells, strict=False)))
+    return found
 
 
 def compilers() -> Iterator[str]:
@@ -92,7 +124,7 @@ _PAIRS = ((True, True), (False, False), (True, False), (False, True))
 
 def _versions(run: Conformance) -> str:
     own = (f"{k} {v}" for k, v in run.versions.items() if k not in ("backquant", "python"))
-    return f"{', '.join(own)}; {run.date}"
+    return f"{', '.join(own)}; seed {run.seed}, {run.date}"
 
 
 def _table(*heads: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:

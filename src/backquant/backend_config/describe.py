@@ -171,7 +171,7 @@ def describe_dtype_config(config: DTypeConfig) -> str:
     if config.requantization_ratio is not None:
         words.append(ratio_text(config.requantization_ratio))
     if config.bias_step_upper_bound is not None:
-        words.append(bias_step_text(config.bias_step_upper_bound))
+        words.append(f"bias step ≤ {short_text(float(config.bias_step_upper_bound))}")
     if config.is_dynamic is not None:
         words.append("dynamic" if config.is_dynamic else "not dynamic")
     if config.table_entries is not None:
