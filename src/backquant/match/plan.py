@@ -295,7 +295,10 @@ class Decision:
 class Plan:
     """One decision per node, in graph order.
 
-    ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks).
+    ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks). ``apart`` and
+    ``by_sample`` say how the captured graph was changed before it was matched: the nodes of recurrent layers
+    that became one call for each layer, and of those whose inputs are scaled sample by sample, with the
+    number of axes of these.
     """
 
     backend: str
@@ -309,6 +312,8 @@ class Plan:
     unreached_entries: tuple[int, ...] = ()
     predicates: tuple[Predicate, ...] = ()
     no_tensors: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    by_sample: Mapping[str, int] = field(default_factory=dict)
 
     def refuse(self, reasons: Iterable[Reason]) -> Plan:
         """The plan in which the matches that ``reasons`` name, by any of their nodes, stay float after all.

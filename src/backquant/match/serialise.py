@@ -24,6 +24,11 @@ from backquant.match.plan import (
     TensorRequest,
 )
 
+_SELDOM = (
+    "apart",
+    "by_sample",
+)  # not written where they are empty: what was written before has none
+
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Dataclasses become dicts, tuples lists, dtypes and enums their names.
@@ -33,6 +38,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """
     values = _plain(plan)
     values["decisions"] = list(values["decisions"].values())
+    for name in _SELDOM:
+        if not values[name]:
+            del values[name]
     return dict(values)
 
 
@@ -75,6 +83,8 @@ def _plan(values: dict[str, Any]) -> Plan:
             "notes": tuple(values["notes"]),
             "unreached_entries": tuple(values["unreached_entries"]),
             "no_tensors": tuple(values["no_tensors"]),
+            "apart": tuple(values.get("apart", ())),
+            "by_sample": dict(values.get("by_sample", {})),
         }
     )
 

@@ -173,10 +173,13 @@ class _Planning:
         fused, plan = plan_fused(captured, backend, mapping, self.custom, values, by_default)
         notes: tuple[str, ...] = ()
         reasons: dict[str, Reason] = {}
+        apart: tuple[str, ...] = ()
+        by_sample: dict[str, int] = {}
         for rules in self._rules(by_default):
             chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
             if chosen is not None and chosen.apart:
                 layers_apart(captured, chosen.apart)
+                apart += tuple(chosen.apart)
                 notes += (f"decided layer by layer: {', '.join(chosen.apart)}",)
                 values = self._values(captured)
                 fused, plan = plan_fused(
@@ -188,12 +191,14 @@ class _Planning:
                 reasons |= chosen.reasons
                 if chosen.by_sample:
                     scaled = scaled_by_sample(captured, chosen.by_sample)
+                    by_sample |= chosen.by_sample
                     notes += (scaled_note(scaled),) if scaled else ()
                     values = self._values(captured)
                 fused, plan = plan_fused(
                     captured, backend, mapping, self.custom, values, by_default
                 )
-        plan = with_reasons(plan.explain(reasons).noted(*notes), captured)
+        plan = replace(plan.explain(reasons).noted(*notes), apart=apart, by_sample=by_sample)
+        plan = with_reasons(plan, captured)
         released(captured.module)
         values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
         record = Record(plan, backend, mapping, self.request.custom, fused.scopes, fused.provenance)

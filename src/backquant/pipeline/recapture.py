@@ -8,8 +8,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from backquant.errors import BackquantError, CaptureError, ConfigError, UsageError
-from backquant.fuse import apply_fusion, decompose_attention, without_sync
+from backquant.errors import CaptureError, ConfigError, PassError, UsageError
+from backquant.fuse import (
+    apply_fusion,
+    decompose_attention,
+    layers_apart,
+    scaled_by_sample,
+    without_sync,
+)
 from backquant.match.plan import Plan
 from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.capture import Capturing, captured_with
@@ -34,9 +40,7 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
             except CaptureError as error:
                 missing = missing or error.what
                 continue
-            except BackquantError:
-                raise
-            except (KeyError, IndexError):  # a fusion of the plan is not in this graph
+            except (KeyError, IndexError, PassError):  # a fusion of the plan is not in this graph
                 continue
             absent = _absent(found, record.plan)
             if not absent:
@@ -84,6 +88,10 @@ def _captured(
     captured = captured_with(record.custom, model, capturing)
     without_sync(captured.module)
     decompose_attention(captured, record.backend_config, mapping)
+    if record.plan.apart:
+        layers_apart(captured, record.plan.apart)
+    if record.plan.by_sample:
+        scaled_by_sample(captured, record.plan.by_sample)
     fusions, backend = record.plan.fusions, record.backend_config
     return apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=False).module
 
