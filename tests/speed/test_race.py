@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from backquant.speed import race as races
 from backquant.speed.race import Race, race
 
 
@@ -26,3 +28,34 @@ def test_models_take_turns() -> None:
     result = race([one, other], torch.zeros(1), clock)
     assert order[:4] == [one, other, one, other]
     assert len(result.turns[0]) == len(result.turns[1]) >= 3
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+def test_what_has_raced_before_is_warm() -> None:
+    first, second = Counting(), Counting()
+    race([first, second], torch.zeros(1), lambda run: 1.0, warm=1)
+    assert (first.calls, second.calls) == (0, 1)
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.3, 3), (1.2, 2)])
+def test_calls_of_seconds_take_two_turns(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, turns: int
+) -> None:
+    now = [0.0]
+
+    def clock(run: object) -> float:
+        now[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(races.time, "perf_counter", lambda: now[0])
+    result = race([nn.ReLU(), nn.Tanh()], torch.zeros(1), clock)
+    assert len(result.turns[0]) == len(result.turns[1]) == turns

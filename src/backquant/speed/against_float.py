@@ -116,7 +116,7 @@ def not_slower(  # size: the models that are there, what makes others of them, a
             after = ways.without(left)
         except CoverageError:
             break
-        beside = race([floating, best.made, after], example, timing.clock)
+        beside = race([floating, best.made, after], example, timing.clock, warm=2)
         is_faster = beside.is_slower(1, 2, 1 / _GAIN)
         best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
     kept = any(unit.kept for unit in costs.units)
@@ -161,7 +161,7 @@ def _in_float(  # size: the fastest on integers, what makes one without, and wha
         after = None
     if after is None:
         return noted(best.made, best.note())
-    beside = race([floating, best.made, after], example, timing.clock)
+    beside = race([floating, best.made, after], example, timing.clock, warm=2)
     best = _Tried(best.made, beside, 1)
     if slower and best.is_slower and beside.is_slower(1, 2, 1 / _GAIN):
         return noted(

@@ -23,7 +23,10 @@ from backquant.runtime.replay.timed import Clock
 _QUIET = 5e-6  # seconds that decide nothing
 _WARM = 3  # calls: weights are packed in the first, the second is recorded
 _TURNS = 3, 25  # at least, so that there is a median, and at most
-_LONG = 0.25  # seconds after which no turn begins
+_LONG = 0.25  # seconds after which no turn begins, and no third call to warm up
+_VERY_LONG = (
+    2.0  # seconds after which two turns are enough: such calls are long enough to vary little
+)
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,37 @@ class Race:
         return first > factor * second and median(ratios) > factor and first > second + _QUIET
 
 
-def race(models: Sequence[nn.Module], example: Any, clock: Clock, seconds: float = _LONG) -> Race:
-    """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25.
+def race(
+    models: Sequence[nn.Module],
+    example: Any,
+    clock: Clock,
+    seconds: float = _LONG,
+    *,
+    warm: int = 0,
+) -> Race:
+    """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25; 2 where these
+    take longer than two seconds. The first ``warm`` models have raced before.
 
     >>> race([nn.ReLU(), nn.ReLU()], torch.zeros(1), lambda run: 1.0).seconds(1)
     1.0
     """
     calls = [_Call(model, example) for model in models]
     with torch.no_grad():
-        for call in calls:
-            for _ in range(_WARM if isinstance(call.func, QuantizedModel) else 1):
-                call()
+        for call in calls[warm:]:
+            call.warm_up()
         turns: list[list[float]] = []
         start = time.perf_counter()
-        while len(turns) < _TURNS[0] or (
-            len(turns) < _TURNS[1] and time.perf_counter() - start < seconds
-        ):
+        while _goes_on(len(turns), time.perf_counter() - start, seconds):
             turns.append([clock(call) for call in calls])
     return Race(tuple(zip(*turns, strict=True)))
+
+
+def _goes_on(turns: int, taken: float, seconds: float) -> bool:
+    """Whether another turn follows so many, which have taken so long."""
+    least, most = _TURNS
+    if turns < least:
+        return turns < least - 1 or taken < max(seconds, _VERY_LONG)
+    return turns < most and taken < seconds
 
 
 class _Call:
@@ -73,6 +89,13 @@ class _Call:
     def __init__(self, model: nn.Module, example: Any) -> None:
         self.func = model
         self._args, self._kwargs = as_arguments(example)
+
+    def warm_up(self) -> None:
+        start = time.perf_counter()
+        for count in range(_WARM if isinstance(self.func, QuantizedModel) else 1):
+            if count == _WARM - 1 and time.perf_counter() - start > _LONG:
+                break
+            self()
 
     def __call__(self) -> Any:
         return self.func(*fresh(self._args), **fresh(self._kwargs))

@@ -31,7 +31,8 @@ from backquant.speed.cost_table import TimedConversions, Times, cost_table
 
 _CHOICES = ("float", "keep")
 _PROMISED = 0.015  # of the model's time: what promises less is not converted again
-_ROUNDS = 2
+_ROUNDS = 2  # in each of which an operator runs up to six times
+_LONG = 0.25  # seconds of both graphs after which one round is enough
 _TOO_MUCH = (
     "measured on the example inputs, less than required is faster on integers than in float: "
     "what is slower stays on integers, too"
@@ -90,12 +91,14 @@ def _measured(
     args, kwargs = as_arguments(example)
     counted = made.record.costs
     assert counted is not None
-    floats = NodeTimes(unobserved(prepared), args, kwargs)
+    floats = NodeTimes(unobserved(prepared), args, kwargs, packs=False)
     integers = NodeTimes(made.graph_module, args, kwargs)
     conversions = TimedConversions(timing.clock)
     for _ in range(_ROUNDS):
         floats.measure(timing.clock)
         integers.measure(timing.clock)
+        if sum(floats.seconds.values()) + sum(integers.seconds.values()) > _LONG:
+            break
     times = Times(floats, integers, counted.multiply_adds, conversions)
     costs = cost_table(made, times, keep=timing.keep, keep_named=timing.keep_named)
     return costs, sum(integers.seconds.values())

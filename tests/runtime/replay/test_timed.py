@@ -50,6 +50,20 @@ def test_nodes_that_do_the_same_are_measured_once() -> None:
     assert len(clock.results) == 5, clock.results
 
 
+def test_what_was_timed_does_not_run_again() -> None:
+    """A clock that calls nothing still leaves the tensors for what follows."""
+    net, calls = Net().eval(), []
+    times = NodeTimes(symbolic_trace(net), (torch.randn(3, 8),), packs=False)
+    for part in times._parts:
+        run = part.program
+        part.program = lambda tensors, run=run: calls.append(1) or run(tensors)  # type: ignore
+    times.measure(lambda run: float(run() is not None))
+    parts = len(times._parts)
+    assert len(calls) == parts == 6
+    times.measure(lambda run: 1.0)
+    assert len(calls) == 2 * parts
+
+
 def test_a_lowered_graph_is_measured_by_its_nodes() -> None:
     x = torch.randn(3, 8)
     module = lowered(Net(), x)

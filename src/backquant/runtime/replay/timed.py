@@ -93,7 +93,8 @@ class NodeTimes:
     point results have. Nodes that call nothing have no time.
 
     Measures each time that ``measure`` is called, and keeps the least: ``by_kernel`` has it by what decides
-    how long calls take. What ``known`` holds is not measured.
+    how long calls take. What ``known`` holds is not measured. ``packs``: the first call packs weights, which
+    is no part of the times; a float graph need not be run for it.
 
     >>> from torch.fx import symbolic_trace
     >>> times = NodeTimes(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), (torch.ones(4, 8),))
@@ -108,6 +109,8 @@ class NodeTimes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
         known: Mapping[str, float] = MappingProxyType({}),
+        *,
+        packs: bool = True,
     ) -> None:
         self.module = module
         self.known = known
@@ -118,7 +121,8 @@ class NodeTimes:
         walk = _Walk(module)
         constants = partial(known_constants, module)
         with torch.no_grad():
-            walk.run(*self.args)  # packs weights
+            if packs:
+                walk.run(*self.args)
             _, recording = record(walk.run, self.args, {}, constants, walk.origin)
         self.sizes = walk.sizes
         self._parts: list[_Part] = []
@@ -142,16 +146,16 @@ class NodeTimes:
         given = Arguments(self.args, {}, takes_objects=True).tensors
         held = dict(zip(self._recording.inputs, given, strict=True))
         known = dict(self.known)
-        nothing = clock(partial(Program(_NOTHING), [torch.zeros(0)]))
+        nothing = clock(_Run(Program(_NOTHING), [torch.zeros(0)]))
         found: dict[str, float] = {}
         for part in self._parts:
-            tensors = [held[name] for name in part.inputs]
+            run = _Run(part.program, [held[name] for name in part.inputs])
             if part.key not in known:
-                seconds = max(0.0, clock(partial(part.program, tensors)) - nothing)
+                seconds = max(0.0, clock(run) - nothing)
                 known[part.key] = seconds
                 self.by_kernel[part.key] = min(seconds, self.by_kernel.get(part.key, seconds))
             found[part.node] = found.get(part.node, 0.0) + known[part.key]
-            held.update(zip(part.outputs, part.program(tensors), strict=True))
+            held.update(zip(part.outputs, run.result or run(), strict=True))
             for name in part.dropped:
                 held.pop(name, None)
         for node, seconds in found.items():
@@ -159,6 +163,18 @@ class NodeTimes:
 
     def _note(self, node: str, seconds: float) -> None:
         self.seconds[node] = min(seconds, self.seconds.get(node, seconds))
+
+
+class _Run:
+    """A program on its inputs, and what its last run gave: what was timed need not run again."""
+
+    def __init__(self, program: Program, tensors: list[torch.Tensor]) -> None:
+        self.func, self._tensors = program, tensors
+        self.result: Any = None
+
+    def __call__(self) -> Any:
+        self.result = self.func(self._tensors)
+        return self.result
 
 
 _NOTHING = Recording(("%0",), result=Ref("%0"))
