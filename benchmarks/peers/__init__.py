@@ -63,6 +63,7 @@ PEERS: dict[str, tuple[str, str, str]] = {
     "openvino": ("openvino", "prepare_float", "OpenVINO default"),
     "openvino_int8": ("openvino", "prepare_int8", "OpenVINO int8"),
     "backquant": ("ours", "prepare", "backquant x86"),
+    "backquant_library": ("ours", "prepare_library", "backquant x86, library of kernels"),
     "backquant_compiled": ("ours", "prepare_compiled", "backquant x86 compiled"),
 }
 

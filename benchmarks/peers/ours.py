@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import backquant
 from backquant.runtime import QuantizedModel
 from benchmarks.peers import Prepared, Task
 
-__all__ = ["prepare", "prepare_compiled", "prepare_searched"]
+__all__ = ["prepare", "prepare_compiled", "prepare_library", "prepare_searched"]
 
 
 def _quantized(task: Task, recipe: str = "default") -> QuantizedModel:
@@ -34,8 +35,17 @@ def _prepared(model: QuantizedModel, **facts: Any) -> Prepared:
 
 
 def prepare(task: Task, recipe: str = "default") -> Prepared:
-    """As ``quantize`` gives it."""
+    """As ``quantize`` gives it, on PyTorch's own kernels."""
+    os.environ["BACKQUANT_KERNELS"] = "off"  # a peer has a process of its own
     return _prepared(_quantized(task, recipe))
+
+
+def prepare_library(task: Task) -> Prepared:
+    """As ``quantize`` gives it, on the library of kernels."""
+    backquant.native.build_kernels()
+    if reason := backquant.native.missing():
+        raise RuntimeError(reason)
+    return _prepared(_quantized(task))
 
 
 def prepare_compiled(task: Task) -> Prepared:
