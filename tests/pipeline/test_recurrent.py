@@ -191,3 +191,4 @@ def test_layers_of_one_module_are_decided_one_by_one(kind: type[nn.Module]) -> N
     assert ["float16" in kernel for kernel in kernels] == [True, False, False]
     wanted, got = model(data[0]).detach(), found(data[0])
     assert 10 * torch.log10(wanted.square().sum() / (wanted - got).square().sum()) > 30
+    assert backquant.compare(model, found, data).sqnr > 30  # its float graph is taken apart, too

@@ -7,6 +7,7 @@ range whatever the sample: one static range then holds a whisper as it holds a s
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,9 +41,9 @@ def scaled_by_sample(captured: Captured, ranks: Mapping[str, int]) -> tuple[str,
     True
     """
     graph, found = captured.module.graph, []
-    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     for node in list(graph.nodes):
-        if node.name not in ranks or node.op != "call_module" or calls.count(node.target) > 1:
+        if node.name not in ranks or node.op != "call_module" or calls[str(node.target)] > 1:
             continue
         if type(get_module(captured.module, str(node.target))) in LAYERS:
             _scale(captured, node, ranks[node.name])

@@ -83,9 +83,9 @@ def layers_apart(captured: Captured, names: Sequence[str]) -> None:
     True
     """
     module = captured.module
+    nodes = {node.name: node for node in module.graph.nodes}
     for name in names:
-        node = next(each for each in module.graph.nodes if each.name == name)
-        _take_apart(captured, node)
+        _take_apart(captured, nodes[name])
     module.graph.eliminate_dead_code()
     module.recompile()
 

@@ -24,10 +24,8 @@ from backquant.match.plan import (
     TensorRequest,
 )
 
-_SELDOM = (
-    "apart",
-    "by_sample",
-)  # not written where they are empty: what was written before has none
+# Not written where they are empty: plans that were written before have none.
+_SELDOM = ("apart", "by_sample")
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

@@ -8,6 +8,10 @@ steps of 8 bits: its own result is noise. The choice of ``quantize`` when nobody
    that tenth ``GAIN_DECIBELS`` more.
 2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers.
 
+The model runs for this only where its own inputs differ: where ranges of their own would give the worst
+tenth of the samples of one of them half of ``GAIN_DECIBELS`` more. (Powers, which layers may read, differ
+twice as much as what they are of.) Inputs that are no floats say nothing.
+
 This takes a backend that leaves operators in float by default: the scaling is done in float.
 """
 
@@ -19,11 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import InputError
 from backquant.fuse import LAYERS
-from backquant.graph import Scope, check_inputs, get_module
+from backquant.graph import Scope, as_arguments, check_inputs, get_module
 from backquant.match import MatchKind, Plan
 from backquant.match.default_places import ChosenRules
 from backquant.qconfig import QConfigMapping
@@ -59,7 +64,7 @@ def rules_by_sample(  # size: the graph, the plan for it, what is asked of which
     if not _leaves_float(backend):
         return None
     layers = _layers(module, plan)
-    if not layers:
+    if not layers or not _inputs_differ(batches()):
         return None
     found = _measured(module, layers, batches())
     ranks = {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
@@ -143,25 +148,43 @@ def _samples(value: torch.Tensor) -> _Samples:
     return _Samples(low.clamp(max=0), high.clamp(min=0), rows.square().mean(1))
 
 
+def _inputs_differ(batches: Iterable[Any]) -> bool:
+    """Whether the samples of an input of the model differ enough to look at what layers read."""
+    found: dict[int, list[_Samples]] = {}
+    for batch in batches:
+        for place, value in enumerate(tree_leaves(as_arguments(batch))):
+            is_float = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+            if is_float and value.dim() > 1 and value.numel():
+                found.setdefault(place, []).append(_samples(value.detach()))
+    return any(_worst(seen)[1] >= GAIN_DECIBELS / 2 for seen in found.values())
+
+
 def _needs_own_ranges(seen: list[_Samples]) -> bool:
-    """Rule 1; samples of zeros do not count.
+    """Rule 1.
 
     >>> loud = _samples(torch.tensor([[-1.0, 1.0]] * 8))
     >>> quiet = _samples(torch.tensor([[-1e-3, 1e-3]] * 8))
     >>> _needs_own_ranges([loud]), _needs_own_ranges([quiet]), _needs_own_ranges([loud, quiet])
     (False, False, True)
     """
+    level, gain = _worst(seen)
+    return math.isfinite(level) and level < LEAST_DECIBELS and gain >= GAIN_DECIBELS
+
+
+def _worst(seen: list[_Samples]) -> tuple[float, float]:
+    """What the worst tenth of the samples has at most over the noise of rounding in the range of all, and
+    what ranges of its own would give it more. Samples of zeros do not count; of too few ``(inf, 0)``.
+    """
     low, high, power = (torch.cat(parts) for parts in zip(*seen, strict=True))
     alive = power > 0
     low, high, power = low[alive], high[alive], power[alive]
     if len(power) < _SAMPLES:
-        return False
+        return math.inf, 0.0
     shared = _decibels(power, high.max() - low.min())
     level = float(shared.quantile(_WORST))
     worst = shared <= level
     own = _decibels(power[worst], high[worst] - low[worst])
-    gain = float(own.median()) - float(shared[worst].median())
-    return math.isfinite(level) and level < LEAST_DECIBELS and gain >= GAIN_DECIBELS
+    return level, float(own.median()) - float(shared[worst].median())
 
 
 def _decibels(power: torch.Tensor, span: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -119,17 +120,17 @@ def _to_take_apart(
     backend: BackendConfig,
 ) -> Iterator[str]:
     """The calls whose layers get different answers, which one answer for all would hide."""
-    targets = [str(node.target) for node in nodes]
+    calls = Counter(str(node.target) for node in nodes)
     for node in nodes:
         path = str(node.target)
         layers = layers_of_recurrent(get_module(module, path))
         if len(layers) < 2 or _choice(noise[path]) == next(iter(CHOICES)):
             continue
         lstm = isinstance(layers[0], nn.LSTM)
-        if targets.count(path) > 1 or not can_be_apart(node, lstm=lstm):
+        if calls[path] > 1 or not can_be_apart(node, lstm=lstm):
             continue
-        calls = _calls_of_layers(layers, _calls(module, [path], data)[path])
-        found = _noise(nn.ModuleList(layers), calls, backend)
+        seen = _calls_of_layers(layers, _calls(module, [path], data)[path])
+        found = _noise(nn.ModuleList(layers), seen, backend)
         if len({_choice(levels) for levels in found.values()}) > 1:
             yield node.name
 

@@ -25,6 +25,7 @@ def values_are_observed(
     nodes = {node.name: node for node in prepared.graph.nodes}
     sites = prepared_state(prepared).sites.sites
     again = {(site.value, reader) for site in sites for reader in site.readers}
+    read = {(given.name, node.name) for node in nodes.values() for given in node.all_input_nodes}
     for site in sites:
         call = nodes.get(site.name)
         if call is None or call.op != "call_module" or site.name not in prepared._modules:
@@ -33,6 +34,6 @@ def values_are_observed(
         if [source.name for source in call.all_input_nodes] != [site.value]:
             yield Breach(site.name, f"to observe {site.value}")
         for reader in site.readers:
-            direct = call in nodes[reader].all_input_nodes
+            direct = (site.name, reader) in read
             if not direct and (site.name, reader) not in again:  # an observer may observe another
                 yield Breach(reader, f"to read {site.value} through its observer {site.name}")
