@@ -77,8 +77,6 @@ class MultiplyAdds(DispatchMode):
     (24, [])
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.errors import InputError
-from backquant.graph.clone import own_buffers, own_tensors
+from backquant.graph.clone import own_buffers
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, unwritten_parameters
 from backquant.graph.tracer import user_line
@@ -64,27 +64,6 @@ def _memory(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-#: What PyTorch compiles when it is called.
-_COMPILED = {"cond", "while_loop", "scan", "associative_scan", "flex_attention"}
-
-
-def _called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``model`` called, without a write to its parameters.
-
-    PyTorch compiles ``torch.cond`` and the like when they are called, and under a dispatch mode fails then
-    and ever after: a model whose ``forward`` names one gets copies of its parameters in place of the watch.
-    """
-    if any(_names_compiled(type(module)) for module in model.modules()):
-        return own_tensors(model)(*fresh(args), **fresh(kwargs))
-    with unwritten_parameters(model):
-        return own_buffers(model)(*fresh(args), **fresh(kwargs))
-
-
-def _names_compiled(kind: type[nn.Module]) -> bool:
-    code = getattr(kind.forward, "__code__", None)
-    return code is not None and not _COMPILED.isdisjoint(code.co_names)
-
-
 def check_inputs(model: nn.Module, inputs: Any) -> Any:
     """Run ``model`` once on example inputs, without gradients, and return its output.
 
@@ -101,8 +80,9 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     args, kwargs = as_arguments(inputs)
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
-            return _called(model, args, kwargs)
+        unchanged = torch.random.fork_rng(devices=sorted(devices))
+        with torch.no_grad(), unchanged, unwritten_parameters(model):
+            return own_buffers(model)(*fresh(args), **fresh(kwargs))
     except WritesParameterError:
         raise
     except Exception as error:

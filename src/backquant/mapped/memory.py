@@ -41,8 +41,6 @@ class MappedMemory(DispatchMode):
     32768.0
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, folder: Path, resident: int = _RESIDENT) -> None:
         super().__init__()
         self._folder, self._resident = folder, resident

@@ -79,3 +79,13 @@ def test_a_gather_of_fixed_size_is_recorded():
     x, index = torch.arange(4.0), torch.tensor([1, 2])
     _, recording = record(lambda x, i: x[i] + torch.tensor_split(x, 2)[0], (x, index), {}, list)
     assert isinstance(recording, Recording), recording
+
+
+def test_branches_that_values_take_are_not_recorded() -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+    result, recording = record(branches, (torch.ones(2),), {}, list)
+    assert isinstance(recording, NotReplayable) and "cond" in str(recording)
+    assert result.tolist() == [2, 2]
+    assert branches(-torch.ones(2)).tolist() == [-2, -2]

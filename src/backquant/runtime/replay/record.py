@@ -10,6 +10,7 @@ weights of the model. Refused (``NotReplayable``), because a replay would not do
 4. An operator whose result has as many rows as values say (``nonzero``, a mask as an index), and what takes
    sizes from values unseen by the dispatcher (``tolist``, ``tensor_split`` at the places in a tensor): the
    sizes that Python read would be those of the recorded call.
+5. ``torch.cond`` and its like, whose branches run as values say.
 """
 
 from __future__ import annotations
@@ -208,6 +209,8 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self.problem is None and not isinstance(func, torch._ops.OpOverload):
+            self.problem = NotReplayable(f"{func} is no single operator")
         if self.problem is not None:
             return func(*args, **(kwargs or {}))
         try:
