@@ -1,8 +1,8 @@
 """Dispatch modes that PyTorch's compiler costs nothing, and that do it no harm.
 
-1. ``TorchDispatchMode`` keeps the compiler out of ``__torch_dispatch__`` by a wrapper that imports it (Dynamo,
-   sympy: 65 MiB and more than a second) with the first operator. Where nothing has imported it by then, there
-   is nothing to keep out.
+1. ``TorchDispatchMode`` keeps the compiler out of ``__torch_dispatch__`` by a wrapper that imports it
+   (Dynamo, sympy: 65 MiB and more than a second) with the first operator. Where nothing has imported it by
+   then, there is nothing to keep out.
 2. Under a mode the compiler by default compiles nothing, and remembers for the rest of the process that it
    does not compile that code. ``torch.cond``, ``flex_attention`` and their like, compiled whenever they are
    called, would fail ever after, under no mode, too. So these modes are off while something is compiled, and
