@@ -9,6 +9,7 @@ from torch import nn
 
 import backquant
 from backquant.backend_config import LeaveFloat, QDQRules
+from backquant.lower.kernels.boundary import dequantize
 
 
 def outcomes(model: nn.Module, *shape: int) -> dict[str, str]:
@@ -193,3 +194,48 @@ def test_moves_of_floats_count_readers_of_integers_without_a_gap_alone() -> None
     outcomes = {row.node: row.outcome for row in model.report.rows}
     assert [outcomes[n] for n in ("reshape", "transpose")] == ["float", "float"]
     assert [outcomes[n] for n in ("transpose_1", "transpose_2")] == ["quantized", "quantized"]
+
+
+class Shuffled(nn.Module):
+    """Two of ShuffleNet's blocks: half of the channels pass by the layer and are joined to its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.branches = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(2))
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for branch in self.branches:
+            passed, read = x.chunk(2, dim=1)
+            x = torch.cat((passed, branch(read)), dim=1)
+            x = x.view(2, 2, 4, 5, 5).transpose(1, 2).reshape(2, 8, 5, 5)
+        return self.last(x)
+
+
+def test_halves_of_integers_are_joined_as_integers_though_no_entry_is_for_the_split() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(2, 3, 5, 5)
+    model = backquant.quantize(Shuffled().eval(), calibration=[batch], slower="keep")
+    outcomes = {row.node: row.outcome for row in model.report.rows}
+    moved = ("cat", "view", "transpose", "reshape", "cat_1", "view_1", "transpose_1", "reshape_1")
+    assert {outcomes[name] for name in moved} == {"quantized"}
+    assert not model.graph_module.graph.find_nodes(op="call_function", target=dequantize)
+
+
+class HalfFloat(Shuffled):
+    """What is split comes from an operator that stays float."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        passed, read = self.stem(x).exp().chunk(2, dim=1)
+        return self.last(torch.cat((passed, self.branches[0](read)), dim=1))
+
+
+def test_halves_of_floats_are_joined_as_floats() -> None:
+    torch.manual_seed(0)
+    model = backquant.quantize(
+        HalfFloat().eval(), calibration=[torch.randn(2, 3, 5, 5)], slower="keep"
+    )
+    [row] = [row for row in model.report.rows if row.node == "cat"]
+    assert [reason.rule for reason in row.reasons] == ["float-neighbours"]

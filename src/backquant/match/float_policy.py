@@ -5,8 +5,8 @@
 2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
    out of a match that stays quantized with an integer output, and a match that stays quantized reads its
    result as integers. By default what only moves one value needs the latter alone: rounded before or
-   behind it, the values are the same; and readers behind moves that no entry is for (``chunk``,
-   ``nn.Flatten``) count, where the value that is moved came as integers.
+   behind it, the values are the same; and moves that no entry is for (``chunk``, ``nn.Flatten``) are looked
+   through in both directions: what they move counts, and what reads it.
 3. A value that depends on no input counts as quantized where the target quantizes constants.
 4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
@@ -168,11 +168,22 @@ class _Settling:
         by_default = self.bound[occurrence.anchor.name].by_default
         if not (by_default and self._moves_one_value(occurrence)):
             for source in self._sources(occurrence):
-                if not self._gives_integers(source):
+                if not (self._gives_integers(source) or (by_default and self._moved(source))):
                     return f"it reads {source.name}, which is float"
         if not any(self._reads_integers(user) for user in self._readers(occurrence)):
             return "no quantized operator reads its result"
         return ""
+
+    def _moved(self, source: fx.Node) -> bool:
+        """Whether a move that no entry is for (``chunk``) gives it, of values that came as integers."""
+        nodes = list(self._beyond([source], lambda node: node.all_input_nodes))
+        moved = [node for node in nodes if not self._is_open_move(node) and self._is_tensor(node)]
+        return len(nodes) > 1 and bool(moved) and all(self._gives_integers(node) for node in moved)
+
+    def _is_open_move(self, node: fx.Node) -> bool:
+        """Whether ``node`` moves values, and no entry is for it."""
+        is_move = node.target is operator.getitem or _moves_values(self.graph, node)
+        return is_move and node.name not in self.of_node
 
     def _moves_one_value(self, occurrence: Occurrence) -> bool:
         if len(self._sources(occurrence)) > 1:
@@ -200,8 +211,7 @@ class _Settling:
                 continue
             seen.add(node)
             yield node
-            is_move = node.target is operator.getitem or _moves_values(self.graph, node)
-            if is_move and node.name not in self.of_node:
+            if self._is_open_move(node):
                 pending += further(node)
 
     def _is_tensor(self, node: fx.Node) -> bool:
