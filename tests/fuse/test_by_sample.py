@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,8 @@ CASES = {
     "conv": (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), (3, 2, 5, 5)),
     "norm": (nn.Sequential(nn.Conv2d(2, 4, 3), _normed(4), nn.ReLU()), (3, 2, 5, 5)),
     "norm, no bias": (nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), _normed(4)), (3, 2, 5, 5)),
+    "transposed": (nn.Sequential(nn.ConvTranspose2d(2, 4, 3, stride=2)), (3, 2, 4, 4)),
+    "transposed, norm": (nn.Sequential(nn.ConvTranspose2d(2, 4, 3), _normed(4)), (3, 2, 4, 4)),
     "three axes": (nn.Sequential(nn.Conv3d(2, 4, 2)), (3, 2, 4, 4, 4)),
 }
 
@@ -72,5 +76,47 @@ def test_a_layer_that_is_called_twice_stays() -> None:
 
 
 def test_what_is_no_plain_layer_stays() -> None:
-    captured = capture(nn.Sequential(nn.ConvTranspose1d(2, 2, 3)).eval())
+    captured = capture(nn.Sequential(nn.LSTM(2, 2)).eval())
     assert scaled_by_sample(captured, {"_0": 3}) == ()
+
+
+class _Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q(x) @ self.k(x).mT
+
+
+def test_layers_that_read_one_value_share_its_scale() -> None:
+    model = _Heads().eval()
+    captured = capture(model)
+    assert scaled_by_sample(captured, {"q": 3, "k": 3}) == ("q", "k")
+    divisions = [n for n in captured.module.graph.nodes if n.target is operator.truediv]
+    assert len(divisions) == 1
+    x = torch.randn(3, 5, 4) * torch.tensor([1e-4, 1.0, 1e3]).reshape(3, 1, 1)
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Conv1d(2, 4, 3), (2, 9)), (nn.Linear(6, 4), (3, 6))]
+)
+def test_less_axes_are_one_sample(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(layer).eval()
+    captured = capture(model)
+    scaled_by_sample(captured, {"_0": len(shape) + 1})
+    x = torch.randn(shape)
+    torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_sample(value: float) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3)).eval()
+    captured = capture(model)
+    scaled_by_sample(captured, {"_0": 3})
+    x = torch.randn(3, 2, 9)
+    x[1, 0, 4] = value
+    found, wanted = captured.module(x), model(x)
+    torch.testing.assert_close(found[[0, 2]], wanted[[0, 2]], rtol=1e-4, atol=1e-5)
+    assert not found[1][~wanted[1].isfinite()].isfinite().any()

@@ -37,7 +37,7 @@ from backquant.errors import CaptureError, UsageError
 from backquant.lower import EngineInfo
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
-from backquant.pipeline.by_sample import rules_by_sample
+from backquant.pipeline.by_sample import compared_batches, rules_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
 from backquant.pipeline.in_float import planned_in_float
@@ -51,8 +51,6 @@ from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.recorded import report_of, with_reporting
 from backquant.report.requirements import check_requirement
 from backquant.runtime import QuantizedModel
-
-_MOST_COMPARED = 16  # batches whose samples are compared before anything is quantized
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class CalibrationCall:
         )
         own_ranges = None
         if ranks.size == 1 and (engine is None or not engine.as_described):
-            own_ranges = partial(some_batches, batches, _MOST_COMPARED)
+            own_ranges = partial(some_batches, batches, compared_batches(batches, example))
         step = planned_for(frozen, requested, capturing, data, own_ranges)
         config = step.record.backend_config
         if engine is not None:

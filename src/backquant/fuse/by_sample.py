@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,15 @@ from torch import fx, nn
 from backquant.graph import Captured, Scope, get_module, set_module, shallow_copy
 
 #: Layers that this can be done to: linear in a sample, apart from their bias.
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+LAYERS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _LEAST = 1e-12  # of what is divided by: a sample of zeros stays one
 
@@ -26,8 +34,9 @@ def scaled_by_sample(captured: Captured, ranks: Mapping[str, int]) -> tuple[str,
     """Scale, in place, what layers of ``captured`` read, and scale what they give back.
 
     A batch norm that alone reads a layer stays with it. ``ranks``: by name of the layer's node, how many axes
-    its input has; the first is that of samples. Returns the paths of the modules; those that are called
-    more than once, or are no plain layers, stay as they are.
+    its input has; the first is that of samples (all are one sample where there are less). Layers that read
+    the same value share what it is divided by. Returns the paths of the modules; those that are called more
+    than once, or are no plain layers, stay as they are.
 
     >>> from backquant.graph import capture
     >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -41,52 +50,62 @@ def scaled_by_sample(captured: Captured, ranks: Mapping[str, int]) -> tuple[str,
     True
     """
     graph, found = captured.module.graph, []
+    read: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     for node in list(graph.nodes):
         if node.name not in ranks or node.op != "call_module" or calls[str(node.target)] > 1:
             continue
         if type(get_module(captured.module, str(node.target))) in LAYERS:
-            _scale(captured, node, ranks[node.name])
+            value: Any = node.args[0]
+            if value not in read:
+                read[value] = _divided(captured, node, ranks[node.name])
+            _scale(captured, node, *read[value])
             found.append(str(node.target))
     if found:
         captured.module.recompile()
     return tuple(found)
 
 
-def _scale(captured: Captured, node: fx.Node, rank: int) -> None:
-    module, graph = captured.module, captured.module.graph
-    made: list[fx.Node] = []
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made.append(graph.call_function(target, args, kwargs))
-        return made[-1]
-
-    value = node.args[0]
+def _divided(captured: Captured, node: fx.Node, rank: int) -> tuple[fx.Node, fx.Node]:
+    """The largest value of each sample of what ``node`` reads, and these samples divided by it."""
+    graph, value = captured.module.graph, node.args[0]
     with graph.inserting_before(node):
-        largest = call(torch.amax, call(torch.abs, value), list(range(1, rank)), True)
-        largest = call(torch.clamp, largest, min=_LEAST)
-        node.update_arg(0, call(operator.truediv, value, largest))
+        size = graph.call_function(torch.abs, (value,))
+        largest = graph.call_function(torch.amax, (size, list(range(1 - rank, 0)), True))
+        divisor = graph.call_function(torch.clamp, (largest,), {"min": _LEAST})
+        divided = graph.call_function(operator.truediv, (value, divisor))
+    _belong(captured, node, (size, largest, divisor, divided))
+    return divisor, divided
+
+
+def _belong(captured: Captured, node: fx.Node, made: Iterable[fx.Node]) -> None:
+    """What was made for ``node`` is where ``node`` is in the model."""
+    own = captured.scopes.get(node.name, Scope("", None))
+    captured.scopes.update((one.name, Scope(own.parent, None)) for one in made)
+
+
+def _scale(captured: Captured, node: fx.Node, divisor: fx.Node, divided: fx.Node) -> None:
+    module, graph = captured.module, captured.module.graph
+    node.update_arg(0, divided)
     last, constant = _affine(module, node)
     readers = list(last.users)
     with graph.inserting_after(last):
-        place = graph.call_function(operator.mul, (last, largest))
-    made.append(place)
-    result = place
+        place = graph.call_function(operator.mul, (last, divisor))
+    made, result = [place], place
     if constant is not None:
         path = f"{str(node.target).replace('.', '_')}_constant"
         module.register_buffer(path, constant)
         with graph.inserting_before(place):
             read = graph.get_attr(path)
             if last is not node:
-                place.update_arg(0, call(operator.sub, last, read))
+                made.append(graph.call_function(operator.sub, (last, read)))
+                place.update_arg(0, made[-1])
         with graph.inserting_after(place):
             result = graph.call_function(operator.add, (place, read))
         made += [read, result]
     for reader in readers:
         reader.replace_input_with(last, result)
-    own = captured.scopes.get(node.name, Scope("", None))
-    scope = Scope(own.parent, None)
-    captured.scopes.update((one.name, scope) for one in made)
+    _belong(captured, node, made)
 
 
 def _affine(module: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, torch.Tensor | None]:

@@ -18,7 +18,7 @@ This takes a backend that leaves operators in float by default: the scaling is d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ _SHOWN = 3
 _STEPS = 255
 _WORST = 0.1
 _SAMPLES = 8  # and the worst tenth of fewer says nothing
+_BATCHES, _MOST_BATCHES, _ENOUGH = 4, 16, 64
 
 
 class _Samples(NamedTuple):
@@ -69,6 +70,21 @@ def rules_by_sample(  # size: the graph, the plan for it, what is asked of which
     found = _measured(module, layers, batches())
     ranks = {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
     return ChosenRules(mapping, (), by_sample=ranks) if ranks else None
+
+
+def compared_batches(calibration: Any, example: Any) -> int:
+    """How many batches of a set are compared: a quarter of it, so that looking costs little beside
+    calibration; but 4 and 64 samples at least, and 16 batches at most. ``example``: one of its batches.
+
+    >>> compared_batches(range(40), torch.zeros(8, 3)), compared_batches(range(8), torch.zeros(1, 3))
+    (10, 16)
+    >>> compared_batches(range(8), torch.zeros(32, 3))
+    4
+    """
+    first = next((one for one in tree_leaves(example) if isinstance(one, torch.Tensor)), None)
+    samples = max(1, len(first)) if first is not None and first.dim() else 1
+    quarter = len(calibration) // 4 if isinstance(calibration, Sized) else 0
+    return min(_MOST_BATCHES, max(_BATCHES, quarter, math.ceil(_ENOUGH / samples)))
 
 
 def scaled_note(paths: Sequence[str]) -> str:
