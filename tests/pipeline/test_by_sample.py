@@ -85,3 +85,34 @@ def test_what_is_scaled_is_saved_and_loaded(tmp_path: object) -> None:
     loaded = backquant.load(path)
     assert torch.equal(loaded(data[0]), found(data[0]))
     assert backquant.compare(model, loaded, data).sqnr > 30  # its float graph is scaled, too
+
+
+def test_what_makes_a_value_that_is_scaled_stays_float() -> None:
+    """Rounded in the range of the loudest before, a quiet sample has nothing left to scale."""
+    torch.manual_seed(0)
+    layers = [nn.Conv1d(2, 32, 9, bias=False), nn.LeakyReLU(0.1), nn.Conv1d(32, 8, 9, bias=False)]
+    model, data = nn.Sequential(*layers).eval(), _sounds(1e-3)
+    found = backquant.quantize(model, calibration=data, slower="keep")
+    assert not found.plan.decisions["_1"].quantized
+    assert any("stay float before inputs that are scaled (_1)" in note for note in found.plan.notes)
+    x = _sounds(1e-3, 5)[-1]
+    with torch.no_grad():
+        assert _decibels(model, found, x).min() > 30
+
+
+def test_rules_count_operators_after_the_scaling() -> None:
+    """A sum before a root stays float, though the scaling puts sums and products before it."""
+
+    class Magnitudes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(2, 32, 9)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = self.layer(x)
+            return torch.sqrt(found[:, :16] * found[:, :16] + found[:, 16:] * found[:, 16:])
+
+    model, data = Magnitudes().eval(), _sounds(1e-3)
+    found = backquant.quantize(model, calibration=data, slower="keep")
+    assert _noted(found)
+    assert [d.operator for d in found.plan.decisions.values() if d.quantized] == ["Conv1d"]

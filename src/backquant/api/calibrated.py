@@ -37,12 +37,12 @@ from backquant.errors import CaptureError, UsageError
 from backquant.lower import EngineInfo
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
-from backquant.pipeline.by_sample import compared_batches, rules_by_sample
+from backquant.pipeline.by_sample import compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
 from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import engine_of, quantized_model
-from backquant.pipeline.plan import Planned, Rules, evaluation_copy, planned
+from backquant.pipeline.plan import Planned, evaluation_copy, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
@@ -237,8 +237,7 @@ def planned_for(
 ) -> Planned:
     """The plan for ``model`` with the notes on what was chosen for the user; ``data``: a batch of what the
     model will meet; ``more``: gives such batches, anew at each call, to compare their samples."""
-    rules: tuple[Rules, ...] = (partial(rules_for_recurrent, data=data),)
-    if more is not None:
-        rules = (*rules, partial(rules_by_sample, batches=more))
-    step = planned(model, requested.request, capturing, rules)
+    rules = (partial(rules_for_recurrent, data=data),)
+    by_sample = None if more is None else partial(layers_by_sample, batches=more)
+    step = planned(model, requested.request, capturing, rules, by_sample)
     return step._replace(record=replace(step.record, plan=requested.annotated(step.record.plan)))

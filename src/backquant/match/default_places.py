@@ -28,14 +28,12 @@ _SHOWN = 3
 
 class ChosenRules(NamedTuple):
     """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
-    stay float, by name, where there is more to say than that no rule asks for them. ``by_sample``: layers
-    whose inputs are to be scaled sample by sample, by name, with the number of axes of these. ``apart``:
-    recurrent modules to be taken apart by layers, by name, before the same is asked again."""
+    stay float, by name, where there is more to say than that no rule asks for them. ``apart``: recurrent
+    modules to be taken apart by layers, by name, before the same is asked again."""
 
     mapping: QConfigMapping
     notes: tuple[str, ...]
     reasons: Mapping[str, Reason] = MappingProxyType({})
-    by_sample: Mapping[str, int] = MappingProxyType({})
     apart: tuple[str, ...] = ()
 
 

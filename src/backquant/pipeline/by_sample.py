@@ -6,7 +6,8 @@ steps of 8 bits: its own result is noise. The choice of ``quantize`` when nobody
 1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
    ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
    that tenth ``GAIN_DECIBELS`` more.
-2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers.
+2. What these read is scaled sample by sample (``backquant.fuse.by_sample``): they stay on integers. What
+   makes it stays float.
 
 The model runs for this only where its own inputs differ: where ranges of their own would give the worst
 tenth of the samples of one of them half of ``GAIN_DECIBELS`` more. (Powers, which layers may read, differ
@@ -17,7 +18,9 @@ This takes a backend that leaves operators in float by default: the scaling is d
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
@@ -30,7 +33,7 @@ from backquant.errors import InputError
 from backquant.fuse import LAYERS
 from backquant.graph import Scope, as_arguments, check_inputs, get_module
 from backquant.match import MatchKind, Plan
-from backquant.match.default_places import ChosenRules
+from backquant.match.default_places import ChosenRules, places_of
 from backquant.qconfig import QConfigMapping
 
 #: What the worst tenth of the samples must have over the noise of rounding.
@@ -38,6 +41,7 @@ LEAST_DECIBELS = 20.0
 #: What ranges of their own must give them more: two bits.
 GAIN_DECIBELS = 12.0
 _SHOWN = 3
+_PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm")
 _STEPS = 255
 _WORST = 0.1
 _SAMPLES = 8  # and the worst tenth of fewer says nothing
@@ -52,24 +56,68 @@ class _Samples(NamedTuple):
     power: torch.Tensor
 
 
-def rules_by_sample(  # size: the graph, the plan for it, what is asked of which backend, and data
+def layers_by_sample(
     module: fx.GraphModule,
-    _: Mapping[str, Scope],
     plan: Plan,
     backend: BackendConfig,
-    mapping: QConfigMapping,
     *,
     batches: Callable[[], Iterable[Any]],
-) -> ChosenRules | None:
-    """The layers whose inputs are to be scaled, with the same mapping; ``None`` where there are none."""
+) -> dict[str, int]:
+    """The layers whose inputs are to be scaled, by name of their nodes, with the number of axes of these."""
     if not _leaves_float(backend):
-        return None
+        return {}
     layers = _layers(module, plan)
     if not layers or not _inputs_differ(batches()):
-        return None
+        return {}
     found = _measured(module, layers, batches())
-    ranks = {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
-    return ChosenRules(mapping, (), by_sample=ranks) if ranks else None
+    return {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
+
+
+def rules_before_scaling(  # size: the graph, the plan for it, and what is asked of which backend
+    ranks: Mapping[str, int],
+    module: fx.GraphModule,
+    scopes: Mapping[str, Scope],
+    plan: Plan,
+    _: BackendConfig,
+    mapping: QConfigMapping,
+) -> ChosenRules | None:
+    """Rules that leave in float what makes a value that is scaled, back to the operators with weights and
+    products of matrices: else it is rounded in one range before.
+    """
+    places = places_of(module, scopes)
+    result = copy.copy(mapping)
+    ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
+    result.module_name_object_type_order_qconfigs = ordered
+    left = [name for name in _makers(module, ranks) if name in places]
+    left = [name for name in left if plan.decisions[name].quantized]
+    for name in left:
+        result.set_module_name_object_type_order(*places[name], None)
+    if not left:
+        return None
+    shown = ", ".join(left[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
+    return ChosenRules(result, (f"{len(left)} stay float before inputs that are scaled ({shown})",))
+
+
+def _makers(module: fx.GraphModule, ranks: Mapping[str, int]) -> list[str]:
+    """What makes the values that are divided for the layers of ``ranks``, back to what has weights."""
+    nodes = [node for node in module.graph.nodes if node.name in ranks]
+    waiting = [maker for node in nodes for maker in node.all_input_nodes[0].all_input_nodes[:1]]
+    found: dict[str, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node.name in found or node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        if node.target in _PRODUCTS or _has_weights(module, node):
+            continue
+        found[node.name] = None
+        waiting += node.all_input_nodes
+    return list(found)
+
+
+def _has_weights(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return any(True for _ in get_module(module, str(node.target)).parameters())
+    return False
 
 
 def compared_batches(calibration: Any, example: Any) -> int:

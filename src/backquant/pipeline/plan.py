@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -12,7 +13,6 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
 from backquant.fuse import (
-    Fused,
     apply_fusion,
     decompose_attention,
     layers_apart,
@@ -20,6 +20,8 @@ from backquant.fuse import (
     scaled_by_sample,
     without_sync,
 )
+from backquant.fuse.admitted import FusedPlan
+from backquant.fuse.apply import Fused
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
 from backquant.graph.values import GraphValues
 from backquant.match import (
@@ -34,7 +36,7 @@ from backquant.match import (
 from backquant.match.default_between import rules_between_floats
 from backquant.match.default_places import ChosenRules, rules_for_places
 from backquant.operators.equivalents import mapping_for_export
-from backquant.pipeline.by_sample import scaled_note
+from backquant.pipeline.by_sample import rules_before_scaling, scaled_note
 from backquant.pipeline.capture import (
     Capturing,
     captured_with,
@@ -55,6 +57,9 @@ from backquant.qconfig import QConfigMapping
 Rules = Callable[
     [fx.GraphModule, Mapping[str, Scope], Plan, BackendConfig, QConfigMapping], ChosenRules | None
 ]
+
+#: From a graph, the plan for it and a backend to the layers whose inputs are scaled sample by sample.
+BySample = Callable[[fx.GraphModule, Plan, BackendConfig], dict[str, int]]
 
 
 class Planned(NamedTuple):
@@ -89,11 +94,12 @@ def planned(
     request: Request,
     capturing: Capturing | None = None,
     more_rules: tuple[Rules, ...] = (),
+    by_sample: BySample | None = None,
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
     ``capturing.own``: what the backend leaves in float by default is left there (``DefaultRules``), and
-    ``more_rules`` choose, too, where nobody passed a mapping.
+    ``more_rules`` and ``by_sample`` choose, too, where nobody passed a mapping.
     ``capturing.decompose``: the graph is run on the example inputs, once, for its costs. Where a trace works
     and keeps whole what holds multiply-adds, the model is exported, too, and the plan that puts more of
     them on integers is taken.
@@ -107,7 +113,8 @@ def planned(
             whole_functions=named_by(request.backend_config, "function"),
             named=_requested_by_type(request.qconfig_mapping, capturing),
         )
-    planning = _Planning(request, CustomMatching.of(request.custom), capturing, more_rules)
+    custom = CustomMatching.of(request.custom)
+    planning = _Planning(request, custom, capturing, more_rules, by_sample)
     captured = captured_with(request.custom, model, capturing)
     made = planning.plan(captured)
     if capturing is None or capturing.example_inputs is None:
@@ -156,6 +163,33 @@ def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozens
     return frozenset((*mapping.object_type_qconfigs, *by_place))
 
 
+class _Drawn(NamedTuple):
+    """A plan, and what has been chosen for it beyond what is asked."""
+
+    fitted: FusedPlan
+    mapping: QConfigMapping
+    notes: tuple[str, ...] = ()
+    reasons: Mapping[str, Reason] = MappingProxyType({})
+    apart: tuple[str, ...] = ()
+
+    def chosen_by(self, rules: Rules, backend: BackendConfig) -> ChosenRules | None:
+        fused, plan = self.fitted
+        return rules(fused.module, fused.scopes, plan, backend, self.mapping)
+
+    def with_choice(self, chosen: ChosenRules) -> _Drawn:
+        return self._replace(
+            mapping=chosen.mapping,
+            notes=(*self.notes, *chosen.notes),
+            reasons={**self.reasons, **chosen.reasons},
+        )
+
+    def with_apart(self, paths: tuple[str, ...]) -> _Drawn:
+        if not paths:
+            return self
+        note = f"decided layer by layer: {', '.join(paths)}"
+        return self._replace(apart=(*self.apart, *paths), notes=(*self.notes, note))
+
+
 @dataclass(frozen=True)
 class _Planning:
     """What a captured model is planned for."""
@@ -164,45 +198,66 @@ class _Planning:
     custom: CustomMatching
     capturing: Capturing | None
     more_rules: tuple[Rules, ...]
+    by_sample: BySample | None
 
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.request)
         decompose_attention(captured, backend, mapping)
-        values, by_default = self._values(captured), self._by_default(captured, backend, mapping)
-        fused, plan = plan_fused(captured, backend, mapping, self.custom, values, by_default)
-        notes: tuple[str, ...] = ()
-        reasons: dict[str, Reason] = {}
-        apart: tuple[str, ...] = ()
-        by_sample: dict[str, int] = {}
-        for rules in self._rules(by_default):
-            chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
-            if chosen is not None and chosen.apart:
-                layers_apart(captured, chosen.apart)
-                apart += tuple(chosen.apart)
-                notes += (f"decided layer by layer: {', '.join(chosen.apart)}",)
-                values = self._values(captured)
-                fused, plan = plan_fused(
-                    captured, backend, mapping, self.custom, values, by_default
-                )
-                chosen = rules(fused.module, fused.scopes, plan, backend, mapping)
-            if chosen is not None:
-                mapping, notes = chosen.mapping, (*notes, *chosen.notes)
-                reasons |= chosen.reasons
-                if chosen.by_sample:
-                    scaled = scaled_by_sample(captured, chosen.by_sample)
-                    by_sample |= chosen.by_sample
-                    notes += (scaled_note(scaled),) if scaled else ()
-                    values = self._values(captured)
-                fused, plan = plan_fused(
-                    captured, backend, mapping, self.custom, values, by_default
-                )
-        plan = replace(plan.explain(reasons).noted(*notes), apart=apart, by_sample=by_sample)
+        drawn = self._drawn(captured, backend, mapping)
+        ranks = self._ranks(drawn, backend)
+        if ranks:  # what is chosen counts operators, and there are more of them
+            paths = scaled_by_sample(captured, ranks)
+            drawn = self._drawn(captured, backend, mapping, drawn.apart, ranks)
+            drawn = drawn._replace(notes=(*drawn.notes, scaled_note(paths)))
+        plan = drawn.fitted.plan.explain(drawn.reasons).noted(*drawn.notes)
+        plan = replace(plan, apart=drawn.apart, by_sample=ranks)
         plan = with_reasons(plan, captured)
         released(captured.module)
+        fused, values = drawn.fitted.fused, self._values(captured)
         values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
-        record = Record(plan, backend, mapping, self.request.custom, fused.scopes, fused.provenance)
+        record = Record(
+            plan, backend, drawn.mapping, self.request.custom, fused.scopes, fused.provenance
+        )
         return Planned(fused.module, replace(record, shapes=values.seen()))
+
+    def _drawn(
+        self,
+        captured: Captured,
+        backend: BackendConfig,
+        mapping: QConfigMapping,
+        apart: tuple[str, ...] = (),
+        ranks: Mapping[str, int] = MappingProxyType({}),
+    ) -> _Drawn:
+        """The plan with what is chosen for the graph. ``apart`` and ``ranks``: how it was changed before."""
+        by_default = self._by_default(captured, backend, mapping)
+
+        def fit(mapping: QConfigMapping) -> FusedPlan:
+            values = self._values(captured)
+            return plan_fused(captured, backend, mapping, self.custom, values, by_default)
+
+        drawn = _Drawn(fit(mapping), mapping).with_apart(apart)
+        for rules in self._rules(by_default, ranks):
+            chosen = drawn.chosen_by(rules, backend)
+            if chosen is not None and chosen.apart:
+                layers_apart(captured, chosen.apart)
+                drawn = drawn.with_apart(tuple(chosen.apart))
+                drawn = drawn._replace(fitted=fit(drawn.mapping))
+                chosen = drawn.chosen_by(rules, backend)
+            if chosen is not None:
+                drawn = drawn.with_choice(chosen)
+                drawn = drawn._replace(fitted=fit(drawn.mapping))
+        return drawn
+
+    def _ranks(self, drawn: _Drawn, backend: BackendConfig) -> dict[str, int]:
+        """The layers whose inputs are to be scaled sample by sample, with the number of axes of these."""
+        if self.by_sample is None or not self._is_default():
+            return {}
+        fused, plan = drawn.fitted
+        return self.by_sample(fused.module, plan, backend)
+
+    def _is_default(self) -> bool:
+        return any(self.request.qconfig_mapping is own for own in self._own())
 
     def _values(self, captured: Captured) -> GraphValues:
         """Shapes of the captured graph, measured when a condition asks for them."""
@@ -223,11 +278,13 @@ class _Planning:
             own = tuple(map(mapping_for_export, own))
         return DefaultRules.of(backend.defaults.leave_float, mapping, own)
 
-    def _rules(self, by_default: DefaultRules | None) -> Iterator[Rules]:
+    def _rules(self, by_default: DefaultRules | None, ranks: Mapping[str, int]) -> Iterator[Rules]:
         """What chooses further rules for a graph, one after the other."""
         if by_default is not None:
             yield partial(rules_for_places, by_default)
-        if any(self.request.qconfig_mapping is own for own in self._own()):
+        if ranks:
+            yield partial(rules_before_scaling, ranks)
+        if self._is_default():
             yield from (rules_between_floats, *self.more_rules)
 
 
