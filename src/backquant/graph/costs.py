@@ -223,7 +223,7 @@ def costs_and_outputs(module: GraphModule, example_inputs: Any) -> tuple[GraphCo
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     bound.apply_defaults()
     runner = _Runner(module, MultiplyAdds())
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=()), torch.no_grad():
         outputs = runner.run(*bound.args, *bound.kwargs.values())
     costs = GraphCosts(runner.counts, runner.uncounted, frozenset(runner.bookkeeping))
     return costs, outputs

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from backquant.graph.folding import is_random
 from backquant.graph.modes import ModeValue
 from backquant.graph.tracer import is_leaf
 
@@ -148,7 +149,8 @@ class GraphIndex:
 
         The rules are PyTorch's (``all_node_args_have_no_tensors``), for equal decisions: not
         exact, ``False`` in doubt. What is no node has none. Where PyTorch's observe numbers, and fail
-        (``x.shape[-1] ** -0.5``), these see Python's arithmetic.
+        (``x.shape[-1] ** -0.5``), these see Python's arithmetic; random numbers are no constants
+        (``torch.randn(x.size(0), 2)``).
         """
         return self._no_tensors[value] if isinstance(value, fx.Node) else True
 
@@ -167,6 +169,8 @@ class GraphIndex:
             return True
         if getattr(node.target, "__module__", "") in _PYTHON and node.all_input_nodes:
             return all(map(self.has_no_tensors, node.all_input_nodes))
+        if is_random(getattr(node.target, "__name__", "")):
+            return False
         return bool(node.args) and not any(map(self._may_hold_tensor, node.args))
 
     def _may_hold_tensor(self, argument: Any) -> bool:

@@ -23,6 +23,7 @@ from backquant.graph.returned import dataclasses_as_dicts
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 _TRACERS = (_OWN_ROOT, str(Path(fx.__file__).parent))
 
 # Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
@@ -244,6 +245,15 @@ def _calls_outwards(frame: FrameType | None) -> Iterator[str]:
 def user_line(error: BaseException) -> str:
     """``file:line: source`` of the last frame outside PyTorch and backquant; ``""`` if none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((_TORCH_ROOT, _OWN_ROOT, "<")):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return ""
+
+
+def is_users(path: str) -> bool:
+    """Whether a file of code is neither PyTorch's nor backquant's.
+
+    >>> is_users(torch.__file__), is_users("/home/me/model.py")
+    (False, True)
+    """
+    return not path.startswith((_TORCH_ROOT, _PACKAGE, "<"))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from backquant.graph import get_module
+from backquant.graph.folding import is_random
 from backquant.lower.boundaries import is_boundary
 from backquant.lower.dynamic import is_dynamic_boundary
 from backquant.lower.engine import EngineInfo
@@ -67,8 +68,7 @@ class FloatFallback:
                 continue
             if _is_part_of_tuple(graph_module, node):
                 continue
-            sources = node.all_input_nodes
-            if _reads_size(node) or (sources and all(source in sizes for source in sources)):
+            if _reads_size(node) or (_may_be_size(node) and sizes.issuperset(node.all_input_nodes)):
                 sizes.add(node)
                 continue
             found += self._refused.get(node) or [self.float_in_reference(node)]
@@ -99,6 +99,12 @@ def _reads_size(node: Node) -> bool:
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel", "ndimension", "stride")
     return node.target is getattr or node.target is len
+
+
+def _may_be_size(node: Node) -> bool:
+    """Modules compute on tensors, and random numbers are tensors, however many a size says."""
+    is_random_function = is_random(getattr(node.target, "__name__", ""))
+    return bool(node.all_input_nodes) and node.op != "call_module" and not is_random_function
 
 
 def _spelling(node: Node) -> str:

@@ -2,21 +2,86 @@
 
 A capture follows one way through ``forward``, and writes tensors that are changed in place as values. Where
 it loses something (a change under another name, a branch on a stand-in) the graph computes other numbers.
+
+Random numbers are drawn alike, since both calls begin with the same state of PyTorch's generator. But a trace
+keeps what ``torch.rand(2, 3)`` gave it as a constant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from backquant.errors import CaptureError
 from backquant.graph import check_inputs
+from backquant.graph.draws import Draws
 
 _NOISE = 1e-2  # of the power of an output: 20 dB; what folding rounds is far below
 _SMALL = 1e-6  # of the power of all outputs: an output below it says nothing
 _NUDGE = 1e-6  # of the inputs
+
+
+def require_same(
+    model: nn.Module, example_inputs: Any, found: Any, drawn: Mapping[str, str], origin: str
+) -> tuple[str, ...]:
+    """Raise ``CaptureError`` where the graph does something else than ``model``; gives notes for the report.
+
+    Args:
+        found: what the graph gives for the example inputs.
+        drawn: what the graph drew, as ``Draws.found``.
+        origin: the name of the capture.
+
+    >>> require_same(nn.ReLU(), torch.ones(2), torch.ones(2), {}, "symbolic trace")
+    ()
+    """
+    with Draws() as draws:
+        wanted = check_inputs(model, example_inputs)
+    is_other = _far(wanted, found)
+    if is_other and _far(wanted, check_inputs(model, example_inputs)):
+        raise CaptureError(
+            "the model gives other values at each call, from the same state of torch.random",
+            where=f"{type(model).__name__}, on the example inputs",
+            fix="draw with torch in place of numpy.random or random, or pass as an input what changes",
+        )
+    is_other = is_other and not _amplifies(model, example_inputs, wanted)
+    is_random = bool(draws.found) and _is_random(model, example_inputs)
+    if not is_other and (drawn or not is_random):
+        return (f"draws random numbers at each call: {_listed(draws.found)}",) if is_random else ()
+    if is_random:
+        raise CaptureError(
+            f"the model draws random numbers, which the graph of {origin} "
+            + ("draws otherwise" if drawn else "holds as constants, drawn once"),
+            where=_listed(draws.found),
+            fix="draw them before the call, and pass them as an input: forward takes"
+            f" {signature(model.forward)}\n"
+            "or draw them in a submodule, which then stays in float; for dropout: model.eval()",
+        )
+    raise CaptureError(
+        f"the graph of {origin} gives other values than the model",
+        where="forward, on the example inputs",
+        fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
+        "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
+    )
+
+
+def _is_random(model: nn.Module, example_inputs: Any) -> bool:
+    """Whether what ``model`` draws has an effect on what it gives."""
+    found = []
+    for seed in range(2):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            found.append(_floats(check_inputs(model, example_inputs)))
+    one, other = found
+    return len(one) != len(other) or not all(map(torch.equal, one, other))
+
+
+def _listed(draws: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}, {line}" if line else name for name, line in draws.items())
 
 
 def differs(model: nn.Module, example_inputs: Any, found: Any) -> bool:
@@ -30,10 +95,12 @@ def differs(model: nn.Module, example_inputs: Any, found: Any) -> bool:
     (False, True)
     """
     wanted = check_inputs(model, example_inputs)
-    if not _far(wanted, found):
-        return False
+    return _far(wanted, found) and not _amplifies(model, example_inputs, wanted)
+
+
+def _amplifies(model: nn.Module, example_inputs: Any, wanted: Any) -> bool:
     nudged = tree_map_only(torch.Tensor, _nudged, example_inputs)
-    return not _far(wanted, check_inputs(model, nudged))
+    return _far(wanted, check_inputs(model, nudged))
 
 
 def _nudged(x: torch.Tensor) -> torch.Tensor:

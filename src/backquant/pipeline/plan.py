@@ -23,6 +23,7 @@ from backquant.fuse import (
 from backquant.fuse.admitted import FusedPlan
 from backquant.fuse.apply import Fused
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
+from backquant.graph.draws import Draws
 from backquant.graph.values import GraphValues
 from backquant.match import (
     CustomMatching,
@@ -49,7 +50,7 @@ from backquant.pipeline.capture import (
 )
 from backquant.pipeline.choose_capture import described, kept_whole, on_integers, worth_an_export
 from backquant.pipeline.costs import costs_of, left_out
-from backquant.pipeline.faithful import differs
+from backquant.pipeline.faithful import require_same
 from backquant.prepare import Record, Request
 from backquant.qconfig import QConfigMapping
 
@@ -138,14 +139,10 @@ def planned(
 def _counted(made: Planned, model: nn.Module, example_inputs: Any, captured: Captured) -> Planned:
     """With what a run on the example inputs shows. Raises ``CaptureError`` where the graph fails on them, or
     gives other values than ``model``."""
-    costs, outputs = costs_of(made.module, example_inputs, captured.origin)
-    if differs(model, example_inputs, outputs):
-        raise CaptureError(
-            f"the graph of {captured.origin} gives other values than the model",
-            where="forward, on the example inputs",
-            fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
-            "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
-        )
+    with Draws() as draws:
+        costs, outputs = costs_of(made.module, example_inputs, captured.origin)
+    notes = require_same(model, example_inputs, outputs, draws.found, captured.origin)
+    made = made.noted(*notes)
     return made._replace(record=replace(made.record, costs=costs))
 
 

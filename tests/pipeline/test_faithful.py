@@ -1,0 +1,95 @@
+"""Models that draw random numbers: what is quantized draws as they do, or the capture is refused by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import backquant
+from backquant.errors import CaptureError
+
+Between = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self, between: Between) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self.first(x)))
+
+
+def selected(x: torch.Tensor) -> torch.Tensor:
+    """As masked autoencoders: a part of the rows, at random."""
+    order = torch.argsort(torch.rand(x.shape[0], 8), dim=1)
+    return torch.gather(x, 1, order)
+
+
+DRAWS: dict[str, Between] = {
+    "like": lambda x: x + torch.randn_like(x),
+    "sized": lambda x: x + torch.randn(x.shape[0], 8),
+    "constant": lambda x: x + torch.randn(4, 8),
+    "quiet": lambda x: x + 3e-2 * torch.randn(4, 8),
+    "in place": lambda x: x + torch.empty(4, 8).normal_(),
+    "dropout": lambda x: F.dropout(x, 0.5, training=True),
+    "alone": lambda x: torch.randn(x.size(0), 8),
+    "selected": selected,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_is_quantized_draws_as_the_model(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Net(DRAWS[name]).eval(), torch.randn(4, 8)
+    batches = [torch.randn(4, 8) for _ in range(8)]
+    quantized = backquant.quantize(model, x, backend="x86", calibration=batches, slower="keep")
+    assert quantized.report.coverage == 1.0
+    assert "draws random numbers at each call: aten." in str(quantized.report)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        wanted = model(x)
+        torch.manual_seed(1)
+        found, *others = (quantized(x) for _ in range(4))
+    noise = (found - wanted).square().sum()
+    assert 10 * torch.log10(wanted.square().sum() / noise) > 20
+    assert not any(torch.equal(found, other) for other in others)
+
+
+@pytest.mark.parametrize("name", ["constant", "quiet", "in place"])
+def test_a_trace_would_keep_one_draw_and_is_refused(name: str) -> None:
+    model, x = Net(DRAWS[name]).eval(), torch.randn(4, 8)
+    with pytest.raises(CaptureError, match=r"draws random numbers.*drawn once") as caught:
+        backquant.quantize(model, x, backend="x86", calibration=[x], capture="trace")
+    assert __file__ in caught.value.where and "aten." in caught.value.where
+    assert "forward takes (x: " in caught.value.fix
+
+
+def test_draws_without_effect_are_nobodys_business() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        torch.rand([])  # as a layer that decides about its own dropout, in evaluation mode too
+        return torch.relu(x)
+
+    model, x = Net(between).eval(), torch.randn(4, 8)
+    quantized = backquant.quantize(model, x, backend="x86", calibration=[x], capture="trace")
+    assert "draws" not in str(quantized.report)
+
+
+def test_numbers_of_other_generators_are_refused_by_name() -> None:
+    model, x = Net(lambda x: x * random.random()).eval(), torch.randn(4, 8)
+    with pytest.raises(CaptureError, match="other values at each call") as caught:
+        backquant.quantize(model, x, backend="x86", calibration=[x])
+    assert "draw with torch" in caught.value.fix
+
+
+def test_the_generator_is_left_as_it_was_by_a_look() -> None:
+    model, x = Net(DRAWS["like"]).eval(), torch.randn(4, 8)
+    before = torch.get_rng_state()
+    backquant.explain(model, x)
+    assert torch.equal(before, torch.get_rng_state())
