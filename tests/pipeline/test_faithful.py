@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from itertools import cycle
 
 import pytest
 import torch
@@ -82,7 +82,8 @@ def test_draws_without_effect_are_nobodys_business() -> None:
 
 
 def test_numbers_of_other_generators_are_refused_by_name() -> None:
-    model, x = Net(lambda x: x * random.random()).eval(), torch.randn(4, 8)
+    numbers = cycle((1.0, 10.0, 100.0))  # as a generator that torch does not know
+    model, x = Net(lambda x: x * next(numbers)).eval(), torch.randn(4, 8)
     with pytest.raises(CaptureError, match="other values at each call") as caught:
         backquant.quantize(model, x, backend="x86", calibration=[x])
     assert "draw with torch" in caught.value.fix
