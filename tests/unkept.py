@@ -27,6 +27,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((*_ENGINES, "tensorrt"), _NO_KERNEL),
     "qnnpack": (*_NO_KERNEL, *_TRANSPOSED_3D),
 }
+#: Engines whose zero points are 0: TensorRT refuses a file that has another.
+SYMMETRIC = ("tensorrt",)
 #: Only modules become a dynamic linear kernel with one of these behind it.
 _TAILS = tuple((F.linear, tail) for tail in (nn.LeakyReLU, F.leaky_relu, nn.Tanh, torch.tanh))
 #: Uses that a kernel does not take, by the name of the operator: ours have a condition there.

@@ -18,7 +18,8 @@ from tools.conformance_table import Tried, compilers, outcomes, rows_before
 from tools.torch_specs import torch_spec
 
 import backquant
-from backquant import BackendConfig, get_backend_config
+from backquant import BackendConfig
+from backquant.cli.backends import load_backend
 from backquant.conformance import Conformance
 from backquant.conformance.case import Outcome
 from backquant.conformance.reproducer import script
@@ -26,12 +27,28 @@ from backquant.conformance.reproducer import script
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "conformance"
 #: PyTorch's configs, which have pages of their names.
-PYTORCH = ("x86", "onednn", "fbgemm", "qnnpack", "native", "executorch")
-#: By page: our description, and the engine where it is not the description's own.
+PYTORCH = (
+    "x86",
+    "onednn",
+    "fbgemm",
+    "qnnpack",
+    "native",
+    "executorch",
+    "qnnpack_pt2e",
+    "tensorrt",
+)
+_EXAMPLES = "examples/backends"
+#: By page: our description (a name, or a file), and the engine where it is not the description's own.
 OURS: dict[str, tuple[str, str | None]] = {
-    **{f"shipped_{name}": (name, None) for name in PYTORCH[:-1]},
+    **{f"shipped_{name}": (name, None) for name in PYTORCH[:5]},
     "compiled": ("x86", "compiled"),
     **{name: (name, None) for name in ("onnxruntime", "openvino", "xnnpack", "inductor_x86")},
+    "ethos_u55": (f"{_EXAMPLES}/ethos_u55.yaml", None),
+    "ethos_u65": (f"{_EXAMPLES}/ethos_u55.yaml", "ethos_u65"),
+    "ethos_u85": (f"{_EXAMPLES}/ethos_u85.yaml", None),
+    "tosa": ("tools/tosa/tosa.yaml", "tosa"),
+    "shipped_tensorrt": ("tensorrt", None),
+    "tensorrt_fp8": ("tensorrt_fp8", None),
 }
 _FINDINGS = 36
 
@@ -41,7 +58,7 @@ def description(page: str) -> tuple[BackendConfig, str | None]:
     if page in PYTORCH:
         return torch_spec(page), None
     backend, engine = OURS[page]
-    return get_backend_config(backend), engine
+    return load_backend(str(ROOT / backend) if "." in backend else backend), engine
 
 
 def tried(page: str, options: argparse.Namespace) -> Tried | None:
@@ -83,8 +100,9 @@ def index(ours: Sequence[Tried], pytorch: Sequence[Tried], rounds: int) -> Itera
     yield from ("", "## PyTorch's backend configs, judged", "")
     yield (
         "What `torch.ao.quantization.backend_config` claims, tried on the kernels behind it. Ours claim "
-        "what is kept: `tests/unkept.py` lists where they differ. `tensorrt` and `qnnpack_pt2e` have no "
-        "kernels in PyTorch and are not judged; `executorch` is tried on qnnpack's. "
+        "what is kept: `tests/unkept.py` lists where they differ. `executorch` and `qnnpack_pt2e` are "
+        "tried on qnnpack's, the latter in the modules and functions that are exported to its operators; "
+        "`tensorrt` has none in PyTorch, and is judged by TensorRT's rules. "
         "[Findings](findings.md), a script each."
     )
     yield ""

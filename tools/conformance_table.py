@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.vela.agreement import RECORDED, compared
 
-from backquant import BackendConfig, get_backend_config
+from backquant import BackendConfig
 from backquant.conformance import Conformance
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.plan import claims, trials
@@ -97,8 +97,7 @@ def rows_before(text: str) -> list[Row]:
 
 
 def compilers() -> Iterator[str]:
-    """What compilers say whose integers nobody computes here: Vela, asked about operators on both sides of
-    each limit; TensorRT, by its rules alone."""
+    """What Vela says, asked about operators of TFLite files on both sides of each limit."""
     counts: Counter[tuple[str, bool, bool]] = Counter()
     for accelerator, _, theirs, ours, _ in compared():
         counts[accelerator, theirs, ours] += 1
@@ -110,8 +109,6 @@ def compilers() -> Iterator[str]:
         )
         for accelerator, name in (("EthosU55", "ethos_u55"), ("EthosU85", "ethos_u85"))
     ]
-    entries = len(get_backend_config("tensorrt").configs)
-    rows.append((f"`tensorrt`, {entries} entries", *("not run: it needs a GPU", "", "", "")))
     yield from _table(
         "description, compiler",
         *("both take it", "both leave it", "refused, and taken", "claimed, and left"),

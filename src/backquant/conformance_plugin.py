@@ -48,7 +48,10 @@ class Claims(pytest.Collector):
             entries=option("--backquant-entries") or (),
             minutes=option("--backquant-minutes"),
         )
-        return list(self._items(found.tallies.values()))
+        items: list[Any] = list(self._items(found.tallies.values()))
+        if not found.complete:
+            items.append(Unfinished.from_parent(self, name="all cases"))
+        return items
 
     def _items(self, tallies: Any) -> Iterator[ClaimItem]:
         for tally in tallies:
@@ -56,16 +59,25 @@ class Claims(pytest.Collector):
             yield ClaimItem.from_parent(self, name=name, tally=tally)
 
 
+class Unfinished(pytest.Item):
+    """Says that the time was up."""
+
+    def runtest(self) -> None:
+        pytest.skip("the time was up before all cases were run: more --backquant-minutes")
+
+
 class ClaimItem(pytest.Item):
-    """One claim: fails where one of its cases does."""
+    """One claim: fails where one of its cases does; skipped where nothing could be tried."""
 
     def __init__(self, *, tally: Tally, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tally = tally
 
     def runtest(self) -> None:
-        from backquant.conformance.case import FAILURES
+        from backquant.conformance.case import FAILURES, Verdict
 
+        if self.tally.verdict is Verdict.UNTRIED:
+            pytest.skip(f"{self.tally.verdict.value}: {self.tally.why}")
         if self.tally.verdict in FAILURES:
             raise ClaimFailed(f"{self.tally.verdict.value}: {self.tally.why}")
 

@@ -27,7 +27,7 @@ from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 from backquant.backend_config import MatchAllNode, get_backend_config
 from backquant.graph.grouped import grouped_linear
 from backquant.operators import find, find_root, fixed_qparams
-from unkept import CONDITIONS, as_kept
+from unkept import CONDITIONS, SYMMETRIC, as_kept
 
 TORCH = {
     "native": torch_backends.get_native_backend_config,
@@ -107,7 +107,6 @@ def _arity(function: Any) -> int | None:
 
 
 _OURS = (
-    "symmetric",
     "granularity",
     "ch_axis",
     "power_of_two_scale",
@@ -118,8 +117,8 @@ _OURS = (
 
 
 def _dtype(constraints: Any) -> dict[str, Any]:
-    """The fields that PyTorch has; ours beyond them must be unset."""
-    values = dataclasses.asdict(constraints)
+    """The fields that PyTorch has, and whether it has to be symmetric; ours beyond them must be unset."""
+    values = {"symmetric": None, **dataclasses.asdict(constraints)}
     for extension in _OURS:
         assert values.pop(extension, None) is None
     return values
@@ -178,6 +177,20 @@ def _without_weight(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "dtype_configs": configs}
 
 
+def _symmetric(entry: dict[str, Any]) -> dict[str, Any]:
+    """All that is quantized is symmetric, which PyTorch's form cannot say."""
+    configs = [
+        {
+            role: {**demand, "symmetric": True}
+            if isinstance(demand, dict) and demand["dtype"] == torch.qint8
+            else demand
+            for role, demand in config.items()
+        }
+        for config in entry["dtype_configs"]
+    ]
+    return {**entry, "dtype_configs": configs}
+
+
 #: An operator of this package: PyTorch quantizes no grouped products.
 NOT_IN_TORCH = (grouped_linear,)
 
@@ -189,6 +202,8 @@ def test_entries_equal_torch_in_order(name: str) -> None:
         _without_weight(entry) if _first(entry["pattern"]) in listed else entry
         for entry in _entries(as_kept(name, TORCH[name]()))
     ]
+    if name in SYMMETRIC:
+        expected = [_symmetric(entry) for entry in expected]
     ours = [e for e in _entries(get_backend_config(name)) if e["pattern"] not in NOT_IN_TORCH]
     assert [e["pattern"] for e in ours] == [e["pattern"] for e in expected]
     for mine, theirs in zip(ours, expected, strict=True):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from backquant.graph.grouped import grouped_linear
 from backquant.nn import intrinsic, quantizable
 from backquant.nn import quantized as own_quantized
 from backquant.operators import find, find_root
-from unkept import as_kept
+from unkept import SYMMETRIC, as_kept
 
 SRC = Path(backquant.__file__).parent
 
@@ -75,6 +76,15 @@ def _has_weight(entry: BackendPatternConfig) -> bool:
     return any(r is not None and (r.is_weighted or r.name == "layer_norm") for r in records)
 
 
+def _any_scheme(config: DTypeConfig) -> DTypeConfig:
+    made = config.to_dict()
+    for role in ("input_dtype", "output_dtype", "weight_dtype"):
+        demand = getattr(config, f"{role}_with_constraints")
+        assert demand.symmetric or demand.dtype is None
+        made[role] = replace(demand, symmetric=None)
+    return DTypeConfig.from_dict(made)
+
+
 # -- backends --------------------------------------------------------------------------------------------
 
 
@@ -82,15 +92,10 @@ def _has_weight(entry: BackendPatternConfig) -> bool:
 def test_backends_of_torch_are_ours(name: str) -> None:
     ours = backquant.get_backend_config(name).set_engine(None).set_defaults(None).set_qdq(None)
     found = from_torch_ao(as_kept(name, theirs(name)))
-    for (
-        own
-    ) in ours.configs:  # PyTorch's say nothing of how exact kernels are, and of rounded biases
-        own.set_where(None).set_dtype_configs(
-            [
-                {**c.to_dict(), "tolerance": None, "bias_step_upper_bound": None}
-                for c in own.dtype_configs
-            ]
-        )
+    for own in ours.configs:  # PyTorch's say nothing of tolerances, of rounded biases, of schemes
+        configs = map(_any_scheme, own.dtype_configs) if name in SYMMETRIC else own.dtype_configs
+        bare = {"tolerance": None, "bias_step_upper_bound": None}
+        own.set_where(None).set_dtype_configs([{**c.to_dict(), **bare} for c in configs])
     theirs_too = [own for own in ours.configs if own.pattern is not grouped_linear]
     pairs = list(zip(found.configs, theirs_too, strict=True))
     different = [entry for entry, own in pairs if entry != own]

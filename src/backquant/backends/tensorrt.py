@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
+from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints, QDQRules
 from backquant.backends.defaults import TENSORRT_DEFAULTS
 from backquant.backends.epilogues import EPILOGUES
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
-WEIGHTED_QINT8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
-QINT8 = DTypeConfig(torch.qint8, torch.qint8)
+SYMMETRIC = DTypeWithConstraints(torch.qint8, symmetric=True)
+WEIGHTED_QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC, SYMMETRIC, torch.float)
+QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC)
 
 
 def backend_config() -> BackendConfig:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from backquant.backend_config import BackendConfig
+from backquant.conformance.by_rules import NONE, Rules, written_for
 from backquant.conformance.compiled_engine import COMPILED, CompiledEngine
 from backquant.conformance.seam import ConformanceEngine
 from backquant.conformance.target_engines import TargetEngine
-from backquant.conformance.torch_engines import REFERENCE, TorchEngine
+from backquant.conformance.torch_engines import TorchEngine
 from backquant.conformance.tosa.engine import ACCELERATORS, TOSA, TosaEngine
 from backquant.deploy.session import LoadingTarget
 from backquant.deploy.target import find_target, list_targets, usual_suffix
@@ -23,7 +24,7 @@ def find_conformance_engine(
     backend: BackendConfig, engine: ConformanceEngine | str | None
 ) -> ConformanceEngine:
     """``engine`` itself, or the one of that name; ``None``: the one that the description names, else the
-    runtime of the target that the description is for, else the reference model.
+    runtime of the target that the description is for, else no engine, but the plan and the target's rules.
 
     ``mypkg.module:NAME`` is imported; ``mypkg`` is ``mypkg:ENGINE``. Raises ``EngineError``.
 
@@ -32,11 +33,13 @@ def find_conformance_engine(
     'fbgemm'
     >>> find_conformance_engine(get_backend_config("xnnpack"), None).name
     'xnnpack'
+    >>> find_conformance_engine(get_backend_config("tensorrt"), None).name
+    'tensorrt'
     """
     if engine is None and backend.engine is None:
         if backend.name in ACCELERATORS:
             return TosaEngine(backend.name)
-        return _target(backend.name) or TorchEngine(REFERENCE)
+        return _target(backend.name) or Rules(written_for(backend.name))
     if engine is None:
         return TorchEngine(str(backend.engine))
     if not isinstance(engine, str):
@@ -52,9 +55,12 @@ def find_conformance_engine(
     target = _target(engine)
     if target is not None:
         return target
+    if engine == NONE or written_for(engine) is not None:
+        return Rules(written_for(engine))
     if engine.isidentifier() and importlib.util.find_spec(engine) is not None:
         return _checked(imported(f"{engine}:ENGINE", "engine"), f"{engine}:ENGINE")
-    names = [*list_engines(), COMPILED, TOSA, *ACCELERATORS, *(found.name for found in _loading())]
+    own = (*(found.name for found in _loading()), NONE)
+    names = [*list_engines(), COMPILED, TOSA, *ACCELERATORS, *own]
     near = did_you_mean(engine, names, f"one of {', '.join(names)}, or mypkg.module:NAME")
     raise EngineError(f"there is no engine {engine!r} to try", where="engine", fix=near)
 

@@ -45,6 +45,21 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Block:
+    """The entries that claim the same dtype configs: these, and a row for each entry."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """How many entries, and what they claim, or how many dtype configs that are."""
+        number = f"{len(self.rows)} {'entry' if len(self.rows) == 1 else 'entries'}"
+        one = len(self.columns) == 1
+        return f"{number}: {self.columns[0] if one else f'{len(self.columns)} dtype configs'}"
+
+
+@dataclass(frozen=True)
 class Reason:
     """Claims that come to one verdict for one reason."""
 
@@ -63,6 +78,36 @@ def table(found: Conformance) -> tuple[list[str], list[Row]]:
         for pattern in patterns
     ]
     return columns, rows
+
+
+def blocks(found: Conformance) -> list[Block]:
+    """The matrix in parts without empty cells.
+
+    >>> blocks(Conformance("x86", "x86", {}))
+    []
+    """
+    columns, rows = table(found)
+    groups: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        claimed = tuple(at for at, cell in enumerate(row.cells) if cell is not None)
+        groups.setdefault(claimed, []).append(
+            Row(row.pattern, tuple(row.cells[at] for at in claimed))
+        )
+    return [
+        Block(tuple(columns[at] for at in claimed), tuple(group))
+        for claimed, group in groups.items()
+    ]
+
+
+def headline(found: Conformance) -> str:
+    """Whether it conforms, in words.
+
+    >>> headline(Conformance("my_npu", "none", {}))
+    'nothing was computed'
+    """
+    if not found.conforms:
+        return "does not conform"
+    return "conforms" if found.computed else "nothing was computed"
 
 
 def reasons(found: Conformance) -> Iterator[tuple[str, list[Reason]]]:
@@ -93,6 +138,8 @@ def cell_text(tally: Tally | None) -> str:
     text = MARKS[tally.verdict]
     if tally.verdict in (Verdict.CONFORMS, Verdict.TOO_NARROW) and tally.elements:
         text += " exact" if not tally.different else f" ≤ {tally.worst:.2g}"
+    if tally.verdict is Verdict.UNTRIED and tally.verdicts[Verdict.CONFORMS]:
+        text = f"– not run; {tally.verdicts[Verdict.CONFORMS]} refusals hold"
     return text
 
 
@@ -100,7 +147,7 @@ def to_markdown(found: Conformance) -> str:
     """The page as Markdown.
 
     >>> print(to_markdown(Conformance("x86", "x86", {"torch": "2.13.0"})).splitlines()[0])
-    # x86 on x86
+    # x86 on x86: nothing was computed
     """
     return "\n".join(_markdown(found)) + "\n"
 
@@ -108,9 +155,10 @@ def to_markdown(found: Conformance) -> str:
 def _markdown(found: Conformance) -> Iterator[str]:
     counts = found.counts
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    yield f"# {found.backend} on {found.engine}"
+    yield f"# {found.backend} on {found.engine}: {headline(found)}"
     yield ""
-    yield f"{versions}; {found.date}, seed {found.seed}."
+    part = "" if found.complete else "; the time was up before all cases were run"
+    yield f"{versions}; {found.date}, seed {found.seed}{part}."
     yield ""
     yield "| outcome | cases |"
     yield "| --- | --- |"
@@ -118,24 +166,32 @@ def _markdown(found: Conformance) -> Iterator[str]:
         if counts[verdict]:
             yield f"| {verdict.value} | {counts[verdict]:,} |"
     yield ""
-    yield (
-        f"{found.bit_equal:.3%} of the integers equal the integer reference's; the worst is {found.worst:g} "
-        f"steps off. {HOW_TO_READ}"
-    )
-    columns, rows = table(found)
-    yield ""
-    yield " | ".join(["| entry", *(f"({index})" for index, _ in enumerate(columns, 1)), "kernel |"])
-    yield "| --- " * (len(columns) + 2) + "|"
-    for row in rows:
-        cells = [cell_text(cell) for cell in row.cells]
-        shown = row.kernel.replace("|", "\\|")
-        yield " | ".join([f"| `{short(row.pattern)}`", *cells, f"{shown} |"])
-    yield ""
-    yield from (f"({index}) {dtypes}  " for index, dtypes in enumerate(columns, 1))
+    if found.computed:
+        worst = f"{found.worst:g} step{'' if found.worst == 1 else 's'}"
+        yield (
+            f"{found.bit_equal:.3%} of the integers equal the integer reference's; the worst is {worst} "
+            f"off. {HOW_TO_READ}"
+        )
     for title, group in reasons(found):
-        yield ""
-        yield f"## {title}"
-        yield ""
+        yield from ("", f"## {title}", "")
         for each in group:
             names = ", ".join(f"`{pattern}`" for pattern in each.patterns)
             yield f"- {each.verdict.value}: {each.why} ({each.dtypes}): {names}"
+    for block in blocks(found):
+        yield from _block(block)
+
+
+def _block(block: Block) -> Iterator[str]:
+    """One column says what it claims in the title; of several the list below the table does."""
+    yield from ("", f"## {block.title}", "")
+    heads = [f"({at})" for at in range(1, len(block.columns) + 1)]
+    heads = ["result"] if len(heads) == 1 else heads
+    yield f"| {' | '.join(['entry', *heads, 'kernel'])} |"
+    yield "| --- " * (len(heads) + 2) + "|"
+    for row in block.rows:
+        cells = [cell_text(cell) for cell in row.cells]
+        shown = row.kernel.replace("|", "\\|")
+        yield f"| {' | '.join([f'`{short(row.pattern)}`', *cells, shown])} |"
+    if len(block.columns) > 1:
+        yield ""
+        yield from (f"({at}) {dtypes}  " for at, dtypes in enumerate(block.columns, 1))

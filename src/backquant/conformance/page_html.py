@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
 from backquant.conformance.case import FAILURES, Verdict
-from backquant.conformance.page import HOW_TO_READ, Row, cell_text, reasons, short, table
+from backquant.conformance.page import (
+    HOW_TO_READ,
+    Block,
+    blocks,
+    cell_text,
+    headline,
+    reasons,
+    short,
+)
 from backquant.conformance.results import Conformance, Tally
 
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
@@ -32,11 +38,11 @@ td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #eee; overflow-w
 .k { width: 24%; } td.k { color: #666; font-size: .8rem; }
 td.good { color: #14702b; } td.bad { color: #a8180d; font-weight: 600; } td.none { color: #999; }
 td.narrow { color: #14702b; } td.narrow::after { content: " · too narrow"; color: #8a5b00; font-size: .8rem; }
-.good { color: #14702b; } .bad { color: #a8180d; }
+.good { color: #14702b; } .bad { color: #a8180d; } .none { color: #777; }
 li { margin: .3rem 0; } summary { cursor: pointer; } code { font-size: .82rem; }
 </style></head><body>
-<h1>{{ found.backend }} on {{ found.engine }} <small class="{{ "good" if found.conforms else "bad" }}">
-{{- "conforms" if found.conforms else "does not conform" }}</small></h1>
+<h1>{{ found.backend }} on {{ found.engine }} <small class="{{ colour }}">
+{{- headline }}</small></h1>
 <p class="about">{{ versions }} · {{ found.date }} · seed {{ found.seed }}
 {%- if not found.complete %} · the time was up before all cases were run{% endif %}</p>
 <div class="cards">
@@ -55,8 +61,7 @@ li { margin: .3rem 0; } summary { cursor: pointer; } code { font-size: .82rem; }
 </ul>
 {% endfor %}
 {% for block in blocks %}
-<h2>{{ block.rows | length }} {{ "entry" if block.rows | length == 1 else "entries" }}:
-{{ block.title }}</h2>
+<h2>{{ block.title }}</h2>
 <table><thead><tr><th class="p">entry</th>{% for c in block.columns %}<th>{{ c }}</th>{% endfor %}
 <th class="k">kernel</th></tr></thead>
 {% for name, cells, kernel in block.rows %}
@@ -73,31 +78,11 @@ li { margin: .3rem 0; } summary { cursor: pointer; } code { font-size: .82rem; }
 )
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The entries that claim the same dtype configs."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, list[tuple[str, str, str]], str]]
-
-    @property
-    def title(self) -> str:
-        """What is one dtype config, or how many there are."""
-        return self.columns[0] if len(self.columns) == 1 else f"{len(self.columns)} dtype configs"
-
-
-def _blocks(found: Conformance) -> Iterator[_Block]:
-    columns, rows = table(found)
-    groups: dict[tuple[int, ...], list[Row]] = {}
-    for row in rows:
-        claimed = tuple(at for at, cell in enumerate(row.cells) if cell is not None)
-        groups.setdefault(claimed, []).append(row)
-    for claimed, group in groups.items():
-        shown = [
-            (short(row.pattern), [_cell(row.cells[at]) for at in claimed], row.kernel)
-            for row in group
-        ]
-        yield _Block(tuple(columns[at] for at in claimed), shown)
+def _shown(block: Block) -> dict[str, Any]:
+    rows = [
+        (short(row.pattern), [_cell(cell) for cell in row.cells], row.kernel) for row in block.rows
+    ]
+    return {"title": block.title, "columns": block.columns, "rows": rows}
 
 
 def _cell(tally: Tally | None) -> tuple[str, str, str]:
@@ -115,13 +100,16 @@ def _cell(tally: Tally | None) -> tuple[str, str, str]:
 def to_html(found: Conformance) -> str:
     """The page as HTML; a cell tells its reason when it is pointed at.
 
-    >>> "<small class=\\"good\\">conforms</small>" in to_html(Conformance("x86", "x86", {}))
+    >>> "<small class=\\"none\\">nothing was computed</small>" in to_html(Conformance("x86", "x86", {}))
     True
     """
-    cards: list[tuple[str, Any]] = [
-        ("cases", f"{found.cases:,}"),
+    integers = [
         ("of the integers equal", f"{found.bit_equal:.3%}"),
         ("steps at worst", f"{found.worst:g}"),
+    ]
+    cards: list[tuple[str, Any]] = [
+        ("cases", f"{found.cases:,}"),
+        *(integers if found.computed else []),
         *((v.value, f"{n:,}") for v, n in sorted(found.counts.items(), key=lambda pair: -pair[1])),
     ]
     page: str = _PAGE.render(
@@ -130,6 +118,8 @@ def to_html(found: Conformance) -> str:
         cards=cards,
         read=HOW_TO_READ,
         told=list(reasons(found)),
-        blocks=list(_blocks(found)),
+        blocks=[_shown(block) for block in blocks(found)],
+        headline=headline(found),
+        colour="bad" if not found.conforms else "good" if found.computed else "none",
     )
     return page

@@ -47,8 +47,11 @@ class Tally:
 
     @property
     def verdict(self) -> Verdict:
-        """The most serious of them."""
-        order = (*FAILURES, Verdict.TOO_NARROW, Verdict.CONFORMS, Verdict.UNTRIED)
+        """The most serious of them; where nothing was computed, that a refusal holds is not all that was
+        claimed."""
+        last = (Verdict.CONFORMS, Verdict.UNTRIED)
+        order: tuple[Verdict, ...] = (*FAILURES, Verdict.TOO_NARROW)
+        order += last if self.elements else last[::-1]
         return next(each for each in order if self.verdicts[each])
 
     @property
@@ -122,6 +125,11 @@ class Conformance:
     def conforms(self) -> bool:
         """Whether no claim failed."""
         return not any(self.counts[verdict] for verdict in FAILURES)
+
+    @property
+    def computed(self) -> bool:
+        """Whether an engine has computed any result."""
+        return any(tally.elements for tally in self.tallies.values())
 
     @property
     def failures(self) -> list[Outcome]:

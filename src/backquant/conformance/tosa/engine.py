@@ -124,7 +124,7 @@ class _Kernels(fx.Interpreter):
             graph, output = translated(kernel, inputs, out)
         except NoTosaError as error:
             raise NotAskedError(f"{kernel.kernel} is not written as TOSA: {error}") from error
-        self.names.append(kernel.kernel)
+        self.names.append(graph.written())
         with tempfile.TemporaryDirectory() as folder:
             if self.compute:
                 return self._computed(graph, output, Path(folder), out, kernel)

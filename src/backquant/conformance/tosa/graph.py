@@ -81,6 +81,11 @@ class Graph:
             }
         )
 
+    def written(self) -> str:
+        """Its operators but for constants: ``CONV2D + RESCALE``."""
+        names = (operator["op"] for operator in self.operators)
+        return " + ".join(name for name in names if not name.startswith("CONST"))
+
     def to_dict(self, output: str) -> dict[str, Any]:
         """The file; ``output``: the tensor that is read."""
         block = {

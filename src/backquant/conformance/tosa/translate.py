@@ -84,6 +84,7 @@ def _weighted(graph: Graph, kernel: IntegerWeighted, inputs: Sequence[Array], ou
     if config.operator == "linear":
         x, channels = inputs[0].reshape(-1, 1, 1, inputs[0].shape[-1]), out.shape[-1]
         weight = kernel.weight.numpy().reshape(channels, 1, 1, -1)
+    windows = weight.shape[1:-1]
     bias = np.zeros(channels) if kernel.bias is None else kernel.bias.numpy()
     tail = [
         graph.const(np.resize(bias, channels), "int32"),
@@ -98,16 +99,18 @@ def _weighted(graph: Graph, kernel: IntegerWeighted, inputs: Sequence[Array], ou
     if depthwise:
         op, kind = "DEPTHWISE_CONV2D", "DepthwiseConv2d"
         weight = weight.transpose(1, 2, 0, 3).reshape(*weight.shape[1:3], x.shape[-1], -1)
+    shape = _shape_of(out, config.operator, dims, x)
     attribute = _geometry(config, dims)
-    if transposed:
+    if not transposed:
+        x_name, attribute["pad"] = _windowed(graph, x, shape, windows, attribute)
+    else:
+        x_name = graph.given(np.ascontiguousarray(x))
         op, kind = "TRANSPOSE_CONV2D", "TransposeConv2d"
         weight = kernel.weight.numpy().transpose(1, 2, 3, 0)
         attribute = _transposed_geometry(config)
     tail.append(graph.const([0], "int8"))
-    shape = _shape_of(out, config.operator, dims, x)
-    given = graph.given(np.ascontiguousarray(x))
     sums = graph.add(
-        op, [given, graph.const(weight, "int8"), *tail], shape, "int32",
+        op, [x_name, graph.const(weight, "int8"), *tail], shape, "int32",
         kind=kind, local_bound=False, acc_type="INT32", **attribute,
     )  # fmt: skip
     reals = kernel.unit.numpy() / config.out_scale
@@ -142,6 +145,28 @@ def _geometry(config: Any, dims: int) -> dict[str, Any]:
         "stride": _wide(config.stride, dims, 1),
         "dilation": _wide(config.dilation, dims, 1),
     }
+
+
+def _windowed(
+    graph: Graph, x: Array, out: Sequence[int], windows: Sequence[int], geometry: dict[str, Any]
+) -> tuple[str, list[int]]:
+    """An image as an operator with windows is given it, and its padding: TOSA refuses what no window reads,
+    so the padding behind an axis is what the last window reads, and values behind that are sliced off."""
+    stride, starts = geometry["stride"], geometry["pad"][::2]
+    dilation = geometry.get("dilation", [1] * len(stride))
+    pad, kept = [], list(x.shape)
+    for axis, (window, step, far, start) in enumerate(
+        zip(windows, stride, dilation, starts, strict=True), 1
+    ):
+        read = (out[axis] - 1) * step + (window - 1) * far + 1
+        behind = read - start - x.shape[axis]
+        kept[axis] += min(behind, 0)
+        pad += [start, max(behind, 0)]
+    name = graph.given(np.ascontiguousarray(x))
+    if kept != list(x.shape):
+        parts = [graph.shape([0] * x.ndim), graph.shape(kept)]
+        name = graph.add("SLICE", [name, *parts], kept, x.dtype.name)
+    return name, pad
 
 
 def _transposed_geometry(config: Any) -> dict[str, Any]:
@@ -202,8 +227,9 @@ def _max_pool(graph: Graph, kernel: IntegerMaxPool, inputs: Sequence[Array], out
         raise NoTosaError("maxima of images without dilation only")
     geometry = {**_geometry(config, 2), "kernel": _wide(config.kernel_size, 2, 1)}
     geometry.pop("dilation")
-    x = graph.given(np.ascontiguousarray(_image(inputs[0], 2)))
-    return graph.add("MAX_POOL2D", [x], _image(out, 2).shape, "int8", kind="MaxPool2d",
+    shape = _image(out, 2).shape
+    x, geometry["pad"] = _windowed(graph, _image(inputs[0], 2), shape, geometry["kernel"], geometry)
+    return graph.add("MAX_POOL2D", [x], shape, "int8", kind="MaxPool2d",
                      nan_mode="PROPAGATE", **geometry)  # fmt: skip
 
 
@@ -230,8 +256,9 @@ def _average(graph: Graph, kernel: IntegerAverage, inputs: Sequence[Array], out:
             "pad": _geometry_pad(config.padding),
         }
     zeros = [graph.const([zero], "int8") for zero in (config.x_zero_point, config.out_zero_point)]
-    given = graph.given(np.ascontiguousarray(image))
-    return graph.add("AVG_POOL2D", [given, *zeros], _image(out, 2).shape, "int8", kind="AvgPool2d",
+    shape = _image(out, 2).shape
+    given, geometry["pad"] = _windowed(graph, image, shape, geometry["kernel"], geometry)
+    return graph.add("AVG_POOL2D", [given, *zeros], shape, "int8", kind="AvgPool2d",
                      acc_type="INT32", **geometry)  # fmt: skip
 
 

@@ -24,10 +24,11 @@ from backquant.match.plan import Reason
 
 _RUNTIME = "TensorRT, by the file's quantization"
 _SHOWN = 12
-# what TensorRT computes on 8 bits; softmax, norms and others read floats
-_QUANTIZABLE = frozenset(
-    {*WEIGHTED, *JOINED, *MOVING, "Add", "AveragePool", "Concat", "GlobalAveragePool", "Mul", "Sum"}
-)
+# what TensorRT computes on 8 bits; softmax, norms and others read floats. Its reference of operators has int8
+# among the data types of Reduce, Resize and Slice (which Tile and Expand become)
+_REDUCED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
+_COPIED = frozenset({"Concat", "Expand", "Resize", "Tile"})
+_QUANTIZABLE = frozenset({*WEIGHTED, *JOINED, *MOVING, *_REDUCED, *_COPIED, "Add", "Mul", "Sum"})
 
 
 class TensorRTTarget:

@@ -18,14 +18,17 @@ WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 # operators that TensorRT computes in the kernel of the weighted operator before them
 JOINED = frozenset({"BatchNormalization", "Clip", "LeakyRelu", "Relu"})
 
-# operators that move values: what is quantized before them is quantized behind them
+# operators that move values: what is quantized before them is quantized behind them (DepthToSpace and
+# SpaceToDepth are shuffle layers in TensorRT's importer of ONNX files, as Reshape and Transpose are)
 MOVING = frozenset(
     {
+        "DepthToSpace",
         "Flatten",
         "Identity",
         "MaxPool",
         "Reshape",
         "Slice",
+        "SpaceToDepth",
         "Squeeze",
         "Transpose",
         "Unsqueeze",
