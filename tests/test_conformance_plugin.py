@@ -8,8 +8,6 @@ from importlib import metadata
 
 import pytest
 
-import backquant.conformance  # noqa: F401 - a run in this process forgets what it imported first, and torch cannot be
-
 pytest_plugins = "pytester"
 
 PLUGIN = "backquant.conformance_plugin"
@@ -29,7 +27,7 @@ def test_a_claim_is_a_test(pytester: pytest.Pytester) -> None:
         "- pattern: operator.floordiv\n"
         "  dtype_configs: [{input_dtype: quint8, output_dtype: quint8}]\n",
     )
-    run = pytester.runpytest_inprocess(*LOADED, "--backquant-backend", "vendor.yaml")
+    run = pytester.runpytest_subprocess(*LOADED, "--backquant-backend", "vendor.yaml")
     run.assert_outcomes(passed=2, failed=1)
     run.stdout.fnmatch_lines(["*not integer: no-kernel: an integer kernel for floordiv*"])
 
@@ -41,11 +39,11 @@ def test_what_cannot_be_tried_is_skipped(pytester: pytest.Pytester) -> None:
         npu="schema_version: 1\nname: npu\nentries:\n- pattern: torch.mul\n"
         "  dtype_configs: [{input_dtype: quint8, output_dtype: quint8}]\n",
     )
-    run = pytester.runpytest_inprocess(*LOADED, "--backquant-backend", "npu.yaml", "-rs")
+    run = pytester.runpytest_subprocess(*LOADED, "--backquant-backend", "npu.yaml", "-rs")
     run.assert_outcomes(skipped=1)
     run.stdout.fnmatch_lines(["*untried: no engine of it is here*"])
     late = ("--backquant-backend", "npu.yaml", "--backquant-minutes", "0", "-rs")
-    run = pytester.runpytest_inprocess(*LOADED, *late)
+    run = pytester.runpytest_subprocess(*LOADED, *late)
     run.assert_outcomes(skipped=1)
     run.stdout.fnmatch_lines(["*the time was up*"])
 

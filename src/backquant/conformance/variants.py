@@ -44,7 +44,20 @@ def variants(operator: Operator, values: Iterable[Any]) -> Iterator[Sample]:
 
 
 def _fits(sample: Sample) -> bool:
-    return all(math.prod(shape) <= _MOST for shape in sample.shapes)
+    return all(math.prod(shape) * _grown(sample, shape) <= _MOST for shape in sample.shapes)
+
+
+def _grown(sample: Sample, shape: Sequence[int]) -> float:
+    """How many times as large as its input of this shape the result of a module that enlarges it is."""
+    axes = max(len(shape) - 2, 1)
+    sizes = {**dict.fromkeys(("scale_factor", "size")), **sample.module_kwargs}
+    factor, size = sizes["scale_factor"], sizes["size"]
+    grown = 1.0 if factor is None else math.prod(_numbers(factor, axes))
+    return max(1.0, grown if size is None else math.prod(_numbers(size, axes)))
+
+
+def _numbers(value: Any, axes: int) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
 
 
 def _changed(operator: Operator, wanted: Sequence[Any]) -> Iterator[Sample]:
