@@ -43,6 +43,30 @@ class FloatOutputs:
             merge_errors(sums, of_batch)
         return loss_of(sums)
 
+    def losses(self, module: nn.Module, doing: str) -> torch.Tensor:
+        """What each sample adds to the loss, in float64; each batch where its outputs do not all have the
+        samples as their first axis.
+
+        >>> model = nn.Linear(2, 2)
+        >>> FloatOutputs(model, [torch.ones(3, 2)]).losses(model, "comparing").tolist()
+        [0.0, 0.0, 0.0]
+        """
+
+        def powers(place: int) -> list[list[float]]:
+            with torch.no_grad():
+                made = _outputs(module, self._batches[place])
+            pairs = zip(self._of_batch(place), made, strict=True)
+            return torch.stack(_by_sample([_powers(one, two) for one, two in pairs])).tolist()
+
+        found = list(divided(self._ranks, doing, range(len(self._batches)), powers))
+        tables = [torch.tensor(table, dtype=torch.float64) for table in found if table]
+        if not tables:
+            return torch.zeros(0, dtype=torch.float64)
+        together = torch.cat(tables, dim=-1)  # output, signal and noise, sample
+        signal, noise = together.unbind(1)
+        shares = torch.where(noise > 0, noise / signal.sum(1, keepdim=True), noise)
+        return shares.mean(0)
+
     def _of_batch(self, place: int) -> list[torch.Tensor]:
         if place not in self._wanted:
             self._wanted[place] = _outputs(self._floating, self._batches[place])
@@ -53,3 +77,21 @@ def _outputs(module: nn.Module, batch: Any) -> list[torch.Tensor]:
     args, kwargs = as_arguments(batch)
     # The call of the base class: that of a GraphModule prints its own traceback.
     return float_tensors(nn.Module.__call__(module, *args, **kwargs))
+
+
+def _powers(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Of each row: the power of the signal and that of the error, of values that are finite in both."""
+    one, two = (tensor.detach().double() for tensor in (wanted, found))
+    one, two = (
+        tensor.flatten(1) if tensor.dim() else tensor.reshape(1, 1) for tensor in (one, two)
+    )
+    finite = torch.isfinite(one) & torch.isfinite(two)
+    error = torch.where(finite, two - one, 0.0)
+    return torch.stack([torch.where(finite, one, 0.0).square().sum(1), error.square().sum(1)])
+
+
+def _by_sample(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of one batch as they are where all have as many rows, otherwise summed over their rows."""
+    if len({output.shape[1] for output in outputs}) == 1:
+        return outputs
+    return [output.sum(1, keepdim=True) for output in outputs]

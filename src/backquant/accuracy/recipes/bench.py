@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from backquant.accuracy.figures import decibels
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.outputs import FloatOutputs
@@ -19,6 +21,7 @@ from backquant.prepare import unobserved
 
 #: Batches that are held; more add little to what sums over them say.
 MOST_BATCHES = 64
+_SAMPLES = 8  # whose differences say something
 
 
 class Bench:
@@ -42,9 +45,14 @@ class Bench:
         self.judging = held[len(held) - last :] or held
         self._outputs = FloatOutputs(unobserved(draft.prepared), self.judging, ranks)
 
+    def losses(self, draft: Draft) -> torch.Tensor:
+        """What the reference model of ``draft`` loses at its outputs: for each sample its share of the
+        relative error power."""
+        return self._outputs.losses(draft.reference(), "judging a recipe")
+
     def loss(self, draft: Draft) -> float:
-        """What the reference model of ``draft`` loses at its outputs: relative error power."""
-        return self._outputs.loss(draft.reference(), "judging a recipe")
+        """The same, the sum of all."""
+        return float(self.losses(draft).sum())
 
     def sqnr(self, draft: Draft) -> float:
         """The same in dB."""
@@ -58,9 +66,10 @@ class Bench:
             yield Walk(twin, placeholders(twin.float_graph, batch, index), quantized)
 
     def kept(
-        self, draft: Draft, changes: Sequence[Change | Together], before: float
-    ) -> tuple[Draft, float, int]:
-        """``draft`` with those of ``changes`` that help, its loss, and how many they are.
+        self, draft: Draft, changes: Sequence[Change | Together], before: torch.Tensor
+    ) -> tuple[Draft, torch.Tensor, int]:
+        """``draft`` with those of ``changes`` that help, its losses, and how many they are. ``before``: the
+        losses without.
 
         All are tried; where they do not help, each half is tried by itself, and so on, with at most
         16 trials.
@@ -70,15 +79,15 @@ class Bench:
         return self._kept(draft, apart, before, left)
 
     def _kept(
-        self, draft: Draft, changes: list[Together], before: float, left: list[int]
-    ) -> tuple[Draft, float, int]:
+        self, draft: Draft, changes: list[Together], before: torch.Tensor, left: list[int]
+    ) -> tuple[Draft, torch.Tensor, int]:
         if not changes or left[0] <= 0:
             return draft, before, 0
         left[0] -= 1
         tried = draft.changed(change for together in changes for change in together)
-        loss = self.loss(tried)
-        if loss < before:
-            return tried, loss, len(changes)
+        losses = self.losses(tried)
+        if helps(before, losses):
+            return tried, losses, len(changes)
         if len(changes) == 1:
             return draft, before, 0
         middle, count = len(changes) // 2, 0
@@ -86,3 +95,24 @@ class Bench:
             draft, before, helped = self._kept(draft, half, before, left)
             count += helped
         return draft, before, count
+
+
+def helps(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether samples lose less on the whole, and by more than they differ by chance: than the standard error
+    of the sum. Of less than ``_SAMPLES`` the sum alone is asked.
+
+    >>> before = torch.full((16,), 0.1)
+    >>> helps(before, before * 0.99), helps(before, before)
+    (True, False)
+    >>> one = before.clone()
+    >>> one[0] = 0.01  # of one sample alone
+    >>> one[1:] += 0.005
+    >>> helps(before, one)
+    False
+    """
+    gained = (before - after).double()
+    total = float(gained.sum())
+    if not total > 0:
+        return False
+    count = len(gained)
+    return count < _SAMPLES or total > float(gained.std()) * count**0.5

@@ -59,17 +59,19 @@ def followed(
     """
     draft = draft.settled()
     bench = Bench(draft, batches, ranks, recipe.most_inputs)
-    loss, results = bench.loss(draft), []
+    losses, results = bench.losses(draft), []
     for position, name in enumerate(recipe.steps):
-        before, start = loss, time.monotonic()
+        before, start = float(losses.sum()), time.monotonic()
         with torch.no_grad():
             own = list(STEPS[name](draft, bench))
         make: Callable[[], list[Change | Together]] = partial(list, own)
         changes = by_rank_0(ranks, f"following {name}", make)
-        draft, loss, kept = bench.kept(draft, changes, before)
+        draft, losses, kept = bench.kept(draft, changes, losses)
         seconds = round(time.monotonic() - start, 2)
         results.append(
-            StepResult(name, decibels(before), decibels(loss), kept, len(changes), seconds)
+            StepResult(
+                name, decibels(before), decibels(float(losses.sum())), kept, len(changes), seconds
+            )
         )
         if told is not None:
             told(position + 1, len(recipe.steps))
