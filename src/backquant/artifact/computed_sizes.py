@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch.fx import Node
+
+from backquant.operators import overload
 
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
 _MOST = 64  # nodes that are looked at for one number
@@ -48,4 +49,4 @@ def _reads_size(node: Node) -> bool:
     if node.target is operator.getitem:
         is_shape = source.target is getattr and source.args[1:] == ("shape",)
         return is_shape or (source.target == "size" and len(source.args) == 1)
-    return node.op == "call_function" and node.target is torch.ops.aten.sym_size.int
+    return node.op == "call_function" and node.target is overload("sym_size")

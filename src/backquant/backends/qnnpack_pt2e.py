@@ -6,12 +6,10 @@ of a max pooling are item 0 of a pair. The result is the reference model.
 
 from __future__ import annotations
 
-import torch
-
 from backquant.backend_config import BackendConfig
 from backquant.backends.defaults import QNNPACK_PT2E_DEFAULTS
 from backquant.backends.dtypes import QUINT8, WEIGHTED_QUINT8
-from backquant.operators import conv, elementwise, linear, pooling, shape
+from backquant.operators import conv, elementwise, linear, overload, pooling, shape
 
 
 def backend_config() -> BackendConfig:
@@ -30,7 +28,7 @@ def backend_config() -> BackendConfig:
                 *elementwise.aten_entries([QUINT8]),
                 *conv.aten_entries([WEIGHTED_QUINT8]),
                 *pooling.aten_entries([QUINT8]),
-                *shape.sharing_entries([QUINT8], [torch.ops.aten.relu.default]),
+                *shape.sharing_entries([QUINT8], [overload("relu")]),
             ]
         )
     )

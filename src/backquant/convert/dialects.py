@@ -31,6 +31,7 @@ from backquant.graph import (
     register_float8,
     register_quantized_decomposed,
 )
+from backquant.operators import overload
 
 __all__ = [
     "DIALECTS",
@@ -83,7 +84,7 @@ def write_decomposed(writer: Writer, value: fx.Node, found: ObservedQParams) -> 
     ops = torch.ops.quantized_decomposed
     if is_narrow_float(found.dtype):
         may_be_left_out = found.is_dynamic
-        cast = torch.ops.aten.to.dtype if may_be_left_out else ops.convert_element_type.no_fuse
+        cast = overload("to") if may_be_left_out else ops.convert_element_type.no_fuse
         return writer.call(cast, writer.call(cast, value, found.dtype), torch.float32)
     if found.is_dynamic:
         return _decomposed_dynamic(writer, value, found)
@@ -124,7 +125,7 @@ def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -
     ops, scale = torch.ops.backquant, found.number.scale
     if found.quant_max < qdtype(found.dtype).high:  # hardware whose format ends earlier: 240
         edges = found.quant_min * scale, found.quant_max * scale
-        value = writer.call(torch.ops.aten.clamp.default, value, *edges)
+        value = writer.call(overload("clamp"), value, *edges)
     quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)
     return writer.call(ops.dequantize_float8.default, quantized, scale)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
+
+from backquant.operators import overload
 
 
 def sizes_of(node: Any) -> list[Any]:
@@ -29,6 +34,28 @@ def before(node: Any, target: Any, args: tuple[Any, ...], **more: Any) -> Any:
     with mode:
         made.meta["val"] = target(*values, **more)
     return made
+
+
+@dataclass(frozen=True)
+class AtenCalls:
+    """Writes calls of aten operators before ``node``: ``AtenCalls(node).add(x, y)`` is the node of ``x + y``.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    >>> [x, relu, output] = program.graph.nodes
+    >>> doubled = AtenCalls(relu).mul(x, 2.0)
+    >>> relu.replace_input_with(x, doubled)
+    >>> [str(node.target) for node in program.graph.find_nodes(op="call_function", target=doubled.target)]
+    ['aten.mul.Tensor']
+    """
+
+    node: Any
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self.call, overload(name))
+
+    def call(self, target: Any, *args: Any, **more: Any) -> Any:
+        """The node of a call of any other operator."""
+        return before(self.node, target, args, **more)
 
 
 def replace(node: Any, by: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from backquant.errors import ExportError
+from backquant.operators import overload
 
 _STEPS = (1, 2, 3, 4, 7, 16, 101)
 
@@ -45,7 +46,7 @@ def check_assumptions(exported: ExportedProgram, dynamic_shapes: Any) -> None:
     Raises ``ExportError`` for one that sizes above the example's break; names the axis and the size.
     """
     for node in list(exported.graph.nodes):
-        if node.target is torch.ops.aten._assert_scalar.default:
+        if node.target is overload("_assert_scalar"):
             exported.graph.erase_node(node)
     exported.graph.eliminate_dead_code()
     exported.graph_module.recompile()

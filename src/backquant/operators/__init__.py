@@ -15,6 +15,7 @@ from backquant.operators.index import (
     spellings,
 )
 from backquant.operators.operator import FixedQParams, Operator, QParamsRule
+from backquant.operators.written import overload
 
 __all__ = [
     "Example",
@@ -30,6 +31,7 @@ __all__ = [
     "module_for_call",
     "moves_values",
     "named",
+    "overload",
     "overloads",
     "spellings",
 ]

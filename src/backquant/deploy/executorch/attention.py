@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from backquant.deploy.edits import before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, replace, sizes_of
 from backquant.operators import overloads
 
-_aten = torch.ops.aten
+_EXPANSIONS = overloads("expand")
 _MOVES = overloads("view", "reshape", "clone")
 _MASKED = 1e30  # exp(-1e30) is 0, and scores are far smaller
 
@@ -32,20 +32,20 @@ def batched_product(node: Any) -> None:
     left, right = (value.meta["val"].shape for value in (one, other))
     if len(left) < 3 or len(left) != len(right) or list(left[:-2]) != list(right[:-2]):
         return
+    write = AtenCalls(node)
     if len(left) == 3:
-        replace(node, before(node, _aten.bmm.default, (one, other)))
+        replace(node, write.bmm(one, other))
         return
     count = _product(left[:-2])
     if not all(isinstance(size, int) for size in (*left[-2:], *right[-2:])):
         return
     flat = [
-        before(node, _aten.reshape.default, (value, [count, *shape[-2:]]))
-        for value, shape in ((one, left), (other, right))
+        write.reshape(value, [count, *shape[-2:]]) for value, shape in ((one, left), (other, right))
     ]
-    product = before(node, _aten.bmm.default, tuple(flat))
+    product = write.bmm(*flat)
     sizes = sizes_of(node)
     if sum(not isinstance(size, int) for size in sizes) == 0:
-        replace(node, before(node, _aten.reshape.default, (product, sizes)))
+        replace(node, write.reshape(product, sizes))
 
 
 def _product(sizes: Any) -> int:
@@ -113,49 +113,43 @@ class AttentionRewriter:
             return
         scale = node.kwargs.get("scale")
         scale = sizes.depth**-0.5 if scale is None else float(scale)
-
-        def made(target: Any, *args: Any) -> Any:
-            return before(node, target, args)
-
-        flat = made(_aten.reshape.default, query, [sizes.count, sizes.rows, sizes.depth])
-        scaled = made(_aten.mul.Tensor, flat, scale)
-        keys = made(_aten.reshape.default, key, [sizes.count, sizes.positions, sizes.depth])
-        turned = made(_aten.permute.default, keys, [0, 2, 1])
-        scores = made(_aten.bmm.default, scaled, turned)
+        write = AtenCalls(node)
+        flat = write.reshape(query, [sizes.count, sizes.rows, sizes.depth])
+        scaled = write.mul(flat, scale)
+        keys = write.reshape(key, [sizes.count, sizes.positions, sizes.depth])
+        scores = write.bmm(scaled, write.permute(keys, [0, 2, 1]))
         if causal:
             scores = self._masked(node, scores, _causal(node, sizes), sizes)
         if mask is not None:
             scores = self._masked(node, scores, self._number(node, mask), sizes)
-        weights = made(_aten.softmax.int, scores, -1)
-        values = made(_aten.reshape.default, value, [sizes.count, sizes.positions, sizes.width])
-        mixed = made(_aten.bmm.default, weights, values)
+        weights = write.softmax(scores, -1)
+        values = write.reshape(value, [sizes.count, sizes.positions, sizes.width])
+        mixed = write.bmm(weights, values)
         shape = [sizes.batch, sizes.heads, sizes.length, sizes.width]
         order = _order_in_memory(node.meta["val"])
-        turned = made(_aten.permute.default, made(_aten.reshape.default, mixed, shape), order)
+        turned = write.permute(write.reshape(mixed, shape), order)
         # PyTorch's result lies in memory so, and views of it count on that
-        laid = before(node, _aten.clone.default, (turned,), memory_format=torch.contiguous_format)
-        replace(node, made(_aten.permute.default, laid, [order.index(axis) for axis in range(4)]))
+        laid = write.clone(turned, memory_format=torch.contiguous_format)
+        replace(node, write.permute(laid, [order.index(axis) for axis in range(4)]))
 
     def _masked(self, node: Any, scores: Any, mask: Any, sizes: _Sizes) -> Any:
         """``scores + mask``, whose sizes are broadcast to batch, heads, length, positions."""
-        shape = [*mask.meta["val"].shape]
+        write, shape = AtenCalls(node), [*mask.meta["val"].shape]
         if sizes.groups == sizes.heads and all(size == 1 for size in shape[:-2]):
             if len(shape) > 2:
-                mask = before(node, _aten.reshape.default, (mask, shape[-2:]))
-            return before(node, _aten.add.Tensor, (scores, mask))
+                mask = write.reshape(mask, shape[-2:])
+            return write.add(scores, mask)
         full = [sizes.batch, sizes.heads, sizes.length, sizes.positions]
-        unmasked = before(node, _aten.reshape.default, (scores, full))
-        added = before(node, _aten.add.Tensor, (unmasked, mask))
-        flat = [sizes.count, sizes.rows, sizes.positions]
-        return before(node, _aten.reshape.default, (added, flat))
+        added = write.add(write.reshape(scores, full), mask)
+        return write.reshape(added, [sizes.count, sizes.rows, sizes.positions])
 
     def _number(self, node: Any, mask: Any) -> Any:
         if mask.meta["val"].dtype is not torch.bool:
             return mask
         if mask not in self.masks:
-            ones = before(node, _aten.to.dtype, (mask, torch.float32))
-            less = before(node, _aten.sub.Tensor, (ones, 1.0))
-            self.masks[mask] = before(node, _aten.mul.Tensor, (less, _MASKED))
+            write = AtenCalls(node)
+            ones = write.to(mask, torch.float32)
+            self.masks[mask] = write.mul(write.sub(ones, 1.0), _MASKED)
         return self.masks[mask]
 
 
@@ -167,7 +161,7 @@ def _shared(*repeated: Any) -> tuple[Any, ...]:
         while source.op == "call_function" and source.target in _MOVES:
             source = source.args[0]
         shape = value.meta["val"].shape
-        if source.op != "call_function" or source.target is not _aten.expand.default:
+        if source.op != "call_function" or source.target not in _EXPANSIONS:
             return repeated
         wide, once = source.meta["val"].shape, source.args[0].meta["val"].shape
         is_repeated = (
@@ -181,7 +175,7 @@ def _shared(*repeated: Any) -> tuple[Any, ...]:
         )
         if not is_repeated or [*shape] != [wide[0], wide[1] * wide[2], *wide[3:]]:
             return repeated
-        found.append(before(value, _aten.reshape.default, (source.args[0], _without_2(source))))
+        found.append(AtenCalls(value).reshape(source.args[0], _without_2(source)))
     return tuple(found)
 
 
@@ -198,5 +192,5 @@ def _order_in_memory(value: torch.Tensor) -> list[int]:
 
 def _causal(node: Any, sizes: _Sizes) -> Any:
     """A constant: -1e30 behind the position of the query."""
-    full = before(node, _aten.full.default, ([sizes.length, sizes.positions], -_MASKED))
-    return before(node, _aten.triu.default, (full, 1))
+    write = AtenCalls(node)
+    return write.triu(write.full([sizes.length, sizes.positions], -_MASKED), 1)

@@ -30,12 +30,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from backquant.deploy.edits import before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.lower.qdq import is_dequantize, is_quantize
-from backquant.operators import named, overloads
+from backquant.operators import named, overload, overloads
 
-_aten = torch.ops.aten
 _RELUS = overloads("relu")
 _ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
@@ -67,7 +66,7 @@ def _mean(node: Any) -> None:
     if keep or rank != 4 or not axes or sorted(axis % rank for axis in axes) != [2, 3]:
         return
     value = _rounded(node, before(node, node.target, (source, axes, True)))
-    replace(node, before(node, _aten.view.default, (value, sizes_of(node))))
+    replace(node, AtenCalls(node).view(value, sizes_of(node)))
 
 
 def _rounded(node: Any, value: Any) -> Any:
@@ -101,7 +100,7 @@ def _dequantize_for_each_reader(graph: Any) -> None:
 
 
 def _squeeze(node: Any) -> None:
-    replace(node, before(node, _aten.view.default, (node.args[0], sizes_of(node))))
+    replace(node, AtenCalls(node).view(node.args[0], sizes_of(node)))
 
 
 def _rms_norm(node: Any) -> None:
@@ -111,11 +110,10 @@ def _rms_norm(node: Any) -> None:
     if len(sizes) != 1 or value.dtype is not torch.float32:
         return
     eps = torch.finfo(value.dtype).eps if eps is None else eps
-    squares = before(node, _aten.mul.Tensor, (source, source))
-    mean = before(node, _aten.mean.dim, (squares, [-1], True))
-    scale = before(node, _aten.rsqrt.default, (before(node, _aten.add.Tensor, (mean, eps)),))
-    scaled = before(node, _aten.mul.Tensor, (source, scale))
-    replace(node, scaled if weight is None else before(node, _aten.mul.Tensor, (scaled, weight)))
+    write = AtenCalls(node)
+    mean = write.mean(write.mul(source, source), [-1], True)
+    scaled = write.mul(source, write.rsqrt(write.add(mean, eps)))
+    replace(node, scaled if weight is None else write.mul(scaled, weight))
 
 
 def _select(node: Any) -> None:
@@ -135,15 +133,15 @@ def _unbind(node: Any) -> None:
 
 
 def _one_of(node: Any, source: Any, axis: int, index: int) -> Any:
-    sliced = before(node, _aten.slice.Tensor, (source, axis, index, index + 1))
-    return before(node, _aten.reshape.default, (sliced, sizes_of(node)))
+    write = AtenCalls(node)
+    return write.reshape(write.slice(source, axis, index, index + 1), sizes_of(node))
 
 
 def _view(node: Any) -> None:
     sizes = sizes_of(node)
     symbolic = any(not isinstance(size, int) for size in node.meta["val"].shape)
-    if node.target is not _aten.view.default or symbolic:
-        replace(node, before(node, _aten.view.default, (node.args[0], sizes)))
+    if node.target is not overload("view") or symbolic:
+        replace(node, AtenCalls(node).view(node.args[0], sizes))
 
 
 def _softmax(node: Any) -> None:
@@ -152,10 +150,10 @@ def _softmax(node: Any) -> None:
     if len(shape) != 4 or axis not in (-1, 3) or not _follows_convolution(source):
         return
     # all but the first axis, which may be symbolic, and the last one become one
-    flat = before(node, _aten.flatten.using_ints, (source, 1, 2))
-    flat = before(node, _aten.view.default, (source, sizes_of(flat)))
-    inner = before(node, node.target, (flat, -1, *more))
-    replace(node, before(node, _aten.view.default, (inner, sizes_of(node))))
+    write = AtenCalls(node)
+    flat = write.view(source, sizes_of(write.flatten(source, 1, 2)))
+    inner = write.call(node.target, flat, -1, *more)
+    replace(node, write.view(inner, sizes_of(node)))
 
 
 def _prelu(node: Any) -> None:
@@ -168,8 +166,9 @@ def _prelu(node: Any) -> None:
     four = (
         [*leading, 1, 1][:4] if len(sizes) < 4 else [*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]]
     )
-    inner = before(node, node.target, (before(node, _aten.view.default, (source, four)), weight))
-    replace(node, before(node, _aten.view.default, (inner, sizes)))
+    write = AtenCalls(node)
+    inner = write.call(node.target, write.view(source, four), weight)
+    replace(node, write.view(inner, sizes))
 
 
 _LAYOUT_GIVERS = overloads(

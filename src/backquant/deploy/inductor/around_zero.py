@@ -8,15 +8,14 @@ operator itself computes from.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import fx
 
+from backquant.deploy.edits import AtenCalls
 from backquant.deploy.program import Program
 from backquant.graph.decomposed import register_quantized_decomposed
-
-_aten = torch.ops.aten
 
 
 def hold_zero(program: Program) -> None:
@@ -32,19 +31,7 @@ def hold_zero(program: Program) -> None:
     target = torch.ops.quantized_decomposed.choose_qparams.tensor
     graph = program.exported.graph
     for node in graph.find_nodes(op="call_function", target=target):
-        value = node.args[0]
-        assert isinstance(value, fx.Node)
-        with graph.inserting_before(node):
-            low = _call(graph, _aten.clamp_max.default, _call(graph, _aten.amin.default, value), 0)
-            high = _call(graph, _aten.clamp_min.default, _call(graph, _aten.amax.default, value), 0)
-            ends = graph.call_function(_aten.stack.default, ([low, high],))
-        ends.meta["val"] = value.meta["val"].new_empty(2)
-        node.replace_input_with(value, ends)
+        write, value = AtenCalls(node), cast("fx.Node", node.args[0])
+        low, high = write.clamp_max(write.amin(value), 0), write.clamp_min(write.amax(value), 0)
+        node.replace_input_with(value, write.stack([low, high]))
     program.exported.graph_module.recompile()
-
-
-def _call(graph: fx.Graph, operator: Any, value: fx.Node, *args: Any) -> fx.Node:
-    """One number of ``value``."""
-    made = graph.call_function(operator, (value, *args))
-    made.meta["val"] = value.meta["val"].new_empty(())
-    return made

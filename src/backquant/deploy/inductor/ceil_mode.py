@@ -8,13 +8,13 @@ code that is generated instead is right.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
+from backquant.deploy.edits import AtenCalls
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_dequantize
+from backquant.operators import overload
 
-_POOL = torch.ops.aten.max_pool2d.default
 _CEIL_MODE = 5  # its position in the schema
 
 
@@ -29,16 +29,13 @@ def keep_ceil_mode(program: Program) -> None:
     False
     """
     graph = program.exported.graph
-    for node in graph.find_nodes(op="call_function", target=_POOL):
+    for node in graph.find_nodes(op="call_function", target=overload("max_pool2d")):
         value = node.args[0]
         if not (_in_ceil_mode(node) and isinstance(value, fx.Node) and is_dequantize(value)):
             continue
         _, scale, zero_point, low, _, _ = value.args
         least = (low - zero_point - 1) * scale  # type: ignore[operator]
-        with graph.inserting_before(node):
-            bounded = graph.call_function(torch.ops.aten.clamp_min.default, (value, least))
-        bounded.meta = dict(value.meta)
-        node.replace_input_with(value, bounded)
+        node.replace_input_with(value, AtenCalls(node).clamp_min(value, least))
     program.exported.graph_module.recompile()
 
 

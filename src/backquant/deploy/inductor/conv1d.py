@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
-from backquant.deploy.edits import before, replace
+from backquant.deploy.edits import AtenCalls, before, replace
 from backquant.deploy.program import Program
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
-from backquant.operators import overloads
+from backquant.operators import overload, overloads
 
 _CONVOLUTIONS = overloads("conv1d")
-_CONV2D = torch.ops.aten.conv2d.default
-_CONV2D_NAMED = torch.ops.aten.conv2d.padding
 _DEFAULTS = (None, 1, 0, 1, 1)  # bias, stride, padding, dilation, groups
 #: What Inductor computes in the same kernel, between a convolution and its quantize node.
 _FUSED = overloads("relu", "hardtanh", "hardswish", "silu", "gelu")
@@ -53,20 +50,20 @@ def _widen(conv: Any) -> None:
     value, weight, bias, stride, padding, dilation, groups = given
     named = isinstance(padding, str)
     sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
-    operator = _CONV2D_NAMED if named else _CONV2D
+    operator = overload("conv2d", "padding" if named else "default")
     made = before(conv, operator, (_widened(conv, value), _widened(conv, weight), bias, *sizes))
     last = conv
     while (user := _fused_reader(last)) is not None:
         made = before(user, user.target, (made, *user.args[1:]), **user.kwargs)
         last = user
-    replace(last, before(last, torch.ops.aten.squeeze.dim, (made, -2)))
+    replace(last, AtenCalls(last).squeeze(made, -2))
 
 
 def _widened(conv: fx.Node, dequantize: Any) -> Any:
     """What ``dequantize`` gives, of height 1: the integers are."""
     integers, *qparams = dequantize.args
-    wide = before(conv, torch.ops.aten.unsqueeze.default, (integers, 2))
-    return before(conv, dequantize.target, (wide, *qparams))
+    write = AtenCalls(conv)
+    return write.call(dequantize.target, write.unsqueeze(integers, 2), *qparams)
 
 
 def _fused_reader(node: fx.Node) -> Any:

@@ -23,15 +23,13 @@ import torch
 from torch import fx
 from torch._prims_common import is_contiguous_or_false
 
-from backquant.deploy.edits import before, replace, sizes_of
+from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.graph.mutation import is_view
 from backquant.lower.qdq import is_channel_dequantize, is_dequantize, is_quantize
-from backquant.operators import overloads
+from backquant.operators import overload, overloads
 
 _CONVOLUTIONS = overloads("conv1d", "conv2d")
-_LINEAR = torch.ops.aten.linear.default
-_FLATTEN = torch.ops.aten.flatten.using_ints
 _RESHAPES = overloads("flatten", "view", "reshape")
 
 
@@ -46,10 +44,10 @@ def made_fusible(program: Program) -> Program:
     graph = program.exported.graph
     _lay_out(program.exported.state_dict)
     _separate_weights(graph)
-    for node in graph.find_nodes(op="call_function", target=_LINEAR):
+    for node in graph.find_nodes(op="call_function", target=overload("linear")):
         if is_dequantize(node.args[0]):
             _make_contiguous(_flatten_before(node))
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+    for node in graph.find_nodes(op="call_function", target=overload("add")):
         _subtract_views(node)
     graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
@@ -80,7 +78,7 @@ def _make_contiguous(linear: fx.Node) -> None:
     integers, *qparams = dequantize.args
     if is_contiguous_or_false(integers.meta["val"]):
         return
-    value = before(dequantize, torch.ops.aten.contiguous.default, (integers,))
+    value = AtenCalls(dequantize).contiguous(integers)
     linear.replace_input_with(dequantize, before(linear, dequantize.target, (value, *qparams)))
 
 
@@ -92,8 +90,8 @@ def _subtract_views(add: fx.Node) -> None:
         integers: Any = cast("fx.Node", other).args[0]
         value = integers.args[0] if integers.args and is_quantize(integers) else integers
         if isinstance(value, fx.Node) and is_view(value) and not add.kwargs:
-            negative = before(add, torch.ops.aten.neg.default, (other,))
-            replace(add, before(add, torch.ops.aten.sub.Tensor, (conv, negative)))
+            write = AtenCalls(add)
+            replace(add, write.sub(conv, write.neg(other)))
             return
 
 
@@ -105,11 +103,12 @@ def _flatten_before(linear: fx.Node) -> fx.Node:
         return linear
     dequantize, *rest = cast("list[Any]", linear.args)
     integers, *qparams = dequantize.args
-    rows = before(linear, _FLATTEN, (integers, 0, -2))
-    made = before(linear, _LINEAR, (before(linear, dequantize.target, (rows, *qparams)), *rest))
+    write = AtenCalls(linear)
+    rows = write.flatten(integers, 0, -2)
+    made = write.linear(write.call(dequantize.target, rows, *qparams), *rest)
     for user in flattened:
         replace(user, made)
-    replace(linear, before(linear, torch.ops.aten.view.default, (made, sizes)))
+    replace(linear, write.view(made, sizes))
     return cast("fx.Node", made)
 
 

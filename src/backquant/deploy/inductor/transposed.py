@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from backquant.deploy.program import Program
-from backquant.operators import overloads
+from backquant.operators import overload, overloads
 
 _TRANSPOSED = overloads("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -30,7 +28,7 @@ def keep_transposed(program: Program) -> None:
     graph = program.exported.graph
     for node in [node for node in graph.nodes if node.target in _TRANSPOSED]:
         with graph.inserting_after(node):
-            bounded = graph.call_function(torch.ops.aten.clamp_min.default, (node, -math.inf))
+            bounded = graph.call_function(overload("clamp_min"), (node, -math.inf))
         bounded.meta = dict(node.meta)
         node.replace_all_uses_with(bounded, delete_user_cb=lambda user, b=bounded: user is not b)
     program.exported.graph_module.recompile()

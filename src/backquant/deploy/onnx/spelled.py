@@ -16,11 +16,9 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputSpec, TensorArgument
 
-from backquant.operators import overloads
+from backquant.operators import overload, overloads
 
 __all__ = ["spell_for_onnx"]
-
-_aten = torch.ops.aten
 
 
 def spell_for_onnx(program: ExportedProgram) -> None:
@@ -35,8 +33,8 @@ def spell_for_onnx(program: ExportedProgram) -> None:
     """
     attention = overloads("scaled_dot_product_attention")
     for node in list(program.graph.nodes):
-        if node.target is _aten.view.default:
-            node.target = _aten.reshape.default
+        if node.target is overload("view"):
+            node.target = overload("reshape")
         elif node.target in attention:
             _lay_out(node)
     _outputs_as_tensors(program)
@@ -46,7 +44,7 @@ def spell_for_onnx(program: ExportedProgram) -> None:
 def _lay_out(node: fx.Node) -> None:
     with node.graph.inserting_after(node):
         copied = node.graph.call_function(
-            _aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            overload("clone"), (node,), {"memory_format": torch.contiguous_format}
         )
     copied.meta = {**node.meta, "val": node.meta["val"].contiguous()}
     node.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
@@ -65,6 +63,6 @@ def _outputs_as_tensors(program: ExportedProgram) -> None:
 def _tensor(output: fx.Node, value: Any) -> fx.Node:
     made = torch.tensor(value)
     with output.graph.inserting_before(output):
-        node = output.graph.call_function(_aten.full.default, ([], value), {"dtype": made.dtype})
+        node = output.graph.call_function(overload("full"), ([], value), {"dtype": made.dtype})
     node.meta["val"] = made.to("meta")
     return node

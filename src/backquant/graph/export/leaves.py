@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from backquant.graph.decompose import COMPOSED
 from backquant.graph.export.scopes import Place, place_of
+from backquant.graph.export.tidy import SCATTER
 from backquant.graph.tracer import is_leaf
 
 _aten = torch.ops.aten
@@ -73,12 +74,7 @@ def find_leaves(
     return found
 
 
-_WRITTEN_VIEWS = frozenset(
-    {
-        *(_aten.slice.Tensor, _aten.slice_scatter.default),
-        *(_aten.select.int, _aten.select_scatter.default),
-    }
-)
+_WRITTEN_VIEWS = frozenset({*SCATTER, *SCATTER.values()})
 
 
 def _without_written_views(nodes: list[fx.Node]) -> list[fx.Node]:

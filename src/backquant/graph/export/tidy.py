@@ -307,7 +307,7 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
         assert isinstance(source, fx.Node)
         with node.graph.inserting_after(last):
             scattered = node.graph.call_function(
-                _SCATTER[view.target], (source, changed, *view.args[1:])
+                SCATTER[view.target], (source, changed, *view.args[1:])
             )
         scattered.meta = {**node.meta, "val": source.meta.get("val")}
         aliases.add(scattered, source, node)
@@ -315,7 +315,8 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
         changed = last = scattered
 
 
-_SCATTER: dict[Any, OpOverload] = {
+#: Views that are written to, and what puts a changed view back into what it is one of.
+SCATTER: dict[Any, OpOverload] = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.select.int: _aten.select_scatter.default,
 }
@@ -324,7 +325,7 @@ _SCATTER: dict[Any, OpOverload] = {
 def _slices(value: fx.Node) -> list[fx.Node]:
     """``value``, what it is a slice of, and so on."""
     found = [value]
-    while found[-1].target in _SCATTER and not found[-1].kwargs:
+    while found[-1].target in SCATTER and not found[-1].kwargs:
         source = found[-1].args[0]
         assert isinstance(source, fx.Node)
         found.append(source)

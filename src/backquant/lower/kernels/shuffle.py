@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from backquant.lower.kernels.prepared import is_plain
-
-_set = torch.ops.aten.set_.source_Tensor_storage_offset
+from backquant.lower.kernels.views import shown_as
 
 
 def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch.Tensor:
@@ -30,8 +29,7 @@ def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch
     flat = pairs.as_strided((pairs.numel(),), (1,))
     _, channels, height, width = x.shape
     stride = (channels * height * width, 1, channels * width, channels)
-    shown: torch.Tensor = _set(torch.empty(0, dtype=x.dtype), flat, 0, x.size(), stride)
-    return shown
+    return shown_as(torch.empty(0, dtype=x.dtype), flat, x.size(), stride)
 
 
 def _takes_turns(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> bool:

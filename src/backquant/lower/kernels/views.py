@@ -104,7 +104,19 @@ def _with_memory_of(view: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``view``, of another dtype of the same width, made to show the memory of ``source``."""
     end = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
     flat = source.as_strided((end if source.numel() else 0,), (1,))
-    shown: torch.Tensor = _set(view, flat, 0, source.size(), source.stride())
+    return shown_as(view, flat, source.size(), source.stride())
+
+
+def shown_as(
+    view: torch.Tensor, flat: torch.Tensor, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """``view`` itself, made to show the memory of ``flat`` from its beginning, in its own dtype.
+
+    >>> bytes_ = torch.tensor([1 + 256 * 2], dtype=torch.int16)
+    >>> shown_as(torch.empty(0, dtype=torch.uint8), bytes_, (2,), (1,))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    shown: torch.Tensor = _set(view, flat, 0, size, stride)
     return shown
 
 

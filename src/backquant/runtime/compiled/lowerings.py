@@ -20,6 +20,7 @@ from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
 from backquant.native.epilogue import Result, epilogue, has_kernels
 from backquant.native.packing import TAPS, by_channel, by_lane, pack_depthwise, reads_rows
+from backquant.operators import overload
 from backquant.runtime.compiled.inductor import (
     V,
     constant_pad_nd,
@@ -269,9 +270,9 @@ class Convolution:
         literals = (0, 255, torch.uint8)
         source = (self.other_scale, self.other_zero_point, *literals)
         other = lowerings[quantized.dequantize_per_tensor.default](self.other, *source)
-        total = lowerings[torch.ops.aten.add.Tensor](made, other)
+        total = lowerings[overload("add")](made, other)
         if self.result.post_op == "relu":
-            total = lowerings[torch.ops.aten.relu.default](total)
+            total = lowerings[overload("relu")](total)
         target = (self.result.scale, self.result.zero_point, *literals)
         return lowerings[quantized.quantize_per_tensor.default](total, *target)
 

@@ -11,21 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from backquant.runtime.replay.overloads import AS_STRIDED, COPY, SETS, WITHOUT_EFFECT
 from backquant.runtime.replay.record import Call, Recording, Ref
-
-_aten = torch.ops.aten
-_COPY = _aten._make_per_tensor_quantized_tensor.default
-_SETS = (_aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor_storage_offset)
-# Without an effect beside their result; ``set_`` is applied to tensors that were made for it.
-_UNREAD = frozenset(
-    {
-        _COPY, *_SETS, _aten._empty_affine_quantized.default, _aten.empty.memory_format,
-        _aten.as_strided.default,
-    }
-)  # fmt: skip
 
 
 def pass_on(recording: Recording) -> Recording:
@@ -69,10 +58,10 @@ class _Pass:
 
     def _viewed(self, call: Call) -> str | None:
         """What ``set_`` of a flat view shows as a whole: the tensor below."""
-        if call.operator not in _SETS or call.arguments[2] != 0:
+        if call.operator not in SETS or call.arguments[2] != 0:
             return None
         flat = self.made_by.get(call.arguments[1].name)
-        if flat is None or flat.operator is not _aten.as_strided.default:
+        if flat is None or flat.operator is not AS_STRIDED:
             return None
         source: str = flat.arguments[0].name
         layout = self.layouts[source]
@@ -86,7 +75,7 @@ class _Pass:
 
     def _known(self, call: Call, output: str) -> str | None:
         """The quantized tensor that is there already, of what the call would make one."""
-        source = call.arguments[0].name if call.operator is _COPY else self._viewed(call)
+        source = call.arguments[0].name if call.operator is COPY else self._viewed(call)
         known = self.quantized.get(source) if source is not None else None
         qparams = self.layouts[output].qparams
         if known is None or qparams is None or self.layouts[known].qparams != qparams:
@@ -99,7 +88,7 @@ class _Pass:
         kept: list[Call] = []
         for call in reversed(self.calls):
             names = {name for output in call.outputs for name in _names(output)}
-            if call.operator in _UNREAD and not names & needed:
+            if call.operator in WITHOUT_EFFECT and not names & needed:
                 continue
             kept.append(call)
             needed |= {ref.name for ref in _refs(call.arguments)}

@@ -18,6 +18,7 @@ from torch import jit
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backquant.runtime.replay.interpreter import interpreted
+from backquant.runtime.replay.overloads import REPLAYED_AS
 from backquant.runtime.replay.record import Call, NotReplayable, Recording, Ref
 
 _SCALAR_TYPES = {
@@ -37,24 +38,16 @@ _MEMORY_FORMATS = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
-_aten = torch.ops.aten
-_OVERLOADS = {
-    _aten.set_.source_Storage_storage_offset: _aten.set_.source_Tensor_storage_offset,
-    # The same views by operators whose schemas say so: parts of a constant that is computed once
-    # (a state of zeros) would be written to by what follows, call after call.
-    _aten._unsafe_view.default: _aten.view.default,
-    _aten.unsafe_split.Tensor: _aten.split.Tensor,
-    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
-}
 
 
 class Program:
     """What a recording did, for inputs of the same shapes, dtypes and strides.
 
-    >>> from backquant.runtime.replay.record import record
-    >>> _, recording = record(lambda x: {"y": torch.relu(x) + 1}, (torch.ones(1),), {}, list)
-    >>> Program(recording)([torch.tensor([-2.0])])
-    {'y': tensor([1.])}
+        >>> from backquant.runtime.replay.overloads import REPLAYED_AS
+    from backquant.runtime.replay.record import record
+        >>> _, recording = record(lambda x: {"y": torch.relu(x) + 1}, (torch.ones(1),), {}, list)
+        >>> Program(recording)([torch.tensor([-2.0])])
+        {'y': tensor([1.])}
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -129,7 +122,7 @@ class _Text:
 
     def call(self, call: Call) -> list[str]:
         """The lines of one operator."""
-        operator = _OVERLOADS.get(call.operator, call.operator)
+        operator = REPLAYED_AS.get(call.operator, call.operator)
         schema = operator._schema
         lists: list[str] = []
         arguments = [

@@ -29,8 +29,7 @@ from backquant.graph.dispatch_mode import DispatchMode
 from backquant.lower.kernels.configured import KernelModule
 from backquant.runtime.replay.fast_paths import as_without_modes
 from backquant.runtime.replay.kinds import Arguments
-
-_SET_STORAGE = torch.ops.aten.set_.source_Storage_storage_offset
+from backquant.runtime.replay.overloads import AS_STRIDED, INDEX, SET_STORAGE
 
 
 class NotReplayable(Exception):  # noqa: N818 - a reason, no error of the user's
@@ -187,7 +186,7 @@ class _Recorder(DispatchMode):
         storage = values[1] if len(values) > 1 else None
         if isinstance(storage, torch.UntypedStorage):
             flat = self.flat.get(storage._cdata)
-            if operator is not _SET_STORAGE or flat is None:
+            if operator is not SET_STORAGE or flat is None:
                 raise NotReplayable("a storage that no flat view names")
             values = [values[0], Ref(flat[0]), values[2] - flat[1], *values[3:]]
         return tuple(self._value(value) for value in values)
@@ -233,7 +232,7 @@ class _Recorder(DispatchMode):
             self.problem = problem if any(reads) else None  # what reads no tensor gives a constant
             return
         self.recording.calls.append(call)
-        if operator is torch.ops.aten.as_strided.default and result.dim() == 1:
+        if operator is AS_STRIDED and result.dim() == 1:
             place = (str(call.outputs[0]), result.storage_offset())
             self.flat[result.untyped_storage()._cdata] = place
 
@@ -257,7 +256,7 @@ def _counts_values(operator: Any, values: list[Any]) -> bool:
     """Whether values decide about the shape of a result. Of an index only masks do."""
     if torch.Tag.dynamic_output_shape not in operator.tags:
         return False
-    if operator is not torch.ops.aten.index.Tensor:
+    if operator is not INDEX:
         return True
     return any(index is not None and index.dtype in _MASKS for index in values[1])
 
