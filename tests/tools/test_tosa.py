@@ -7,7 +7,13 @@ import torch
 from tools.tosa.agreement import calls_of
 from tools.tosa.cases import CASES
 
-from backquant.conformance.tosa.translate import in_our_order, multiplier_and_shift, translated
+from backquant.conformance.tosa.graph import Graph
+from backquant.conformance.tosa.translate import (
+    _windowed,
+    in_our_order,
+    multiplier_and_shift,
+    translated,
+)
 from backquant.dtypes.requantization import quantize_multiplier
 
 
@@ -35,3 +41,21 @@ def test_a_depthwise_convolution_is_written() -> None:
     assert [3, 3, 6, 2] in shapes and written[output]["shape"] == [2, 4, 3, 12]
     back = in_our_order(call.out.permute(0, 2, 3, 1).numpy(), call.out, call.kernel)
     assert np.array_equal(back, call.out.numpy())
+
+
+def test_what_no_window_reads_is_not_given() -> None:
+    """TOSA refuses sizes that strides do not divide: less padding behind, a slice of what is left over."""
+    graph = Graph()
+    image = np.arange(8 * 9, dtype=np.int8).reshape(1, 8, 9, 1)
+    geometry = {"stride": [3, 3], "pad": [1, 1, 0, 0]}
+    name, pad = _windowed(graph, image, (1, 3, 3, 1), (2, 2), geometry)
+    assert pad == [
+        1,
+        0,
+        0,
+        0,
+    ]  # 1 + 8 rows hold three windows with one row left over, 9 columns, too
+    [sliced] = (each for each in graph.operators if each["op"] == "SLICE")
+    assert sliced["outputs"] == [name]
+    [shape] = (each["shape"] for each in graph.tensors if each["name"] == name)
+    assert shape == [1, 7, 8, 1]
