@@ -40,12 +40,25 @@ def repeat(
     return [each for each in found if each is not None and case in ("", each.case)]
 
 
-def script(outcome: Outcome, backend: BackendConfig, versions: Mapping[str, str]) -> str:
-    """At most 30 lines of Python that repeat ``outcome``, with the versions that it was found with."""
-    return "\n".join(_lines(outcome, backend, versions)) + "\n"
+def script(
+    outcome: Outcome,
+    backend: BackendConfig,
+    versions: Mapping[str, str],
+    *,
+    file: str = "",
+    engine: str = "",
+) -> str:
+    """At most 30 lines of Python that repeat ``outcome``, with the versions that it was found with.
+
+    ``file``: where the description lies beside the script, if it has no name that is known everywhere;
+    ``engine``: what it was asked for by, if that is not the engine's name.
+    """
+    return "\n".join(_lines(outcome, backend, versions, file, engine or outcome.engine)) + "\n"
 
 
-def _lines(outcome: Outcome, backend: BackendConfig, versions: Mapping[str, str]) -> Iterator[str]:
+def _lines(
+    outcome: Outcome, backend: BackendConfig, versions: Mapping[str, str], file: str, engine: str
+) -> Iterator[str]:
     yield f"# {outcome.verdict.value}: {backend.name} on {outcome.engine}"
     yield f"# {outcome.pattern}: {outcome.dtypes}"
     yield f"# {outcome.use}"
@@ -55,11 +68,14 @@ def _lines(outcome: Outcome, backend: BackendConfig, versions: Mapping[str, str]
         yield f"# {outcome.detail}"
     yield f"# found with {', '.join(f'{name} {version}' for name, version in versions.items())}"
     yield from (f"#   {line}"[:_WIDTH] for line in _made_of(outcome, backend)[:_MOST])
+    if file:
+        yield from ("from pathlib import Path", "from backquant import BackendConfig")
     yield "from backquant.conformance.reproducer import repeat"
     yield ""
+    described = f"BackendConfig.load(Path(__file__).with_name({file!r}))"
     yield f"trial = {dict(outcome.trial)!r}"
     yield f"case = {outcome.case!r}"
-    yield f"for outcome in repeat({backend.name!r}, trial, case, {outcome.engine!r}):"
+    yield f"for outcome in repeat({described if file else repr(backend.name)}, trial, case, {engine!r}):"
     yield '    print(f"{outcome.verdict.value}: {outcome.steps:g} steps off; {outcome.detail}")'
 
 

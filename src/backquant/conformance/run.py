@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
@@ -24,7 +25,7 @@ from backquant.conformance.reproducer import script
 from backquant.conformance.results import Conformance
 from backquant.conformance.seam import ConformanceEngine
 from backquant.conformance.workers import Pool
-from backquant.errors import UsageError
+from backquant.errors import BackquantError, UnknownBackendError, UsageError
 from backquant.files import replace_file
 
 #: How many uses of the operator are tried for each claim: its example, then drawn ones.
@@ -33,6 +34,7 @@ ROUNDS = 3
 LIMIT = 60.0
 _LOG = "outcomes.jsonl"
 _SCRIPTS = 100
+_UNUSUAL = r"[^\w.-]+"
 
 Progress = Callable[[int, int | None], None]
 
@@ -109,7 +111,7 @@ def conform(  # size: how the run is done, by keyword
     found.complete = finished == len(wanted)
     found.seconds = time.monotonic() - begun
     if output is not None:
-        _write(found, config, Path(output))
+        _write(found, config, Path(output), engine if isinstance(engine, str) else "")
     return found
 
 
@@ -219,15 +221,31 @@ class _Log:
             self._file.close()
 
 
-def _write(found: Conformance, backend: BackendConfig, folder: Path) -> None:
-    """The pages, and a script for the first finding of each kind of each claim."""
+def _write(found: Conformance, backend: BackendConfig, folder: Path, engine: str) -> None:
+    """The pages, and a script for the first finding of each kind of each claim. ``engine``: as given."""
     name = f"{found.backend}_{found.engine}" if found.engine != found.backend else found.backend
-    name = re.sub(r"[^\w.-]+", "_", name)
+    name = re.sub(_UNUSUAL, "_", name)
     found.save_json(folder / f"{name}.json")
     found.save_html(folder / f"{name}.html")
     found.save_markdown(folder / f"{name}.md")
     scripts = folder / "findings"
     scripts.mkdir(exist_ok=True)
+    for old in scripts.glob("[0-9][0-9][0-9].py"):  # of another run in this folder
+        old.unlink()
+    file = _kept(backend, scripts)
     for number, outcome in enumerate(islice(found.findings(), _SCRIPTS), 1):
-        text = script(outcome, backend, found.versions)
+        text = script(outcome, backend, found.versions, file=file, engine=engine)
         replace_file(scripts / f"{number:03d}.py", text.encode())
+
+
+def _kept(backend: BackendConfig, folder: Path) -> str:
+    """The file in which a description lies beside the scripts; none for one that its name stands for."""
+    with suppress(UnknownBackendError):
+        if get_backend_config(backend.name) == backend:
+            return ""
+    name = f"{re.sub(_UNUSUAL, '_', backend.name)}.yaml"
+    try:
+        backend.save(folder / name)
+    except BackquantError:  # a function of its own has no name
+        return ""
+    return name

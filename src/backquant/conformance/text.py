@@ -25,7 +25,7 @@ def _lines(found: Conformance) -> Iterator[str]:
     conforming = counts[Verdict.CONFORMS]
     yield f"{found.backend} on {found.engine}: {conforming:,} of {found.cases:,} cases conform"
     yield ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    if not found.computed and found.cases + counts[Verdict.UNTRIED]:
+    if found.conforms and not found.computed and found.tallies:
         yield "  nothing was computed: what is refused was tried, what is admitted has no engine here"
     others = [v for v in Verdict if v is not Verdict.CONFORMS and counts[v]]
     for verdict in others:
