@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from backquant.observe import HistogramObserver, MinMaxObserver
+from backquant.observe import HistogramObserver, MinMaxObserver, together
 from backquant.observe.together import calculate_together
 
 
@@ -102,3 +104,21 @@ def test_who_is_left_out() -> None:
         observer(torch.randn(100))
     assert calculate_together([empty, single, own, plain, torch.nn.ReLU()]) == {}
     assert calculate_together([]) == {}
+
+
+def test_what_was_calculated_once_is_not_calculated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, other = observers([100, 200, 300]), torch.nn.Identity()
+    asked: list[int] = []
+
+    def counted(some: Iterable[Any]) -> dict[int, Any]:
+        some = list(some)
+        asked.append(len(some))
+        return calculate_together(some)
+
+    monkeypatch.setattr(together, "calculate_together", counted)
+    calculate = together.CalculatedOnce()
+    first = calculate([*made[:2], other])
+    again = calculate([*made, other])
+    assert asked == [3, 1]
+    assert first.keys() < again.keys() == {id(observer) for observer in made}
+    assert all(again[key] is pair for key, pair in first.items())

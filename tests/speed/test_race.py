@@ -59,3 +59,29 @@ def test_calls_of_seconds_take_two_turns(
     monkeypatch.setattr(races.time, "perf_counter", lambda: now[0])
     result = race([nn.ReLU(), nn.Tanh()], torch.zeros(1), clock)
     assert len(result.turns[0]) == len(result.turns[1]) == turns
+
+
+@pytest.mark.parametrize(
+    ("times", "turns"),
+    [
+        ((0.02, 0.01), 3),  # clear, after three of many turns
+        ((0.01005, 0.01), 3),  # as clear: next to nothing
+        ((0.0104, 0.01), 13),  # near three percent: all that a quarter of a second holds
+        ((2.0, 1.0), 1),
+        ((1.1, 1.0), 2),
+    ],
+)
+def test_a_clear_race_ends(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], turns: int
+) -> None:
+    now, (one, other) = [0.0], (nn.ReLU(), nn.Tanh())
+    seconds = {id(one): times[0], id(other): times[1]}
+
+    def clock(run: object) -> float:
+        taken = seconds[id(run.func)]  # type: ignore[attr-defined]
+        now[0] += taken
+        return taken
+
+    monkeypatch.setattr(races.time, "perf_counter", lambda: now[0])
+    result = race([one, other], torch.zeros(1), clock, decides=True)
+    assert len(result.turns[0]) == turns

@@ -37,6 +37,7 @@ from backquant.errors import CaptureError, UsageError
 from backquant.lower import EngineInfo
 from backquant.lower.engine_dtypes import check_engine_dtypes
 from backquant.match.plan import Reason
+from backquant.observe.together import CalculatedOnce
 from backquant.pipeline.by_sample import compared_batches, layers_by_sample
 from backquant.pipeline.capture import Capturing
 from backquant.pipeline.default_mapping import DefaultedRequest
@@ -71,6 +72,7 @@ class Calibrated:
     config: BackendConfig
     engine: EngineInfo | None
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, init=False, repr=False)
 
     @property
     def conversion(self) -> ConvertRequest:
@@ -83,7 +85,9 @@ class Calibrated:
         self, in_float: Mapping[int, Reason] | None = None, kept: Kept = as_it_is
     ) -> ReferenceModel:
         """Its reference model; ``in_float``: matches that stay float after all, with the reasons."""
-        request = replace(self.conversion, in_float=in_float or {}, kept=kept)
+        request = replace(
+            self.conversion, in_float=in_float or {}, kept=kept, calculate=self._calculate
+        )
         return convert_to_reference(self.prepared, request=request)
 
     def in_float(self, reason: Reason) -> QuantizedModel | None:

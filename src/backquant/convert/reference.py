@@ -55,7 +55,6 @@ from backquant.graph import (
 from backquant.match.recheck import recheck
 from backquant.nn.intrinsic.rank import drop_rank_checks
 from backquant.observe.qparams import measure
-from backquant.observe.together import calculate_together
 from backquant.prepare import (
     ObserverSource,
     PreparedModule,
@@ -115,6 +114,7 @@ def _converted(
     state = replanned(prepared, before, request.qconfig_mapping, request.backend_config)
     work = _working_copy(prepared, before, state, dialect)
     work.passed, work.weight_qparams, work.kept = passed, request.weight_qparams, request.kept
+    work.calculate = request.calculate
     run_pass(fold_after_training, work)
     work.measured = run_pass(_measure_groups, prepared, work)
     work.qparams = work.measured
@@ -156,6 +156,7 @@ def _standalone(
         backend_config=request.backend_config if inherits else None,
         remove_qconfig=request.remove_qconfig,
         kept=request.kept,
+        calculate=request.calculate,
     )
     if not work.quantized(node.name):
         module = copy.copy(module)
@@ -196,7 +197,7 @@ def _measure_groups(prepared: fx.GraphModule, work: Conversion) -> Mapping[str, 
     found = measure_functional_weights(prepared, work)
     heads = [head for head in work.prepared.sites.groups() if head not in found]
     observers = {head: get_module(prepared, head) for head in heads}
-    calculated = calculate_together(observers.values())
+    calculated = work.calculate(observers.values())
     for head, observer in observers.items():
         try:
             found[head] = measure(observer, calculated.get(id(observer)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,14 @@ import torch
 
 from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.match.plan import Reason
+from backquant.observe.together import calculate_together
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
 #: Gives back a tensor that was made, which may then lie elsewhere.
 Kept = Callable[[torch.Tensor], torch.Tensor]
+
+#: As ``calculate_together``.
+Calculate = Callable[[Iterable[Any]], Mapping[int, tuple[torch.Tensor, torch.Tensor]]]
 
 
 def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,7 +37,7 @@ class ConvertRequest:
     backend's ``qdq``; a note in the plan says how many results they leave in float. ``in_float``: matches
     of the plan, by position, that stay float after all, with the reasons. ``weight_qparams``: chosen ones, in
     PyTorch's dict, for the weights of modules, by path; the rest is measured. ``kept``: takes each integer
-    weight when it is made.
+    weight when it is made. ``calculate``: the qparams of histograms, by the ``id`` of the observer.
 
     >>> ConvertRequest().remove_qconfig
     True
@@ -47,3 +51,4 @@ class ConvertRequest:
     in_float: Mapping[int, Reason] = field(default_factory=dict)
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kept: Kept = as_it_is
+    calculate: Calculate = calculate_together

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from backquant.convert.request import Kept, as_it_is
+from backquant.convert.request import Calculate, Kept, as_it_is
 from backquant.dtypes import ObservedQParams, QParams
 from backquant.errors import UsageError
 from backquant.graph import GraphEditor
 from backquant.match.plan import Plan
+from backquant.observe.together import calculate_together
 from backquant.prepare import KeptGraphModule, ObserverSource, Record
 
 
@@ -75,6 +76,7 @@ class Conversion:
     ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by anchor
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # chosen, by path
     kept: Kept = as_it_is
+    calculate: Calculate = calculate_together
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)

@@ -53,6 +53,27 @@ def calculate_together(observers: Iterable[Any]) -> dict[int, tuple[Tensor, Tens
     return found
 
 
+class CalculatedOnce:
+    """``calculate_together`` of observers that measure nothing more: asked again, it gives what it gave.
+
+    >>> calculate, observer = CalculatedOnce(), HistogramObserver()
+    >>> _ = observer(torch.linspace(0, 2.55, 1000))
+    >>> calculate([observer])[id(observer)] is calculate([observer])[id(observer)]
+    True
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[int, Any] = {}  # also keeps them, so that no other gets their id
+
+    def __call__(self, observers: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
+        asked = {id(observer): observer for observer in observers}
+        new = {key: observer for key, observer in asked.items() if key not in self._seen}
+        self._found |= calculate_together(new.values())
+        self._seen |= new
+        return {key: self._found[key] for key in asked if key in self._found}
+
+
 def _is_here(observer: HistogramObserver) -> bool:
     low, high = observer.min_val, observer.max_val
     return low.device.type == "cpu" and low.item() < high.item()

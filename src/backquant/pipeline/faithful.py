@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from backquant.errors import CaptureError
+from backquant.errors import CaptureError, InputError
 from backquant.graph import check_inputs
+from backquant.graph.costs import MultiplyAdds
 from backquant.graph.draws import Draws
 
 _NOISE = 1e-2  # of the power of an output: 20 dB; what folding rounds is far below
@@ -26,21 +27,28 @@ _SMALL = 1e-6  # of the power of all outputs: an output below it says nothing
 _NUDGE = 1e-6  # of the inputs
 
 
+class Same(NamedTuple):
+    """Notes for the report, and the multiply-adds of one call of the model; 0 where nothing counts them."""
+
+    notes: tuple[str, ...]
+    total: int
+
+
 def require_same(
     model: nn.Module, example_inputs: Any, found: Any, drawn: Mapping[str, str], origin: str
-) -> tuple[str, ...]:
-    """Raise ``CaptureError`` where the graph does something else than ``model``; gives notes for the report.
+) -> Same:
+    """Raise ``CaptureError`` where the graph does something else than ``model``.
 
     Args:
         found: what the graph gives for the example inputs.
         drawn: what the graph drew, as ``Draws.found``.
         origin: the name of the capture.
 
-    >>> require_same(nn.ReLU(), torch.ones(2), torch.ones(2), {}, "symbolic trace")
-    ()
+    >>> model, x = nn.Linear(2, 3), torch.ones(1, 2)
+    >>> require_same(model, x, model(x), {}, "symbolic trace")
+    Same(notes=(), total=6)
     """
-    with Draws() as draws:
-        wanted = check_inputs(model, example_inputs)
+    wanted, draws, total = _called(model, example_inputs)
     is_other = _far(wanted, found)
     if is_other and _far(wanted, check_inputs(model, example_inputs)):
         raise CaptureError(
@@ -51,7 +59,8 @@ def require_same(
     is_other = is_other and not _amplifies(model, example_inputs, wanted)
     is_random = bool(draws.found) and _is_random(model, example_inputs)
     if not is_other and (drawn or not is_random):
-        return (f"draws random numbers at each call: {_listed(draws.found)}",) if is_random else ()
+        random = f"draws random numbers at each call: {_listed(draws.found)}"
+        return Same((random,) if is_random else (), total)
     if is_random:
         raise CaptureError(
             f"the model draws random numbers, which the graph of {origin} "
@@ -67,6 +76,16 @@ def require_same(
         fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
         "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
     )
+
+
+def _called(model: nn.Module, example_inputs: Any) -> tuple[Any, Draws, int]:
+    """What ``model`` gives and draws, and its multiply-adds."""
+    try:
+        with MultiplyAdds() as counter, Draws() as draws:
+            return check_inputs(model, example_inputs), draws, counter.count
+    except InputError:  # counting takes operators apart; the model alone ran on these inputs before
+        with Draws() as draws:
+            return check_inputs(model, example_inputs), draws, 0
 
 
 def _is_random(model: nn.Module, example_inputs: Any) -> bool:

@@ -141,9 +141,9 @@ def _counted(made: Planned, model: nn.Module, example_inputs: Any, captured: Cap
     gives other values than ``model``."""
     with Draws() as draws:
         costs, outputs = costs_of(made.module, example_inputs, captured.origin)
-    notes = require_same(model, example_inputs, outputs, draws.found, captured.origin)
-    made = made.noted(*notes)
-    return made._replace(record=replace(made.record, costs=costs))
+    same = require_same(model, example_inputs, outputs, draws.found, captured.origin)
+    made = made.noted(*same.notes)
+    return made._replace(record=replace(made.record, costs=replace(costs, total=same.total)))
 
 
 def named_by(backend: BackendConfig, kind: str) -> frozenset[Any]:

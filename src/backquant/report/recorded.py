@@ -30,12 +30,12 @@ def with_reporting(
 ) -> PreparedModule:
     """``prepared``, which has a ``report`` from here on.
 
-    ``model``: what it was made from, in evaluation mode. The float graph is run where its record does not
-    say what that costs; where it does not run on these inputs, multiply-adds are unknown.
+    ``model``: what it was made from, in evaluation mode. It and its float graph are run where the record does
+    not say what they cost; where it does not run on these inputs, multiply-adds are unknown.
     """
     costs = prepared_state(prepared).costs or _tried(prepared, example_inputs)
     if not costs.not_counted:
-        costs = replace(costs, total=_total(model, example_inputs))
+        costs = replace(costs, total=costs.total or _total(model, example_inputs))
         _standalone_note(prepared, costs_of_standalone(prepared, example_inputs))
     record = replace(
         prepared_state(prepared),

@@ -25,14 +25,14 @@ from backquant.match.slower import Costs, all_slower, nothing_gained, slower_as_
 from backquant.prepare import Record
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock, stopwatch
-from backquant.speed.race import Race, race
+from backquant.speed.race import FACTOR, Race, race
 
 #: Multiply-adds of a model below which nothing is timed: it is called for its calls, not for its work.
 LEAST = 100_000
 #: How much longer than measured integers take, one after the other, until the whole is not slower.
 FACTORS = (1.3, 2.0, 4.0, 1e6)
 
-_SLOWER = 1.03  # than float, and the model is not left as it is
+_SLOWER = FACTOR  # than float, and the model is not left as it is
 _GAIN = 0.97  # what is faster by less than 3 % is as fast
 _LITTLE = (
     0.01,
@@ -46,7 +46,8 @@ class Timing:
 
     ``least``: as ``LEAST``; ``least_recurrent``: the same for models with recurrent layers, of which the
     smallest lose the most. ``keep_named``: the mapping is the user's, and what it names stays as it says.
-    ``keep``: modules that stay on integers.
+    ``keep``: modules that stay on integers. ``is_long``: calls take so long that the float model, which has
+    been called before, is not called once more before it is timed.
     """
 
     clock: Clock = stopwatch
@@ -54,6 +55,7 @@ class Timing:
     least_recurrent: int = 0
     keep_named: bool = False
     keep: tuple[str, ...] = ()
+    is_long: bool = False
 
     def is_worthwhile(self, engine: EngineInfo | None, record: Record) -> bool:
         """Whether a model with this work on this engine is timed."""
@@ -80,10 +82,15 @@ class Ways(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A model, and the reasons of what is left in float, by position of the match."""
+    """A model, and the reasons of what is left in float, by position of the match.
+
+    ``is_faster``: what its parts promise is so much, in calls so long, that it need not run beside the model
+    with all on integers.
+    """
 
     made: QuantizedModel
     in_float: Mapping[int, Reason]
+    is_faster: bool = False
 
 
 def not_slower(  # size: the models that are there, what makes others of them, and what they run beside
@@ -99,10 +106,11 @@ def not_slower(  # size: the models that are there, what makes others of them, a
     ``original``, of models with less on integers, down to none. With a note of both times.
     """
     floating = own_buffers(original)
-    first = [made] if chosen is None else [made, chosen.made]
-    beside = race([floating, *first], example, timing.clock)
-    takes_chosen = chosen is not None and beside.is_slower(1, 2, 1 / _GAIN)
-    best = _Tried(first[takes_chosen], beside, 1 + takes_chosen)
+    first = [made] if chosen is None else [chosen.made] if chosen.is_faster else [made, chosen.made]
+    beside = race([floating, *first], example, timing.clock, warm=int(timing.is_long), decides=True)
+    takes_second = len(first) == 2 and beside.is_slower(1, 2, 1 / _GAIN)
+    takes_chosen = chosen is not None and (takes_second or chosen.is_faster)
+    best = _Tried(first[takes_second], beside, 1 + takes_second)
     left = dict(chosen.in_float) if chosen is not None and takes_chosen else {}
     for factor in FACTORS:
         if not best.is_slower:
@@ -116,7 +124,7 @@ def not_slower(  # size: the models that are there, what makes others of them, a
             after = ways.without(left)
         except CoverageError:
             break
-        beside = race([floating, best.made, after], example, timing.clock, warm=2)
+        beside = race([floating, best.made, after], example, timing.clock, warm=2, decides=True)
         is_faster = beside.is_slower(1, 2, 1 / _GAIN)
         best = _Tried(after if is_faster else best.made, beside, 1 + is_faster)
     kept = any(unit.kept for unit in costs.units)
@@ -161,7 +169,7 @@ def _in_float(  # size: the fastest on integers, what makes one without, and wha
         after = None
     if after is None:
         return noted(best.made, best.note())
-    beside = race([floating, best.made, after], example, timing.clock, warm=2)
+    beside = race([floating, best.made, after], example, timing.clock, warm=2, decides=True)
     best = _Tried(best.made, beside, 1)
     if slower and best.is_slower and beside.is_slower(1, 2, 1 / _GAIN):
         return noted(

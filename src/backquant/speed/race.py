@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import median
 from typing import Any
 
@@ -20,13 +21,17 @@ from backquant.graph.objects import fresh
 from backquant.runtime import QuantizedModel
 from backquant.runtime.replay.timed import Clock
 
+#: How many times as long a model takes that is slower.
+FACTOR = 1.03
 _QUIET = 5e-6  # seconds that decide nothing
 _WARM = 3  # calls: weights are packed in the first, the second is recorded
 _TURNS = 3, 25  # at least, so that there is a median, and at most
 _LONG = 0.25  # seconds after which no turn begins, and no third call to warm up
-_VERY_LONG = (
-    2.0  # seconds after which two turns are enough: such calls are long enough to vary little
-)
+# seconds after which two turns are enough, and one that is as clear as ``_NEAR`` says: such calls are long
+# enough to vary little
+_VERY_LONG = 2.0
+_NEAR = {1: 1.15, 2: 1.15}  # what makes so many turns clear
+_MANY = 1.02  # what makes more turns clear
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,18 @@ class Race:
         first, second = self.seconds(one), self.seconds(other)
         return first > factor * second and median(ratios) > factor and first > second + _QUIET
 
+    def is_clear(self, factor: float, near: float) -> bool:
+        """Whether ``is_slower`` says the same of each pair by factors ``near`` times as large and small.
+
+        >>> even, slower = (1.0, 1.0), (1.035, 1.035)
+        >>> Race((even, even)).is_clear(1.03, 1.02), Race((even, slower)).is_clear(1.03, 1.02)
+        (True, False)
+        """
+        return all(
+            self.is_slower(one, other, factor * near) == self.is_slower(one, other, factor / near)
+            for one, other in permutations(range(len(self.turns)), 2)
+        )
+
 
 def race(
     models: Sequence[nn.Module],
@@ -57,9 +74,11 @@ def race(
     seconds: float = _LONG,
     *,
     warm: int = 0,
+    decides: bool = False,
 ) -> Race:
     """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25; 2 where these
-    take longer than two seconds. The first ``warm`` models have raced before.
+    take longer than two seconds. The first ``warm`` models have raced before. ``decides``: what is asked for
+    is which of them is slower, by ``FACTOR``: fewer turns are enough that say so clearly.
 
     >>> race([nn.ReLU(), nn.ReLU()], torch.zeros(1), lambda run: 1.0).seconds(1)
     1.0
@@ -72,7 +91,19 @@ def race(
         start = time.perf_counter()
         while _goes_on(len(turns), time.perf_counter() - start, seconds):
             turns.append([clock(call) for call in calls])
+            if decides and _is_clear(_race(turns), time.perf_counter() - start):
+                break
+    return _race(turns)
+
+
+def _race(turns: Sequence[Sequence[float]]) -> Race:
     return Race(tuple(zip(*turns, strict=True)))
+
+
+def _is_clear(found: Race, taken: float) -> bool:
+    turns = len(found.turns[0])
+    enough = turns >= _TURNS[0] or taken > _VERY_LONG
+    return enough and found.is_clear(FACTOR, _NEAR.get(turns, _MANY))
 
 
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:
@@ -93,7 +124,8 @@ class _Call:
     def warm_up(self) -> None:
         start = time.perf_counter()
         for count in range(_WARM if isinstance(self.func, QuantizedModel) else 1):
-            if count == _WARM - 1 and time.perf_counter() - start > _LONG:
+            taken = time.perf_counter() - start
+            if taken > (_LONG if count == _WARM - 1 else _VERY_LONG):
                 break
             self()
 

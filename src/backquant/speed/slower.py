@@ -31,6 +31,7 @@ from backquant.speed.cost_table import TimedConversions, Times, cost_table
 
 _CHOICES = ("float", "keep")
 _PROMISED = 0.015  # of the model's time: what promises less is not converted again
+_MUCH = 0.1  # of the time of a model with long calls: what promises more is faster as a whole, too
 _ROUNDS = 2  # in each of which an operator runs up to six times
 _LONG = 0.25  # seconds of both graphs after which one round is enough
 _TOO_MUCH = (
@@ -72,27 +73,30 @@ def the_faster(  # size: the model as it is, what makes others of it, and what i
     ``original``: the float model in evaluation mode, than which the result as a whole is not slower, unless
     something is required.
     """
-    costs, seconds = _measured(prepared, made, example, timing)
+    costs, seconds, is_long = _measured(prepared, made, example, timing)
     chosen = None
     reasons = _reasons(made, costs)
-    if _promised(costs, reasons) > _PROMISED * 1e6 * seconds:
+    promised = _promised(costs, reasons) / (1e6 * seconds) if seconds else 0.0
+    if promised > _PROMISED:
         try:
             after = ways.without(reasons)
         except CoverageError:
             return noted(made, _TOO_MUCH)
-        chosen = Chosen(after, reasons)
+        chosen = Chosen(after, reasons, is_faster=is_long and promised > _MUCH)
+    timing = replace(timing, is_long=is_long)
     return not_slower(made, chosen, ways, costs, original, example, timing)
 
 
 def _measured(
     prepared: PreparedModule, made: QuantizedModel, example: Any, timing: Timing
-) -> tuple[Costs, float]:
-    """The costs of all that is quantized, and the seconds of the whole lowered graph."""
+) -> tuple[Costs, float, bool]:
+    """The costs of all that is quantized, the seconds of the lowered graph, and whether calls are long."""
     args, kwargs = as_arguments(example)
     counted = made.record.costs
     assert counted is not None
-    floats = NodeTimes(unobserved(prepared), args, kwargs, packs=False)
-    integers = NodeTimes(made.graph_module, args, kwargs)
+    integers = NodeTimes(made.graph_module, args, kwargs, walks=None)
+    walks = integers.is_walked
+    floats = NodeTimes(unobserved(prepared), args, kwargs, packs=False, walks=walks)
     conversions = TimedConversions(timing.clock)
     for _ in range(_ROUNDS):
         floats.measure(timing.clock)
@@ -101,7 +105,7 @@ def _measured(
             break
     times = Times(floats, integers, counted.multiply_adds, conversions)
     costs = cost_table(made, times, keep=timing.keep, keep_named=timing.keep_named)
-    return costs, sum(integers.seconds.values())
+    return costs, sum(integers.seconds.values()), walks
 
 
 def _promised(costs: Costs, reasons: Mapping[int, Reason]) -> float:

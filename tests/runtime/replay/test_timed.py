@@ -131,3 +131,23 @@ def test_the_stopwatch_calls_often_enough(seconds: float) -> None:
 
     assert stopwatch(run) > 0
     assert len(calls) >= 2
+
+
+def test_what_takes_long_is_measured_node_by_node_and_like_calls_once() -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.ReLU())
+    calls = []
+
+    def clock(run: object) -> float:
+        calls.append(run)
+        return 0.0 if run() is None else 2.0  # type: ignore[operator]
+
+    times = NodeTimes(symbolic_trace(layers), (torch.randn(3, 8),), packs=False, walks=True)
+    assert times.is_walked and not times.refused
+    times.measure(clock)
+    assert times.seconds == {"_0": 2.0, "_1": 2.0, "_2": 2.0, "_3": 2.0}
+    assert times.sizes == {"input_1": 24, "_0": 24, "_1": 24, "_2": 12, "_3": 12}
+    assert len(calls) == 4  # nothing; both layers of one shape; the other; and the ReLU
+
+
+def test_short_graphs_are_recorded() -> None:
+    assert not NodeTimes(symbolic_trace(Net().eval()), (torch.randn(3, 8),), walks=None).is_walked

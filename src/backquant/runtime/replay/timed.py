@@ -5,7 +5,8 @@ themselves, which runs on the very tensors that the node reads in the whole, so 
 each other (quantized tensors) costs nothing here as there. Of nodes that do the same to tensors of the same
 layouts one is measured.
 
-What cannot be recorded is measured node by node, as it runs without a recording.
+What cannot be recorded is measured node by node, as it runs without a recording. So is, where asked for, what
+takes long: beside calls of tenths of a millisecond what a recording saves between them is nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_flatten
 
 from backquant.graph import get_module
@@ -41,9 +42,13 @@ from backquant.runtime.replay.record import (
 Clock = Callable[[Callable[[], object]], float]
 
 _SHORT = 5e-5  # seconds of a round, at least
+_LONG = (
+    0.1,
+    1e-4,
+)  # seconds of a walk through a graph that need not be recorded, in all and for each node
 _ROUNDS = (
-    (1e-3, 5),
-    (2e-2, 2),
+    (1e-3, 4),
+    (2e-2, 1),
     (0.1, 1),
     (math.inf, 0),
 )  # after the first call, of calls that take less than so many seconds
@@ -94,7 +99,8 @@ class NodeTimes:
 
     Measures each time that ``measure`` is called, and keeps the least: ``by_kernel`` has it by what decides
     how long calls take. What ``known`` holds is not measured. ``packs``: the first call packs weights, which
-    is no part of the times; a float graph need not be run for it.
+    is no part of the times; a float graph need not be run for it. ``walks``: do not record the graph, but
+    measure node by node; ``None``: if it takes long (``is_walked``), which a graph that packs shows.
 
     >>> from torch.fx import symbolic_trace
     >>> times = NodeTimes(symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), (torch.ones(4, 8),))
@@ -111,6 +117,7 @@ class NodeTimes:
         known: Mapping[str, float] = MappingProxyType({}),
         *,
         packs: bool = True,
+        walks: bool | None = False,
     ) -> None:
         self.module = module
         self.known = known
@@ -119,13 +126,22 @@ class NodeTimes:
         self.seconds: dict[str, float] = {}
         self.refused = ""
         walk = _Walk(module)
-        constants = partial(known_constants, module)
         with torch.no_grad():
+            start = time.thread_time()
             if packs:
                 walk.run(*self.args)
-            _, recording = record(walk.run, self.args, {}, constants, walk.origin)
+            self.is_walked = (
+                _is_long(module, time.thread_time() - start) if walks is None else walks
+            )
         self.sizes = walk.sizes
         self._parts: list[_Part] = []
+        if not self.is_walked:
+            self._record(walk)
+
+    def _record(self, walk: _Walk) -> None:
+        module, constants = self.module, partial(known_constants, self.module)
+        with torch.no_grad():
+            _, recording = record(walk.run, self.args, {}, constants, walk.origin)
         try:
             if isinstance(recording, NotReplayable):
                 raise recording
@@ -137,8 +153,10 @@ class NodeTimes:
     def measure(self, clock: Clock = stopwatch) -> None:
         """Run everything once, each distinct node as often as ``clock`` wants."""
         with torch.no_grad():
-            if self.refused:
-                _Timed(self.module, clock, self._note).run(*self.args)
+            if self.is_walked or self.refused:
+                timed = _Timed(self.module, clock, self._note)
+                timed.run(*self.args)
+                self.sizes |= timed.sizes
             else:
                 self._measure_parts(clock)
 
@@ -209,19 +227,65 @@ class _Walk(Interpreter):
         return result
 
 
-class _Timed(Interpreter):
-    """Runs a graph module and measures each of its calls."""
+class _Timed(_Walk):
+    """Runs a graph module and measures its calls: of those that do the same to tensors of the same layouts
+    one."""
 
     def __init__(
         self, module: GraphModule, clock: Clock, note: Callable[[str, float], None]
     ) -> None:
         super().__init__(module)
         self.clock, self.note = clock, note
+        self._shapes = _Shapes(module)
+        self._known: dict[Hashable, float] = {}
+        self._nothing = clock(_Call(partial(Interpreter.run_node, self), _nothing()))
 
     def run_node(self, n: Node) -> Any:
-        if n.op.startswith("call_"):
-            self.note(n.name, self.clock(partial(super().run_node, n)))
-        return super().run_node(n)
+        if not n.op.startswith("call_"):
+            return super().run_node(n)
+        key, call = self._key(n), _Call(super().run_node, n)
+        if key not in self._known:
+            self._known[key] = max(0.0, self.clock(call) - self._nothing)
+        self.note(n.name, self._known[key])
+        return call() if call.result is None else call.result
+
+    def _key(self, n: Node) -> Hashable:
+        arguments = tree_flatten(self.fetch_args_kwargs_from_env(n))[0]
+        called = self._shapes.of(n.name) or (n.target,)
+        return n.op, called, tuple(map(_layout, arguments))
+
+
+class _Call:
+    """A call of a node, and what it gave last."""
+
+    def __init__(self, run: Callable[[Node], Any], node: Node) -> None:
+        self.func, self._node = run, node
+        self.result: Any = None
+
+    def __call__(self) -> Any:
+        self.result = self.func(self._node)
+        return self.result
+
+
+def _nothing() -> Node:
+    """A node whose call takes no time."""
+    return Graph().call_function(_forget, (0,))
+
+
+def _forget(_: Any) -> None:
+    return None
+
+
+def _layout(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return tuple(value.shape), strides, value.dtype
+    return "number" if isinstance(value, float) else str(value)
+
+
+def _is_long(module: GraphModule, seconds: float) -> bool:
+    calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
+    return bool(seconds > max(_LONG[0], _LONG[1] * calls))
 
 
 class _Part:
