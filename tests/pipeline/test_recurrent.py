@@ -142,8 +142,45 @@ def test_explain_says_the_same() -> None:
     assert [row.outcome for row in report.rows if row.operator == "LSTM"] == ["quantized"]
 
 
-def test_a_backend_without_an_engine_has_no_default() -> None:
-    report = backquant.explain(Tagger(), torch.randn(2, 8, 12), backend="onnxruntime")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_backend_without_an_engine_has_what_its_runtime_has(kind: type[nn.RNNBase]) -> None:
+    x = torch.randn(2, 8, 12)
+    outcome = "quantized" if kind is nn.LSTM else "float"
+    report = backquant.explain(Tagger(kind), x, backend="onnxruntime")
+    assert [row.outcome for row in report.rows if row.operator == kind.__name__] == [outcome]
+    report = backquant.explain(Tagger(kind), x, backend="openvino")
+    assert [row.outcome for row in report.rows if row.operator == kind.__name__] == ["float"]
+
+
+def test_a_runtime_without_float16_leaves_large_weights_in_float() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), with_large_weights(1e3)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(8))
+    made = backquant.quantize(model, calibration=[SMALL_AND_LARGE], backend="onnxruntime")
+    [row] = [row for row in made.report.rows if row.operator == "LSTM"]
+    [reason] = row.reasons
+    assert reason.rule == "noise-of-weights"
+    assert "int8" in reason.asked
+    assert "float16" not in reason.asked + reason.fix
+    assert "per_channel_dynamic_qconfig" in reason.fix
+
+
+class _Padded(nn.Module):
+    """Sequences of several lengths as one, which no file of a runtime holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 16)
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return self.fc(nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0])[0])
+
+
+def test_packed_sequences_stay_float_for_a_runtime() -> None:
+    inputs = (torch.randn(6, 2, 8), torch.tensor([6, 3]))
+    report = backquant.explain(_Padded(), inputs, backend="onnxruntime")
     assert [row.outcome for row in report.rows if row.operator == "LSTM"] == ["float"]
 
 

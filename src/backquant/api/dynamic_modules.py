@@ -81,8 +81,9 @@ def quantize_dynamic(  # size: PyTorch's signature, and the backend
             fix="leave it out; BackendPatternConfig(...).set_reference_quantized_module(...)",
         )
     requested = _requested_by_path(given_model(model), _spec(qconfig_spec, dtype))
-    kernels, plan, left = kernels_alone(model, requested, given_backend(backend_config))
-    warn_of_skipped(plan, *map(str, left))
+    alone = kernels_alone(model, requested, given_backend(backend_config))
+    warn_of_skipped(alone.plan, *map(str, alone.left_in_float))
+    kernels = alone.kernels
     result = model if inplace else copy.deepcopy(model)
     if "" in kernels:
         return kernels[""]

@@ -2,7 +2,8 @@
 
 Its integer kernels take unsigned activations and signed weights, and need the output quantized, too.
 The reference model is what `backquant.export(quantized, "model.onnx")` writes. In float stay transposed
-convolutions, GELU, LayerNorm, SiLU, HardSwish and embeddings, for which it has no integer kernels.
+convolutions, GELU, LayerNorm, SiLU, HardSwish and embeddings, for which it has no integer kernels. Of
+recurrent layers it has one for `nn.LSTM`, none for `nn.GRU`, `nn.RNN` and cells.
 
 Measured on ONNX Runtime 1.31: with signed activations half of the convolutions and all additions stay
 float; with unsigned weights the kernels are slower than float. An addition in integers between float
@@ -33,7 +34,7 @@ from backquant.backends.deployed import (
     in_groups,
     tables_in_groups,
 )
-from backquant.backends.dtypes import AT_EACH_CALL
+from backquant.backends.dtypes import AT_EACH_CALL, STEP_BY_STEP
 from backquant.dtypes.tokens import INT4, UINT4
 from backquant.operators import (
     clamped,
@@ -43,6 +44,7 @@ from backquant.operators import (
     fixed_qparams,
     grouped,
     linear,
+    recurrent,
     shape,
 )
 from backquant.operators.entry import admit, observed
@@ -50,6 +52,16 @@ from backquant.operators.entry import admit, observed
 # DynamicQuantizeLinear and MatMulInteger: unsigned activations, one scale for each call
 DYNAMIC = DTypeConfig(
     torch.quint8, torch.float, WEIGHT, torch.float, is_dynamic=True, tolerance=AT_EACH_CALL
+)
+# DynamicQuantizeLSTM, which quantizes the hidden state at each step
+RECURRENT = DTypeConfig(
+    torch.quint8,
+    torch.float,
+    WEIGHT,
+    torch.float,
+    is_dynamic=True,
+    where={"proj_size": 0},
+    tolerance=STEP_BY_STEP,
 )
 # MatMulNBits and GatherBlockQuantized, activations in float32
 SIZES = {"group_size": [16, 32, 64, 128, 256]}
@@ -91,6 +103,7 @@ def backend_config() -> BackendConfig:
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),
                 *linear.entries([STATIC, DYNAMIC, WEIGHT_ONLY, *GROUPS]),
                 *grouped.entries([STATIC]),
+                *recurrent.entries([RECURRENT], (nn.LSTM,)),
                 *embedding.table_entries(TABLES),
                 *clamped.entries([STATIC], GROUPS),
                 *elementwise.binary_entries([VALUES], (*ADDITIONS, *PRODUCTS)),

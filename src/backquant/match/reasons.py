@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 
 from torch import fx
 
@@ -22,6 +23,7 @@ from backquant.match.plan import Decision, Reason
 from backquant.match.refusal import Refusal
 from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text
+from backquant.operators import find
 from backquant.qconfig import QuantType
 from backquant.reason_codes import ReasonCode
 
@@ -91,7 +93,18 @@ class ReasonWriter:
         near = self._nearest(name)
         if near:
             admitted += f"; nearest: {', '.join(near)}"
+        elif related := self._of_family(key.op, "recurrent"):
+            admitted += f"; of recurrent layers it has {', '.join(related)}"
         return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
+
+    def _of_family(self, op: Any, family: str) -> tuple[str, ...]:
+        """The operators of a family, to which ``op`` belongs, that the backend has entries for."""
+        known = find(op)
+        if known is None or known.family != family:
+            return ()
+        anchors = [key.op for key in self._patterns.anchors()]
+        found = (a for a in anchors if (other := find(a)) is not None and other.family == family)
+        return tuple(dict.fromkeys(map(op_name, found)))
 
     def _nearest(self, name: str) -> tuple[str, ...]:
         if self._operators is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
@@ -21,13 +21,16 @@ PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
 )
 
 
-def entries(dtype_configs: Sequence[DTypeConfig]) -> list[BackendPatternConfig]:
-    """Cells, then layers, each with its reference module.
+def entries(
+    dtype_configs: Sequence[DTypeConfig], kinds: Collection[type[nn.Module]] = ()
+) -> list[BackendPatternConfig]:
+    """Cells, then layers, each with its reference module; ``kinds``: these alone.
 
     >>> [e.pattern.__name__ for e in entries([DTypeConfig()])]
     ['GRUCell', 'LSTMCell', 'RNNCell', 'LSTM', 'GRU']
     """
-    return admit([swapped(rnn, rnn, ref) for rnn, ref in PAIRS], dtype_configs)
+    pairs = [(rnn, ref) for rnn, ref in PAIRS if rnn in kinds or not kinds]
+    return admit([swapped(rnn, rnn, ref) for rnn, ref in pairs], dtype_configs)
 
 
 _SAMPLES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import fx, nn
@@ -21,11 +22,13 @@ from backquant.qconfig import QConfig, QConfigMapping
 
 
 class KernelsAlone(NamedTuple):
-    """``kernels``: by path. ``plan`` and ``left_in_float``: of the modules that have none."""
+    """``kernels``: by path. ``plan`` and ``left_in_float``: of the modules that have none. ``modules``: what
+    stands at each path, kernel or not."""
 
     kernels: dict[str, KernelModule]
     plan: Plan
     left_in_float: tuple[Reason, ...] = ()
+    modules: Mapping[str, nn.Module] = MappingProxyType({})
 
 
 def kernels_alone(
@@ -60,4 +63,4 @@ def kernels_alone(
     lowered = quantized_model(reference, one_graph)
     modules = {path: lowered.get_submodule(name) for path, name in names.items()}
     kernels = {path: found for path, found in modules.items() if isinstance(found, KernelModule)}
-    return KernelsAlone(kernels, lowered.plan, lowered.left_in_float)
+    return KernelsAlone(kernels, lowered.plan, lowered.left_in_float, modules)

@@ -1,6 +1,6 @@
-"""Recurrent layers and cells: quantized at each call by default, where their engine has kernels for that.
+"""Recurrent layers and cells: quantized at each call by default, where their backend has kernels for that.
 
-The choice of ``quantize`` and ``explain`` when nobody passes a mapping: no engine has static kernels for
+The choice of ``quantize`` and ``explain`` when nobody passes a mapping: nobody has static kernels for
 them. What the kernels compute is compared with the float layer on what the layer is given when the model
 runs on a batch of the data:
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig
@@ -29,6 +31,8 @@ from backquant.fuse import can_be_apart, layers_of_recurrent
 from backquant.graph import Scope, check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
 from backquant.match.default_places import ChosenRules
+from backquant.nn.quantized.reference import LSTM
+from backquant.nn.quantized.reference.stepped import lstm_step_by_step
 from backquant.operators.recurrent import PAIRS
 from backquant.pipeline.kernels_alone import kernels_alone
 from backquant.qconfig import (
@@ -200,14 +204,35 @@ def _noise(
             path
             for path, tried in found.items()
             if not any(level >= LEAST_DECIBELS for level in tried.values())
+            and (backend.engine is not None or not any(map(_is_packed, calls[path])))
         ]
-        kernels = kernels_alone(module, dict.fromkeys(open_paths, qconfig), backend).kernels
-        for path, kernel in kernels.items():
+        for path, kernel in _kernels(module, dict.fromkeys(open_paths, qconfig), backend).items():
             found[path][name] = min((_decibels(kernel, call) for call in calls[path]), default=0.0)
     return found
 
 
-def _decibels(kernel: nn.Module, call: _Call) -> float:
+def _is_packed(call: _Call) -> bool:
+    """Whether a layer is given sequences of several lengths as one, which no runtime's file holds."""
+    args, kwargs, _ = call
+    return isinstance(args[0] if args else kwargs["input"], PackedSequence)
+
+
+def _kernels(
+    module: nn.Module, requested: Mapping[str, QConfig], backend: BackendConfig
+) -> Mapping[str, Callable[..., Any]]:
+    """What computes each layer of ``requested`` that the backend quantizes so: its engine's kernel, or, where
+    a runtime has it, the same arithmetic in floats."""
+    alone = kernels_alone(module, requested, backend)
+    if backend.engine is not None:
+        return alone.kernels
+    return {
+        path: partial(lstm_step_by_step, reference)
+        for path, reference in alone.modules.items()
+        if isinstance(reference, LSTM)
+    }
+
+
+def _decibels(kernel: Callable[..., Any], call: _Call) -> float:
     """The decibels of the noisiest tensor that the layer returns."""
     args, kwargs, result = call
     with torch.no_grad():
@@ -235,12 +260,15 @@ def _distance(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 def _reason(node: fx.Node, path: str, found: Mapping[str, float]) -> Reason:
     levels = ", ".join(f"{name} {level:.1f} dB" for name, level in found.items())
+    fix = f"qconfig_mapping.set_module_name({path!r}, float16_dynamic_qconfig)"
+    if "float16" not in found:  # the backend has it in 8 bits alone
+        fix = f"qconfig_mapping.set_module_name({path!r}, per_channel_dynamic_qconfig), if that is enough"
     return Reason(
         node.name,
         ReasonCode.NOISE_OF_WEIGHTS,
         f"its output over the noise of its kernel: {levels}",
         f"at least {LEAST_DECIBELS:.0f} dB",
-        fix=f"qconfig_mapping.set_module_name({path!r}, float16_dynamic_qconfig)",
+        fix=fix,
         place="measured here, on a batch of the data",
     )
 

@@ -61,7 +61,7 @@ def settle_types(model: Any) -> None:
 def _product(node: Any) -> _Product | None:
     if node.op_type not in ("MatMul", "Gemm"):
         return None
-    dynamic = _dynamic(node.inputs[0])
+    dynamic = quantized_by(node.inputs[0])
     found = None if dynamic is None else _weight(node)
     if dynamic is None or found is None:
         return None
@@ -69,8 +69,8 @@ def _product(node: Any) -> _Product | None:
     return _Product(node, dynamic, *found, bias)
 
 
-def _dynamic(value: Any) -> Any:
-    """The DynamicQuantizeLinear that ``value`` is quantized by, if it is."""
+def quantized_by(value: Any) -> Any:
+    """The DynamicQuantizeLinear that ``value`` is quantized and dequantized by; ``None`` where it is not."""
     for kind in ("DequantizeLinear", "QuantizeLinear"):
         producer = value.producer()
         if producer is None or producer.op_type != kind:
