@@ -10,6 +10,7 @@ from torch import nn
 
 from backquant.fuse import scaled_by_sample
 from backquant.graph import capture
+from backquant.match.plan import BySample
 
 
 def _normed(channels: int) -> nn.BatchNorm2d:
@@ -29,18 +30,21 @@ CASES = {
     "norm, no bias": (nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), _normed(4)), (3, 2, 5, 5)),
     "transposed": (nn.Sequential(nn.ConvTranspose2d(2, 4, 3, stride=2)), (3, 2, 4, 4)),
     "transposed, norm": (nn.Sequential(nn.ConvTranspose2d(2, 4, 3), _normed(4)), (3, 2, 4, 4)),
+    "transposed, groups": (nn.Sequential(nn.ConvTranspose1d(4, 4, 3, groups=2)), (3, 4, 6)),
     "three axes": (nn.Sequential(nn.Conv3d(2, 4, 2)), (3, 2, 4, 4, 4)),
 }
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_gives_what_the_layer_gives(name: str) -> None:
+def test_gives_what_the_layer_gives(name: str, by_channel: bool) -> None:
     model, shape = CASES[name]
+    channels = (0.01, 1.0, 3.0, 50.0) if by_channel else ()
     model.eval()
     x = torch.randn(shape) * torch.tensor([1e-4, 1.0, 1e3]).reshape(-1, *[1] * (len(shape) - 1))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     captured = capture(model)
-    assert scaled_by_sample(captured, {"_0": len(shape)}) == ("0",)
+    assert scaled_by_sample(captured, {"_0": BySample(len(shape), channels)}) == ("0",)
 
     seen = []
     captured.module.get_submodule("0").register_forward_pre_hook(
@@ -56,7 +60,7 @@ def test_gives_what_the_layer_gives(name: str) -> None:
 def test_samples_of_zeros_give_the_bias() -> None:
     model = nn.Sequential(nn.Linear(4, 3)).eval()
     captured = capture(model)
-    scaled_by_sample(captured, {"_0": 2})
+    scaled_by_sample(captured, {"_0": BySample(2)})
     torch.testing.assert_close(captured.module(torch.zeros(2, 4)), model(torch.zeros(2, 4)))
 
 
@@ -71,13 +75,13 @@ def test_a_layer_that_is_called_twice_stays() -> None:
 
     captured = capture(Twice().eval())
     count = len(captured.module.graph.nodes)
-    assert scaled_by_sample(captured, {"layer": 2, "layer_1": 2}) == ()
+    assert scaled_by_sample(captured, {"layer": BySample(2), "layer_1": BySample(2)}) == ()
     assert len(captured.module.graph.nodes) == count
 
 
 def test_what_is_no_plain_layer_stays() -> None:
     captured = capture(nn.Sequential(nn.LSTM(2, 2)).eval())
-    assert scaled_by_sample(captured, {"_0": 3}) == ()
+    assert scaled_by_sample(captured, {"_0": BySample(3)}) == ()
 
 
 class _Heads(nn.Module):
@@ -92,7 +96,7 @@ class _Heads(nn.Module):
 def test_layers_that_read_one_value_share_its_scale() -> None:
     model = _Heads().eval()
     captured = capture(model)
-    assert scaled_by_sample(captured, {"q": 3, "k": 3}) == ("q", "k")
+    assert scaled_by_sample(captured, {"q": BySample(3), "k": BySample(3)}) == ("q", "k")
     divisions = [n for n in captured.module.graph.nodes if n.target is operator.truediv]
     assert len(divisions) == 1
     x = torch.randn(3, 5, 4) * torch.tensor([1e-4, 1.0, 1e3]).reshape(3, 1, 1)
@@ -105,7 +109,7 @@ def test_layers_that_read_one_value_share_its_scale() -> None:
 def test_less_axes_are_one_sample(layer: nn.Module, shape: tuple[int, ...]) -> None:
     model = nn.Sequential(layer).eval()
     captured = capture(model)
-    scaled_by_sample(captured, {"_0": len(shape) + 1})
+    scaled_by_sample(captured, {"_0": BySample(len(shape) + 1)})
     x = torch.randn(shape)
     torch.testing.assert_close(captured.module(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -114,7 +118,7 @@ def test_less_axes_are_one_sample(layer: nn.Module, shape: tuple[int, ...]) -> N
 def test_what_is_no_number_stays_in_its_sample(value: float) -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3)).eval()
     captured = capture(model)
-    scaled_by_sample(captured, {"_0": 3})
+    scaled_by_sample(captured, {"_0": BySample(3)})
     x = torch.randn(3, 2, 9)
     x[1, 0, 4] = value
     found, wanted = captured.module(x), model(x)

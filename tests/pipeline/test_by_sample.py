@@ -116,3 +116,22 @@ def test_rules_count_operators_after_the_scaling() -> None:
     found = backquant.quantize(model, calibration=data, slower="keep")
     assert _noted(found)
     assert [d.operator for d in found.plan.decisions.values() if d.quantized] == ["Conv1d"]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_channels_have_ranges_of_their_own_where_results_are_rounded(backend: str) -> None:
+    """ONNX Runtime's kernels give integers; OpenVINO's give floats to float operators."""
+    torch.manual_seed(0)
+    layer = nn.Conv1d(2, 8, 9)
+    with torch.no_grad():
+        layer.weight *= torch.logspace(0, -2, 8).reshape(8, 1, 1)
+    model, data = nn.Sequential(layer).eval(), _sounds(1e-3)
+    found = backquant.quantize(model, backend=backend, calibration=data)
+    assert len(found.plan.by_sample["_0"].channels) == (8 if backend == "onnxruntime" else 0)
+    x = _sounds(1e-3, 5)[-1]
+    with torch.no_grad():
+        base = layer.bias.reshape(8, 1)
+        wanted, got = model(x) - base, found(x) - base
+    noise = (wanted - got).square().sum((0, 2))
+    assert (10 * torch.log10(wanted.square().sum((0, 2)) / noise)).min() > 30
+    assert backquant.compare(model, found, data).sqnr > 30

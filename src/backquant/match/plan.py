@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -291,14 +291,21 @@ class Decision:
         return "\n".join(lines)
 
 
+class BySample(NamedTuple):
+    """How the input of a layer is scaled sample by sample: the number of its axes. ``channels``: what the
+    output channels are divided by, where they are rounded in one range; empty where they are not."""
+
+    axes: int
+    channels: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """One decision per node, in graph order.
 
     ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks). ``apart`` and
     ``by_sample`` say how the captured graph was changed before it was matched: the nodes of recurrent layers
-    that became one call for each layer, and of those whose inputs are scaled sample by sample, with the
-    number of axes of these.
+    that became one call for each layer, and of those whose inputs are scaled sample by sample.
     """
 
     backend: str
@@ -313,7 +320,7 @@ class Plan:
     predicates: tuple[Predicate, ...] = ()
     no_tensors: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
-    by_sample: Mapping[str, int] = field(default_factory=dict)
+    by_sample: Mapping[str, BySample] = field(default_factory=dict)
 
     def refuse(self, reasons: Iterable[Reason]) -> Plan:
         """The plan in which the matches that ``reasons`` name, by any of their nodes, stay float after all.

@@ -10,6 +10,7 @@ import torch
 
 from backquant.errors import ConfigError
 from backquant.match.plan import (
+    BySample,
     Decision,
     Fusion,
     Match,
@@ -82,7 +83,10 @@ def _plan(values: dict[str, Any]) -> Plan:
             "unreached_entries": tuple(values["unreached_entries"]),
             "no_tensors": tuple(values["no_tensors"]),
             "apart": tuple(values.get("apart", ())),
-            "by_sample": dict(values.get("by_sample", {})),
+            "by_sample": {
+                name: BySample(axes, tuple(channels))
+                for name, (axes, channels) in values.get("by_sample", {}).items()
+            },
         }
     )
 

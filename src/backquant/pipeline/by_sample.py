@@ -22,18 +22,21 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from backquant.backend_config import BackendConfig
+from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.errors import InputError
 from backquant.fuse import LAYERS
-from backquant.graph import Scope, as_arguments, check_inputs, get_module
+from backquant.graph import GraphIndex, Scope, as_arguments, check_inputs, get_module
 from backquant.match import MatchKind, Plan
 from backquant.match.default_places import ChosenRules, places_of
+from backquant.match.plan import BySample
+from backquant.match.recheck import float_results
 from backquant.qconfig import QConfigMapping
 
 #: What the worst tenth of the samples must have over the noise of rounding.
@@ -44,6 +47,8 @@ _SHOWN = 3
 _PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm")
 _STEPS = 255
 _WORST = 0.1
+_CHANNELS = 1000.0
+_TINY = 1e-12
 _SAMPLES = 8  # and the worst tenth of fewer says nothing
 _BATCHES, _MOST_BATCHES, _ENOUGH = 4, 16, 64
 
@@ -62,19 +67,31 @@ def layers_by_sample(
     backend: BackendConfig,
     *,
     batches: Callable[[], Iterable[Any]],
-) -> dict[str, int]:
-    """The layers whose inputs are to be scaled, by name of their nodes, with the number of axes of these."""
-    if not _leaves_float(backend):
+) -> dict[str, BySample]:
+    """The layers whose inputs are to be scaled, by name of their nodes; where the backend rounds the results
+    of one that only float operators read, with the largest values of its channels."""
+    rules = (*(() if backend.defaults is None else backend.defaults.leave_float), *_of_qdq(backend))
+    if not rules:
         return {}
     layers = _layers(module, plan)
     if not layers or not _inputs_differ(batches()):
         return {}
     found = _measured(module, layers, batches())
-    return {name: rank for name, (rank, seen) in found.items() if _needs_own_ranges(seen)}
+    floats = float_results(plan, GraphIndex(module), backend, rules)
+    chosen = {match.root: match.anchor for match in plan.matches}
+    return {
+        name: BySample(one.axes, () if chosen[name] in floats else one.sizes())
+        for name, one in found.items()
+        if _needs_own_ranges(one.seen)
+    }
+
+
+def _of_qdq(backend: BackendConfig) -> tuple[LeaveFloat, ...]:
+    return () if backend.qdq is None else backend.qdq.leave_float
 
 
 def rules_before_scaling(  # size: the graph, the plan for it, and what is asked of which backend
-    ranks: Mapping[str, int],
+    layers: Mapping[str, BySample],
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],
     plan: Plan,
@@ -88,7 +105,7 @@ def rules_before_scaling(  # size: the graph, the plan for it, and what is asked
     result = copy.copy(mapping)
     ordered = copy.copy(mapping.module_name_object_type_order_qconfigs)
     result.module_name_object_type_order_qconfigs = ordered
-    left = [name for name in _makers(module, ranks) if name in places]
+    left = [name for name in _makers(module, layers) if name in places]
     left = [name for name in left if plan.decisions[name].quantized]
     for name in left:
         result.set_module_name_object_type_order(*places[name], None)
@@ -98,9 +115,9 @@ def rules_before_scaling(  # size: the graph, the plan for it, and what is asked
     return ChosenRules(result, (f"{len(left)} stay float before inputs that are scaled ({shown})",))
 
 
-def _makers(module: fx.GraphModule, ranks: Mapping[str, int]) -> list[str]:
-    """What makes the values that are divided for the layers of ``ranks``, back to what has weights."""
-    nodes = [node for node in module.graph.nodes if node.name in ranks]
+def _makers(module: fx.GraphModule, layers: Mapping[str, BySample]) -> list[str]:
+    """What makes the values that are divided for ``layers``, back to what has weights."""
+    nodes = [node for node in module.graph.nodes if node.name in layers]
     waiting = [maker for node in nodes for maker in node.all_input_nodes[0].all_input_nodes[:1]]
     found: dict[str, None] = {}
     while waiting:
@@ -148,11 +165,6 @@ def scaled_note(paths: Sequence[str]) -> str:
     )
 
 
-def _leaves_float(backend: BackendConfig) -> bool:
-    rules = backend.defaults.leave_float if backend.defaults is not None else ()
-    return bool(rules or (backend.qdq is not None and backend.qdq.leave_float))
-
-
 def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:
     """The modules of quantized layers, by the name of the node that calls them."""
     roots = {match.root for match in plan.matches if match.kind is MatchKind.PATTERN}
@@ -160,34 +172,31 @@ def _layers(module: fx.GraphModule, plan: Plan) -> dict[str, nn.Module]:
     for node in module.graph.nodes:
         if node.op == "call_module" and node.name in roots and plan.decisions[node.name].quantized:
             called = get_module(module, str(node.target))
-            part = called[0] if isinstance(called, nn.Sequential) else called
-            if isinstance(part, LAYERS):
+            if isinstance(_weighted(called), LAYERS):
                 found[node.name] = called
     return found
 
 
 def _measured(
     module: fx.GraphModule, layers: Mapping[str, nn.Module], batches: Iterable[Any]
-) -> dict[str, tuple[int, list[_Samples]]]:
-    """How many axes the inputs of ``layers`` have, and what their samples are like."""
-    found: dict[str, tuple[int, list[_Samples]]] = {}
+) -> dict[str, _Measured]:
+    """What the inputs of ``layers`` are like."""
+    found: dict[str, _Measured] = {}
 
-    def watching(name: str, least: int) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def watching(name: str, part: Any) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             value = args[0] if args else None
             if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
                 return
-            if value.dim() >= least and value.numel():
-                rank, seen = found.setdefault(name, (value.dim(), []))
-                if rank == value.dim():
-                    seen.append(_samples(value.detach()))
+            if value.dim() >= part.weight.dim() and value.numel():
+                one = found.setdefault(name, _Measured(value.dim(), []))
+                if one.axes == value.dim():
+                    one.note(part, value.detach(), result.detach())
 
         return note
 
-    handles = [
-        called.register_forward_pre_hook(watching(name, _least_rank(called)))
-        for name, called in layers.items()
-    ]
+    parts = ((name, _weighted(called)) for name, called in layers.items())
+    handles = [part.register_forward_hook(watching(name, part)) for name, part in parts]
     try:
         module.recompile()  # a deferred graph module has no signature before
         for batch in batches:
@@ -200,10 +209,33 @@ def _measured(
     return found
 
 
-def _least_rank(called: nn.Module) -> int:
-    """The axes of an input with samples: as many as a convolution's weight has, at least two."""
-    part: Any = called[0] if isinstance(called, nn.Sequential) else called
-    return int(part.weight.dim())
+@dataclass
+class _Measured:
+    """Of a layer: how many axes its inputs have, what their samples are like, and the largest value of each
+    output channel of samples that are divided by their largest value, without the bias."""
+
+    axes: int
+    seen: list[_Samples]
+    largest: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def note(self, part: Any, value: torch.Tensor, result: torch.Tensor) -> None:
+        self.seen.append(_samples(value))
+        axis = -1 if isinstance(part, nn.Linear) else 1
+        rows = result.movedim(axis, 1).flatten(2) if result.dim() > 2 else result[..., None]
+        rows = rows if part.bias is None else rows - part.bias.detach()[:, None]
+        divisor = value.flatten(1).abs().amax(1).clamp(min=_TINY)
+        sizes = rows.abs().amax(2) / divisor[:, None]
+        self.largest = torch.maximum(self.largest, sizes.nan_to_num(0.0, 0.0, 0.0).amax(0))
+
+    def sizes(self) -> tuple[float, ...]:
+        """Of each channel, but a thousandth of the largest at least: what is new may be larger."""
+        least = self.largest.max() / _CHANNELS
+        return tuple(self.largest.clamp(min=float(least)).tolist()) if least > 0 else ()
+
+
+def _weighted(called: nn.Module) -> Any:
+    """The layer with the weights, of a fused module, too."""
+    return called[0] if isinstance(called, nn.Sequential) else called
 
 
 def _samples(value: torch.Tensor) -> _Samples:

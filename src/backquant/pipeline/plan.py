@@ -36,6 +36,7 @@ from backquant.match import (
 )
 from backquant.match.default_between import rules_between_floats
 from backquant.match.default_places import ChosenRules, rules_for_places
+from backquant.match.plan import BySample
 from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.by_sample import rules_before_scaling, scaled_note
 from backquant.pipeline.capture import (
@@ -60,7 +61,7 @@ Rules = Callable[
 ]
 
 #: From a graph, the plan for it and a backend to the layers whose inputs are scaled sample by sample.
-BySample = Callable[[fx.GraphModule, Plan, BackendConfig], dict[str, int]]
+ChooseBySample = Callable[[fx.GraphModule, Plan, BackendConfig], dict[str, BySample]]
 
 
 class Planned(NamedTuple):
@@ -95,7 +96,7 @@ def planned(
     request: Request,
     capturing: Capturing | None = None,
     more_rules: tuple[Rules, ...] = (),
-    by_sample: BySample | None = None,
+    by_sample: ChooseBySample | None = None,
 ) -> Planned:
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
@@ -195,20 +196,20 @@ class _Planning:
     custom: CustomMatching
     capturing: Capturing | None
     more_rules: tuple[Rules, ...]
-    by_sample: BySample | None
+    by_sample: ChooseBySample | None
 
     def plan(self, captured: Captured) -> Planned:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.request)
         decompose_attention(captured, backend, mapping)
         drawn = self._drawn(captured, backend, mapping)
-        ranks = self._ranks(drawn, backend)
-        if ranks:  # what is chosen counts operators, and there are more of them
-            paths = scaled_by_sample(captured, ranks)
-            drawn = self._drawn(captured, backend, mapping, drawn.apart, ranks)
+        layers = self._by_sample(drawn, backend)
+        if layers:  # what is chosen counts operators, and there are more of them
+            paths = scaled_by_sample(captured, layers)
+            drawn = self._drawn(captured, backend, mapping, drawn.apart, layers)
             drawn = drawn._replace(notes=(*drawn.notes, scaled_note(paths)))
         plan = drawn.fitted.plan.explain(drawn.reasons).noted(*drawn.notes)
-        plan = replace(plan, apart=drawn.apart, by_sample=ranks)
+        plan = replace(plan, apart=drawn.apart, by_sample=layers)
         plan = with_reasons(plan, captured)
         released(captured.module)
         fused, values = drawn.fitted.fused, self._values(captured)
@@ -224,9 +225,9 @@ class _Planning:
         backend: BackendConfig,
         mapping: QConfigMapping,
         apart: tuple[str, ...] = (),
-        ranks: Mapping[str, int] = MappingProxyType({}),
+        layers: Mapping[str, BySample] = MappingProxyType({}),
     ) -> _Drawn:
-        """The plan with what is chosen for the graph. ``apart`` and ``ranks``: how it was changed before."""
+        """The plan with what is chosen for the graph. ``apart`` and ``layers``: how it was changed before."""
         by_default = self._by_default(captured, backend, mapping)
 
         def fit(mapping: QConfigMapping) -> FusedPlan:
@@ -234,7 +235,7 @@ class _Planning:
             return plan_fused(captured, backend, mapping, self.custom, values, by_default)
 
         drawn = _Drawn(fit(mapping), mapping).with_apart(apart)
-        for rules in self._rules(by_default, ranks):
+        for rules in self._rules(by_default, layers):
             chosen = drawn.chosen_by(rules, backend)
             if chosen is not None and chosen.apart:
                 layers_apart(captured, chosen.apart)
@@ -246,8 +247,8 @@ class _Planning:
                 drawn = drawn._replace(fitted=fit(drawn.mapping))
         return drawn
 
-    def _ranks(self, drawn: _Drawn, backend: BackendConfig) -> dict[str, int]:
-        """The layers whose inputs are to be scaled sample by sample, with the number of axes of these."""
+    def _by_sample(self, drawn: _Drawn, backend: BackendConfig) -> dict[str, BySample]:
+        """The layers whose inputs are to be scaled sample by sample."""
         if self.by_sample is None or not self._is_default():
             return {}
         fused, plan = drawn.fitted
@@ -275,12 +276,14 @@ class _Planning:
             own = tuple(map(mapping_for_export, own))
         return DefaultRules.of(backend.defaults.leave_float, mapping, own)
 
-    def _rules(self, by_default: DefaultRules | None, ranks: Mapping[str, int]) -> Iterator[Rules]:
+    def _rules(
+        self, by_default: DefaultRules | None, layers: Mapping[str, BySample]
+    ) -> Iterator[Rules]:
         """What chooses further rules for a graph, one after the other."""
         if by_default is not None:
             yield partial(rules_for_places, by_default)
-        if ranks:
-            yield partial(rules_before_scaling, ranks)
+        if layers:
+            yield partial(rules_before_scaling, layers)
         if self._is_default():
             yield from (rules_between_floats, *self.more_rules)
 
