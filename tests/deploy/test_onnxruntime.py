@@ -233,6 +233,26 @@ def test_a_product_before_a_float_relu_runs_on_integers(tmp_path) -> None:
     assert sqnr(quantized(x), run(tmp_path / "m.onnx", x)) > 50
 
 
+class Squared(nn.Module):
+    """A squared ReLU behind a product without a bias, as in Nemotron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)).square())
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (2, 4, 16)])
+def test_a_product_without_bias_before_a_float_relu_runs_on_integers(tmp_path, shape) -> None:
+    quantized, exported = export(Squared(), torch.randn(shape), tmp_path / "m.onnx")
+    found = kernels(exported)
+    assert found["QGemm"] + found["MatMulIntegerToFloat"] == 2, found
+    x = torch.randn(shape)
+    assert sqnr(quantized(x), run(tmp_path / "m.onnx", x)) > 50
+
+
 def test_dynamic_quantization_is_written_as_integer_products(tmp_path) -> None:
     model, x = Feed().eval(), torch.randn(2, 4, 16)
     mapping = QConfigMapping().set_global(per_channel_dynamic_qconfig)

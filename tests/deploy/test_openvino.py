@@ -322,3 +322,27 @@ def test_tables_of_embeddings_are_scaled_ahead(tmp_path) -> None:
         if node.get_type_name() == "Multiply"
         and "Gather" in {given.get_node().get_type_name() for given in node.input_values()}
     ]
+
+
+class Relative(nn.Module):
+    """Scores of positions: a product with a constant matrix, as of relative attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.register_buffer("table", torch.randn(16, 24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.matmul(self.first(x), self.table))
+
+
+def test_a_constant_in_a_product_is_its_weight(tmp_path) -> None:
+    torch.manual_seed(0)
+    model, x = Relative().eval(), torch.randn(4, 8, 16)
+    quantized = backquant.quantize(model, backend="openvino", calibration=[x], slower="keep")
+    exported = backquant.export(quantized, tmp_path / "m.xml")
+    assert exported.integer == exported.expected >= 2
+    assert exported.integer_share == 1.0
+    wanted = model(x)
+    noise = (run(tmp_path / "m.xml", x) - wanted).square().sum()
+    assert 10 * torch.log10(wanted.square().sum() / noise) > 25

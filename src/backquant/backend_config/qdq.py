@@ -38,7 +38,8 @@ class QDQRules:
     1. ``dequantize_per_user``: every reader of a quantized value has a dequantize node of its own
        (ExecuTorch's partitioner needs it). Default: the readers share one.
     2. ``quantize_constants``: values that depend on no input of the model (a position embedding) are
-       quantized, too, where a quantized operator reads them. Default: True.
+       quantized, too, where a quantized operator reads them. Default: True. Operands of matrix products
+       always are: they are weights.
     3. ``weights``: ``"integer"``: integers and a dequantize node; ``"quantized_float"``: floats, a
        quantize and a dequantize node, for targets that fold the weights themselves.
     4. ``bias``: of convolutions and matrix products in ONNX: ``"float"``, or ``"int32"``: integers with the

@@ -11,7 +11,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig
 from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
-from backquant.operators.index import computes_on_activations, shares_all_inputs
+from backquant.operators.index import computes_on_activations, shares_all_inputs, spellings
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
@@ -25,6 +25,7 @@ _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _NOT_OBSERVED = "INPUT_OUTPUT_NOT_OBSERVED"
 _FROM_INPUT = "the output takes its qparams from the input, which is not quantized"
 _UNSIGNED = (torch.quint8, torch.uint8)
+_PRODUCTS = frozenset(spellings("matmul"))
 
 
 @dataclass
@@ -151,8 +152,9 @@ class Placement:
         observation = self._plan.decisions[match.anchor].observation
         if observation == _NOT_OBSERVED or self._is_no_float_tensor(reader):
             return
+        is_product = reader.target in _PRODUCTS  # a constant in it is its weight
         for argument, role in observed_arguments(reader, match, self._positions):
-            if role is not Role.INPUT or argument.name not in self._left_alone:
+            if is_product or role is not Role.INPUT or argument.name not in self._left_alone:
                 self._place_input(reader, argument, role, match)
 
     def _place_input(self, reader: fx.Node, argument: fx.Node, role: Role, match: Match) -> None:
@@ -389,9 +391,8 @@ class Placement:
 def _constants_left_alone(module: fx.GraphModule, backend_config: BackendConfig) -> set[str]:
     """Values without an input behind them, where the backend does not quantize constants."""
     rules = backend_config.qdq
-    if rules is None or rules.quantize_constants:
-        return set()
-    return input_independent(module.graph)
+    is_asked = rules is None or rules.quantize_constants
+    return set() if is_asked else input_independent(module.graph)
 
 
 def _defaults_to_scalar(placeholder: fx.Node) -> bool:

@@ -4,8 +4,8 @@ ONNX Runtime runs a Gemm between dequantized operands on integers when its resul
 quantizes a float bias itself), or when its bias is integers of the scale input × weight. A MatMul with a
 following addition of a bias becomes such a Gemm where it knows the shapes. A Gemm without a bias is
 written as a MatMul, which it runs on integers with a float result. The bias that is an operand (of a Gemm, of
-a convolution) is stored so whatever becomes of the result. A Relu behind a Gemm with a float result keeps it
-in float, for what a later quantization might make needless: it is written as Max(x, 0).
+a convolution) is stored so whatever becomes of the result. A Relu behind a Gemm or MatMul with a float result
+keeps it in float, for what a later quantization might make needless: it is written as Max(x, 0).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def store_integer_biases(model: Any) -> None:
                 _store_bias(model, node, *adds_bias)
             if node.op_type != "Conv" and not _is_requantized(adds_bias[0]):
                 _relu_as_max(model, adds_bias[0].outputs[0])
-        elif node.op_type != "Conv" and _is_flat(node) and not _is_requantized(node):
-            _without_bias(model, node)
+        elif node.op_type != "Conv" and not _is_requantized(node):
+            _relu_as_max(model, node.outputs[0])
+            if _is_flat(node):
+                _without_bias(model, node)
 
 
 def store_described_biases(model: Any, described: Mapping[str, DTypeConfig]) -> None:
