@@ -63,7 +63,7 @@ def test_a_refused_export_says_why(name: str, tmp_path: Path, snapshot: Any) -> 
     make, changes = MODELS[name]
     with pytest.raises(BackquantError) as raised:
         backquant.export(make(), tmp_path / "model.onnx", **changes)
-    snapshot(name, raised.value)
+    snapshot(name, raised.value, {"addmm: mat1": "mat1"})  # PyTorch 2.15 names the operator
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,4 +77,4 @@ def test_a_refused_export_says_why(name: str, tmp_path: Path, snapshot: Any) -> 
 def test_a_capture_that_cannot_be(name: str, arguments: dict[str, Any], snapshot: Any) -> None:
     with pytest.raises(BackquantError) as raised:
         Capturing(**arguments)
-    snapshot(name, raised.value)
+    snapshot(name, raised.value, {"addmm: mat1": "mat1"})  # PyTorch 2.15 names the operator
