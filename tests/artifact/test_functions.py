@@ -73,6 +73,7 @@ LEFT_OUT = {
     "grouped_mm",
     "linear_cross_entropy",
     "scaled_addmm",
+    "scaled_addmm_",
     "scaled_grouped_mm",
     "scaled_mm",
     "triplet_margin_with_distance_loss",

@@ -384,6 +384,19 @@ struct Depthwise {
     found[3] = _mm512_unpackhi_epi16(high01, high23);
   }
 
+  static inline __attribute__((always_inline)) void clear(__m512i (&sums)[4]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) sums[j] = _mm512_setzero_si512();
+  }
+
+  // what one group of rows of a column adds to the sums, by its 256 bytes of the weight
+  static inline __attribute__((always_inline)) void add(
+      __m512i (&sums)[4], const __m512i (&found)[4], const int8_t* weight) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+      sums[j] = _mm512_dpbusd_epi32(sums[j], found[j], _mm512_loadu_si512(weight + j * 64));
+  }
+
   // scale and shift are in the order of the sums, 64 at a time
   template <bool WHOLE>
   static inline __attribute__((always_inline)) void store(
@@ -426,9 +439,7 @@ struct Depthwise {
       // each column of the input is read once and adds to KW sums
       __m512i sums[KW][4];
 #pragma GCC unroll 8
-      for (int k = 0; k < KW; k++)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[k][j] = _mm512_setzero_si512();
+      for (int k = 0; k < KW; k++) clear(sums[k]);
       for (int64_t i = -g.pw; i < g.ow + KW - 1 - g.pw; i++) {
         const bool inside = (uint64_t)i < (uint64_t)g.w;
 #pragma GCC unroll 2
@@ -436,11 +447,8 @@ struct Depthwise {
           __m512i found[4];
           column<WHOLE>(inside ? rows : beyond, inside ? i * g.c + channel : 0, group, mask, found);
 #pragma GCC unroll 8
-          for (int k = 0; k < KW; k++)
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)  // sums[k] is the output whose tap KW - 1 - k this column is
-              sums[k][j] = _mm512_dpbusd_epi32(
-                  sums[k][j], found[j], _mm512_loadu_si512(weight + (((KW - 1 - k) * GROUPS + group) * 4 + j) * 64));
+          for (int k = 0; k < KW; k++)  // sums[k] is the output whose tap KW - 1 - k this column is
+            add(sums[k], found, weight + ((KW - 1 - k) * GROUPS + group) * 256);
         }
         const int64_t o = i + g.pw - (KW - 1);
         if (o >= 0) store<WHOLE>(sums[0], e, channel, out + o * g.oc + channel, mask);
@@ -448,14 +456,12 @@ struct Depthwise {
         for (int k = 0; k + 1 < KW; k++)
 #pragma GCC unroll 4
           for (int j = 0; j < 4; j++) sums[k][j] = sums[k + 1][j];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[KW - 1][j] = _mm512_setzero_si512();
+        clear(sums[KW - 1]);
       }
     } else {
       for (int64_t o = 0; o < g.ow; o++) {
         __m512i sums[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[j] = _mm512_setzero_si512();
+        clear(sums);
 #pragma GCC unroll 8
         for (int k = 0; k < KW; k++) {
           const int64_t i = o * STRIDE - g.pw + k;
@@ -464,10 +470,7 @@ struct Depthwise {
           for (int group = 0; group < GROUPS; group++) {
             __m512i found[4];
             column<WHOLE>(inside ? rows : beyond, inside ? i * g.c + channel : 0, group, mask, found);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)
-              sums[j] = _mm512_dpbusd_epi32(
-                  sums[j], found[j], _mm512_loadu_si512(weight + ((k * GROUPS + group) * 4 + j) * 64));
+            add(sums, found, weight + (k * GROUPS + group) * 256);
           }
         }
         store<WHOLE>(sums, e, channel, out + o * g.oc + channel, mask);

@@ -33,6 +33,15 @@ class Blocks:
     tail: int
     group: int
 
+    @classmethod
+    def of(cls, rows: int, columns: int, channels: int, group: int) -> Blocks:
+        """The blocks for so many channels; ``group`` is rounded up to whole ``rows``."""
+        registers = -(-channels // _LANES)
+        count = -(-registers // columns)
+        last = registers - (count - 1) * columns
+        tail = channels - (registers - 1) * _LANES
+        return cls(rows, columns, count, last, tail, -(-group // rows) * rows)
+
 
 def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
     """The blocks for an output of so many pixels and channels; ``run``: how many integers make one sum.
@@ -43,24 +52,14 @@ def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
     Blocks(rows=7, columns=3, count=2, last=2, tail=16, group=49)
     """
     registers = -(-channels // _LANES)
-    count = -(-registers // 4)
-    columns = -(-registers // count)
-    count = -(-registers // columns)
+    columns = -(-registers // -(-registers // 4))
     pixels = max(pixels, 1)
     rows = min(
         range(1, _ROWS[columns] + 1),
         key=lambda n: (-(-pixels // n) * (max(n * columns, 8) + columns), -n),
     )
     group = max(_CACHED // max(run, 1), rows)
-    group = min(group, -(-pixels // threads))
-    return Blocks(
-        rows,
-        columns,
-        count,
-        registers - (count - 1) * columns,
-        channels - (registers - 1) * _LANES,
-        -(-group // rows) * rows,
-    )
+    return Blocks.of(rows, columns, channels, min(group, -(-pixels // threads)))
 
 
 def reads_rows(weight: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -95,18 +94,9 @@ def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
     >>> choose_tiles(3136, 80, 576, 1)
     Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=928)
     """
-    registers = -(-channels // _LANES)
-    columns = min(registers, 2)
-    count = -(-registers // columns)
+    columns = min(-(-channels // _LANES), 2)
     group = min(max(_TILE_CACHED // row, _TILE_ROWS), -(-max(pixels, 1) // threads))
-    return Blocks(
-        _TILE_ROWS,
-        columns,
-        count,
-        registers - (count - 1) * columns,
-        channels - (registers - 1) * _LANES,
-        -(-group // _TILE_ROWS) * _TILE_ROWS,
-    )
+    return Blocks.of(_TILE_ROWS, columns, channels, group)
 
 
 def pack(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
