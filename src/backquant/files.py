@@ -144,8 +144,10 @@ def workspace() -> Iterator[Path]:
     """A folder among the temporary ones, for what nobody needs afterwards.
 
     >>> with workspace() as folder:
-    ...     list(folder.iterdir())
-    []
+    ...     (folder / "weights.bin").write_bytes(b"abc")
+    3
+    >>> folder.exists()
+    False
     """
     owner = os.geteuid() if fcntl else 0
     place = Path(tempfile.gettempdir())

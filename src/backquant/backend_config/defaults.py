@@ -301,8 +301,8 @@ class BackendDefaults:
         """The inverse of ``to_dict``. Raises ``SpecError`` with the place for an unknown key.
 
         >>> minmax = {"observer": "minmax"}
-        >>> BackendDefaults.from_dict({"activation": minmax, "weight": minmax}).overrides
-        ()
+        >>> BackendDefaults.from_dict({"activation": minmax, "weight": minmax})
+        BackendDefaults(activation=QuantDefault('minmax'), weight=QuantDefault('minmax'))
         """
         check_keys(values, (*_ROLES, *_MORE), "BackendDefaults")
         overrides = []

@@ -236,8 +236,9 @@ def to_forward(pattern: NormalPattern) -> Pattern:
 def beyond_tuples(pattern: NormalPattern) -> str:
     """What of a pattern nested tuples cannot say; empty for those that they can.
 
-    >>> beyond_tuples(normal_form(torch.add))
-    ''
+    >>> squared = [PatternNode(torch.nn.Conv2d, None, "module"), PatternNode(torch.mul, (0, 0), "function")]
+    >>> beyond_tuples(NormalPattern(tuple(squared))), beyond_tuples(normal_form(torch.mul))
+    ('uses one value twice', '')
     """
     uses = [i for node in pattern.nodes for i in node.inputs or ()]
     if len(uses) != len(set(uses)):

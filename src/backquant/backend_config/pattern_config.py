@@ -250,7 +250,8 @@ root_module=torch.nn.Linear)
     def set_root_module(self, root_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
         """Set the float module that conversion swaps for the reference module of this entry.
 
-        >>> _ = BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear)
+        >>> BackendPatternConfig(torch.nn.Linear).set_root_module(torch.nn.Linear).root_module
+        <class 'torch.nn.modules.linear.Linear'>
         """
         self.root_module = check_module_class(root_module, "root_module")
         return self
@@ -281,7 +282,10 @@ root_module=torch.nn.Linear)
     def set_fused_module(self, fused_module: type[torch.nn.Module] | None) -> BackendPatternConfig:
         """Set the module that this pattern is fused into.
 
-        >>> _ = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fused_module(None)
+        >>> from backquant.nn.intrinsic import LinearReLU
+        >>> entry = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fused_module(LinearReLU)
+        >>> entry.fused_module.__name__
+        'LinearReLU'
         """
         self.fused_module = check_module_class(fused_module, "fused_module")
         return self
@@ -294,7 +298,9 @@ root_module=torch.nn.Linear)
 
         >>> def fuse(is_qat, linear, relu):
         ...     return torch.nn.Sequential(linear, relu)
-        >>> _ = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fuser_method(fuse)
+        >>> entry = BackendPatternConfig((torch.nn.Linear, torch.nn.ReLU)).set_fuser_method(fuse)
+        >>> entry.fuser_method(False, torch.nn.Linear(2, 2), torch.nn.ReLU())[1]
+        ReLU()
         """
         self.fuser_method = check_callable(fuser_method, "fuser_method")
         return self

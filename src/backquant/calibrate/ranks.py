@@ -47,16 +47,11 @@ def synchronize_observers(prepared: nn.Module, group: dist.ProcessGroup | None =
     Raises:
         UsageError: there is no process group, the model is not prepared, or ranks have different models.
 
-    >>> from backquant.backend_config import BackendConfig
-    >>> from backquant.graph import capture
-    >>> from backquant.match import Plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import QConfigMapping
-    >>> module = capture(nn.Sequential(nn.ReLU())).module
-    >>> prepared = insert_observers(module, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> synchronize_observers(prepared)
-    >>> dist.destroy_process_group()
+    >>> synchronize_observers(nn.ReLU())
+    Traceback (most recent call last):
+    backquant.errors.UsageError: there are no ranks to synchronize
+      where  synchronize_observers
+      fix    call it between init_process_group and destroy_process_group, on every rank
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise UsageError(

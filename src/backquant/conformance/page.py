@@ -83,8 +83,10 @@ def table(found: Conformance) -> tuple[list[str], list[Row]]:
 def blocks(found: Conformance) -> list[Block]:
     """The matrix in parts without empty cells.
 
-    >>> blocks(Conformance("x86", "x86", {}))
-    []
+    >>> claims = [("add", "int8"), ("mul", "int8"), ("relu", "uint8")]
+    >>> found = Conformance("x86", "x86", {}, tallies={claim: Tally(*claim) for claim in claims})
+    >>> [block.title for block in blocks(found)]
+    ['2 entries: int8', '1 entry: uint8']
     """
     columns, rows = table(found)
     groups: dict[tuple[int, ...], list[Row]] = {}
@@ -113,8 +115,12 @@ def headline(found: Conformance) -> str:
 def reasons(found: Conformance) -> Iterator[tuple[str, list[Reason]]]:
     """What does not conform under each heading; claims with one reason stand together.
 
-    >>> list(reasons(Conformance("x86", "x86", {})))
-    []
+    >>> from collections import Counter
+    >>> wrong = {"verdicts": Counter([Verdict.WRONG]), "why": "off by 2 steps"}
+    >>> tallies = {(name, "int8"): Tally(name, "int8", **wrong) for name in ("add", "mul")}
+    >>> [(_, [reason])] = reasons(Conformance("x86", "x86", {}, tallies=tallies))
+    >>> reason.why, reason.patterns
+    ('off by 2 steps', ('add', 'mul'))
     """
     for title, verdicts in _KINDS:
         groups: dict[tuple[Verdict, str, str], list[str]] = {}

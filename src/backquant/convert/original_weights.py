@@ -27,15 +27,13 @@ def original_weights(prepared: fx.GraphModule, reference: fx.GraphModule) -> Wei
         prepared: from ``prepare_fx``.
         reference: what it was converted to.
 
-    >>> from backquant.backend_config import BackendConfig
-    >>> from backquant.convert.reference import convert_to_reference
-    >>> from backquant.match.plan import Plan
-    >>> from backquant.prepare import Record, insert_observers
-    >>> from backquant.qconfig import QConfigMapping
-    >>> gm = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-    >>> prepared = insert_observers(gm, Record(Plan("x86"), BackendConfig("x86"), QConfigMapping()))
-    >>> original_weights(prepared, convert_to_reference(prepared))
-    {}
+    >>> import backquant
+    >>> x, mapping = torch.ones(1, 3), backquant.get_default_qconfig_mapping("x86")
+    >>> prepared = backquant.prepare_fx(nn.Sequential(nn.Linear(3, 2)).eval(), mapping, (x,))
+    >>> _ = prepared(x)
+    >>> found = original_weights(prepared, backquant.convert_to_reference_fx(prepared))
+    >>> {key: [list(tensor.shape) for tensor in pair] for key, pair in found.items()}
+    {'0': [[2, 3], [2]]}
     """
     state, plan = prepared_state(prepared), reference_state(reference).plan
     nodes = {node.name: node for node in prepared.graph.nodes}

@@ -17,9 +17,14 @@ __all__ = ["dequantize_per_user", "portable"]
 def portable(reference: fx.GraphModule, rules: QDQRules) -> fx.GraphModule:
     """A copy of ``reference`` with weights as integers and dequantize nodes; names of nodes are kept.
 
-    >>> [node.name for node in portable(fx.symbolic_trace(fx.GraphModule({}, fx.Graph())),
-    ...                                 QDQRules()).graph.nodes]
-    ['output']
+    >>> import backquant, torch
+    >>> x, mapping = torch.ones(1, 3), backquant.get_default_qconfig_mapping("x86")
+    >>> prepared = backquant.prepare_fx(torch.nn.Sequential(torch.nn.Linear(3, 2)).eval(), mapping, (x,))
+    >>> _ = prepared(x)
+    >>> reference = backquant.convert_to_reference_fx(prepared, dialect="decomposed")
+    >>> made = portable(reference, QDQRules(weights="quantized_float"))
+    >>> made.state_dict().keys() - reference.state_dict().keys()
+    {'0.weight_float'}
     """
     made = with_weight_nodes(reference, rules.weights)
     assert isinstance(made, fx.GraphModule)

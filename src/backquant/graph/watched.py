@@ -68,6 +68,9 @@ def dispatch_modes() -> int:
 def is_watched() -> bool:
     """Whether something wants to see the operators, or gives them another meaning.
 
+    >>> with torch.autocast("cpu"):
+    ...     is_watched()
+    True
     >>> is_watched()
     False
     """

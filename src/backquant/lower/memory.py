@@ -21,7 +21,7 @@ def may_overwrite(
     >>> import torch
     >>> traced = torch.fx.symbolic_trace(torch.nn.Identity())
     >>> x, out = traced.graph.nodes
-    >>> may_overwrite(traced, x, out)  # the caller's own tensor
+    >>> may_overwrite(traced, x, out)  # it is the caller's own tensor
     False
     """
     if not makes_memory(graph_module, value):

@@ -165,8 +165,10 @@ def check_tensor(request: TensorRequest, demand: DTypeWithConstraints) -> list[R
     """Every rule that a request breaks; a demand without a dtype demands nothing.
 
     >>> import torch
-    >>> check_tensor(TensorRequest(torch.qint8, "MinMaxObserver"), DTypeWithConstraints(torch.qint8))
-    []
+    >>> request = TensorRequest(torch.qint8, "MinMaxObserver", quant_min=-128, quant_max=127)
+    >>> narrow = DTypeWithConstraints(torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127)
+    >>> [(broken.rule, broken.asked, broken.admitted) for broken in check_tensor(request, narrow)]
+    [('quant-range', '[-128, 127]', '[-127, 127]')]
     """
     if demand.dtype is None:
         return []

@@ -55,7 +55,10 @@ def _is_plain(function: object) -> bool:
 def worth_an_export(costs: Mapping[str, int], kept: list[fx.Node]) -> bool:
     """Whether calls that were kept whole hold a share of the multiply-adds that counts.
 
-    >>> worth_an_export({"linear": 90}, [])
+    >>> x, linear, helper, output = fx.symbolic_trace(lambda x: (x @ x) + 1).graph.nodes
+    >>> worth_an_export({linear.name: 90, helper.name: 10}, [helper])
+    True
+    >>> worth_an_export({linear.name: 90}, [helper])
     False
     """
     return sum(costs.get(node.name, 0) for node in kept) > _LEAST * sum(costs.values())

@@ -119,8 +119,11 @@ def rules_differ(report: Report) -> bool:
 
     Those for one operator of a module (its n-th addition) are what a backend leaves in float by default.
 
-    >>> rules_differ(Report("x86", rows=(Row("a", "add", "", "quantized", rule="global"),)))
-    False
+    >>> [
+    ...     rules_differ(Report("x86", rows=(Row("a", "add", "", "quantized", rule=rule),)))
+    ...     for rule in ("global", "module_name 'a'")
+    ... ]
+    [False, True]
     """
     return any(row.rule.startswith(("module_name ", "module_name_regex ")) for row in report.rows)
 

@@ -35,8 +35,10 @@ def integer_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with quantized tensors, by position, as the plain integers that ``graph`` reads.
 
-    >>> integer_arguments(Graph(), {}, (1,), {"y": 2})
-    ((1,), {'y': 2})
+    >>> graph = torch.fx.symbolic_trace(lambda x, y: x + y).graph
+    >>> x = torch.quantize_per_tensor(torch.tensor([1.0]), 0.5, 3, torch.quint8)
+    >>> integer_arguments(graph, {0: QParams(0.5, 3, 0, 255, torch.uint8)}, (x, 1), {})
+    ((tensor([5], dtype=torch.uint8), 1), {})
     """
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
     found, named = list(args), dict(kwargs)

@@ -20,8 +20,11 @@ class TimesFile:
 
     ``folder`` ``None``: nothing is kept. A file that cannot be read or written is as if it were not there.
 
-    >>> TimesFile(None, "x86").known
-    {}
+    >>> from backquant.files import workspace
+    >>> with workspace() as folder:
+    ...     TimesFile(folder, "x86").keep({"linear 1x64": 2e-6})
+    ...     TimesFile(folder, "x86").known, TimesFile(folder, "onednn").known
+    ({'linear 1x64': 2e-06}, {})
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, runs_on: str) -> None:

@@ -22,10 +22,13 @@ def hold_zero(program: Program) -> None:
     """Let each ``choose_qparams`` in ``program`` itself read the ends of a range with zero in it.
 
     >>> from backquant.deploy.program import export_program
-    >>> made = export_program(fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(1, 8),), {}, None)
-    >>> hold_zero(made)  # measures nothing
-    >>> any("stack" in node.name for node in made.exported.graph.nodes)
-    False
+    >>> register_quantized_decomposed()
+    >>> def scale(x):
+    ...     return torch.ops.quantized_decomposed.choose_qparams(x, 0, 255, 1e-7, torch.uint8)[0]
+    >>> made = export_program(fx.symbolic_trace(scale), (torch.ones(8),), {}, None)
+    >>> hold_zero(made)
+    >>> [node.name for node in made.exported.graph.nodes][1:6]
+    ['amin_default', 'clamp_max_default', 'amax_default', 'clamp_min_default', 'stack_default']
     """
     register_quantized_decomposed()
     target = torch.ops.quantized_decomposed.choose_qparams.tensor

@@ -21,12 +21,18 @@ _CEIL_MODE = 5  # its position in the schema
 def keep_ceil_mode(program: Program) -> None:
     """Put such a bound, in ``program`` itself, between a dequantize node and each pooling in ceil mode.
 
+    >>> import torch
     >>> from backquant.deploy.program import export_program
-    >>> pool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
-    >>> made = export_program(fx.symbolic_trace(pool), (torch.zeros(1, 1, 8, 8),), {}, None)
-    >>> keep_ceil_mode(made)  # reads no dequantize node
-    >>> any("clamp" in node.name for node in made.exported.graph.nodes)
-    False
+    >>> from backquant.graph.decomposed import register_quantized_decomposed
+    >>> register_quantized_decomposed()
+    >>> def pooled(q):
+    ...     x = torch.ops.quantized_decomposed.dequantize_per_tensor(q, 0.1, 0, 0, 255, torch.uint8)
+    ...     return torch.max_pool2d(x, 3, 2, ceil_mode=True)
+    >>> integers = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    >>> made = export_program(fx.symbolic_trace(pooled), (integers,), {}, None)
+    >>> keep_ceil_mode(made)
+    >>> [node.name for node in made.exported.graph.nodes]
+    ['q', 'dequantize_per_tensor', 'clamp_min_default', 'max_pool2d', 'output']
     """
     graph = program.exported.graph
     for node in graph.find_nodes(op="call_function", target=overload("max_pool2d")):

@@ -26,10 +26,21 @@ def with_height(program: Program) -> None:
     """Write the integer 1-d convolutions of ``program`` so, in ``program`` itself; the values are the same.
 
     >>> from backquant.deploy.program import export_program
-    >>> made = export_program(fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
+    >>> import torch
+    >>> from backquant.graph.decomposed import register_quantized_decomposed
+    >>> register_quantized_decomposed()
+    >>> ops = torch.ops.quantized_decomposed
+    >>> def layer(q, weight, scales, zeros):
+    ...     x = ops.dequantize_per_tensor(q, 0.1, 0, 0, 255, torch.uint8)
+    ...     return torch.conv1d(
+    ...         x, ops.dequantize_per_channel(weight, scales, zeros, 0, -127, 127, torch.int8)
+    ...     )
+    >>> weight = torch.ones(2, 1, 3, dtype=torch.int8), torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    >>> given = (torch.zeros(1, 1, 8, dtype=torch.uint8), *weight)
+    >>> made = export_program(fx.symbolic_trace(layer), given, {}, None)
     >>> with_height(made)
-    >>> len(made.exported.graph.nodes)  # has none
-    3
+    >>> [node.name for node in made.exported.graph.nodes if "conv" in node.name or "queeze" in node.name]
+    ['unsqueeze_default', 'unsqueeze_default_1', 'conv2d_default', 'squeeze_dim']
     """
     for node in list(program.exported.graph.nodes):
         if node.target in _CONVOLUTIONS and _is_integer(node):

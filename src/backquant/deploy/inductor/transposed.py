@@ -18,12 +18,14 @@ _TRANSPOSED = overloads("conv_transpose1d", "conv_transpose2d", "conv_transpose3
 def keep_transposed(program: Program) -> None:
     """Put such a bound, in ``program`` itself, behind each transposed convolution.
 
+    >>> import torch
     >>> from torch import fx
     >>> from backquant.deploy.program import export_program
-    >>> made = export_program(fx.symbolic_trace(torch.nn.ReLU()), (torch.zeros(2),), {}, None)
-    >>> keep_transposed(made)  # has none
-    >>> len(made.exported.graph.nodes)
-    3
+    >>> layer = fx.symbolic_trace(lambda x, weight: torch.conv_transpose1d(x, weight))
+    >>> made = export_program(layer, (torch.zeros(1, 1, 4), torch.ones(1, 1, 2)), {}, None)
+    >>> keep_transposed(made)
+    >>> [node.name for node in made.exported.graph.nodes]
+    ['x', 'weight', 'conv_transpose1d', 'clamp_min_default', 'output']
     """
     graph = program.exported.graph
     for node in [node for node in graph.nodes if node.target in _TRANSPOSED]:
