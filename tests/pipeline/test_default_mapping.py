@@ -78,6 +78,27 @@ def test_fbgemm_keeps_7_bits_for_its_depthwise_kernel() -> None:
     assert "depthwise" in narrow_because(engine_info("fbgemm"))
 
 
+def test_fbgemm_takes_8_bits_where_the_model_is_known(vnni: Callable[[bool], None]) -> None:
+    """Weights of 7 bits keep pairs of products within 16 bits in its depthwise kernel."""
+    vnni(True)
+    if not engine_info("fbgemm").wide_accumulation:
+        pytest.skip("this CPU has no VNNI")
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(16, 16, 3, groups=16)
+    with torch.no_grad():
+        depthwise.weight.copy_(torch.rand(depthwise.weight.shape) * 0.1 + 0.9)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), depthwise, nn.ReLU()).eval()
+    images = [torch.rand(2, 3, 9, 9) * 0.1 + 0.9 for _ in range(4)]
+    found = backquant.quantize(model, backend="fbgemm", calibration=images, slower="keep")
+    notes = " ".join(found.report.notes)
+    assert "activations take 8 bits" in notes
+    assert "weights of 1 convolutions take 7 bits: fbgemm's depthwise kernels" in notes
+    assert found.report.coverage == 1.0
+    with torch.no_grad():
+        wanted = model(images[0])
+        assert (found(images[0]) - wanted).abs().max() < 0.02 * wanted.abs().max()
+
+
 def test_without_an_engine_the_backends_default_is_kept() -> None:
     config = get_backend_config("tensorrt")
     assert mapping_on_engine(config, None) == (get_default_qconfig_mapping(config), ())

@@ -179,7 +179,7 @@ class CalibrationCall:
         if isinstance(self.weights, Mapping):
             mapping = weights_by_path(config, self.weights, self.group_size, source)
         given = given_request(mapping, self.prepare_custom_config)
-        requested = DefaultedRequest.of(config, engine, *given)
+        requested = DefaultedRequest.of(config, engine, *given, frozen)
         if self.weights is not None:
             requested = replace(requested, implied=True)
         example, batches = example_of_rank_0(ranks, frozen, example_inputs, calibration)

@@ -221,7 +221,7 @@ def explain(  # size: as quantize
     frozen = evaluation_copy(opened_model(model))
     engine = _engine_here(config)
     requested = DefaultedRequest.of(
-        config, engine, *given_request(qconfig_mapping, prepare_custom_config)
+        config, engine, *given_request(qconfig_mapping, prepare_custom_config), frozen
     )
     example = checked_example(frozen, example_inputs)
     capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)

@@ -1,7 +1,9 @@
 """How many bits activations get when the user asks for nothing: 8 where the engine sums products of
 8 bits without saturation on this CPU, 7 where it does not.
 
-``get_default_qconfig_mapping`` stays PyTorch's; this is the choice of ``quantize`` and ``explain``.
+``get_default_qconfig_mapping`` stays PyTorch's; this is the choice of ``quantize`` and ``explain``. Where
+only the kernels of depthwise convolutions saturate (fbgemm with VNNI) and the model is known, it is their
+weights that take 7 bits: activations are shared by all operators, weights are not.
 
 Source: oneDNN developer guide, "Nuances of int8 computations": without VNNI two products of 8 bits
 are summed in 16 bits, which saturates unless one factor has 7 bits.
@@ -14,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from backquant.backend_config import BackendConfig, BackendDefaults, QuantDefault
 from backquant.dtypes import quantize_bounds
@@ -29,6 +33,7 @@ from backquant.qconfig import (
     get_default_qconfig_mapping,
     qconfig_equals,
 )
+from backquant.qconfig.build import ptq_qconfig
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,9 @@ class DefaultedRequest:
         engine: EngineInfo | None,
         mapping: QConfigMapping | None = None,
         custom: PrepareCustomConfig | None = None,
+        model: nn.Module | None = None,
     ) -> DefaultedRequest:
-        """The request for ``mapping``, or for what is asked for by default on this engine.
+        """The request for ``mapping``, or for what is asked for by default on this engine, for ``model``.
 
         >>> from backquant.backend_config import get_backend_config
         >>> requested = DefaultedRequest.of(get_backend_config("tensorrt"), None)
@@ -58,7 +64,7 @@ class DefaultedRequest:
         (True, ())
         """
         try:
-            default, notes = mapping_on_engine(config, engine)
+            default, notes = mapping_on_engine(config, engine, model)
         except ConfigError:  # it has no default: nothing static, say
             if mapping is None:
                 raise
@@ -92,12 +98,13 @@ def _same(one: QConfig | None, other: QConfig | None) -> bool:
 
 
 def mapping_on_engine(
-    config: BackendConfig, engine: EngineInfo | None
+    config: BackendConfig, engine: EngineInfo | None, model: nn.Module | None = None
 ) -> tuple[QConfigMapping, tuple[str, ...]]:
     """What is asked for by default on this engine, and a note that says which range it is.
 
     The backend's own default is kept where it does not measure unsigned 8-bit activations in a range
-    that it leaves open, where the backend's entries admit no other range, and without an engine.
+    that it leaves open, where the backend's entries admit no other range, and without an engine. ``model``:
+    what is to be quantized, where that is known.
 
     >>> from backquant.backend_config import get_backend_config
     >>> from backquant.lower import engine_info
@@ -107,7 +114,8 @@ def mapping_on_engine(
     """
     if engine is None or config.defaults is None or not _is_open(config.defaults.activation):
         return get_default_qconfig_mapping(config), ()
-    reason = narrow_because(engine)
+    narrow = _narrow_depthwise(engine, model)
+    reason = "" if narrow is not None else narrow_because(engine)
     reduced = bool(reason)
     if not reduced and not _admits(config, quantize_bounds(torch.quint8)):
         return get_default_qconfig_mapping(config), ()
@@ -118,8 +126,36 @@ def mapping_on_engine(
     if not engine.as_described and _has_open_tensor_weights(config):
         defaults = _by_channel(defaults)
         notes.append("weights have a scale for each output channel")
-    changed = copy.copy(config).set_defaults(defaults)
-    return get_default_qconfig_mapping(changed), tuple(notes)
+    mapping = get_default_qconfig_mapping(copy.copy(config).set_defaults(defaults))
+    if narrow:
+        qconfig = ptq_qconfig(replace(defaults, weight=_narrow(defaults.weight)))
+        for path in narrow:
+            mapping.set_module_name(path, qconfig)
+        kernels = "depthwise kernels sum products in 16 bits"
+        notes.append(
+            f"weights of {len(narrow)} convolutions take 7 bits: {engine.name}'s {kernels}"
+        )
+    return mapping, tuple(notes)
+
+
+def _narrow_depthwise(engine: EngineInfo, model: nn.Module | None) -> list[str] | None:
+    """The depthwise convolutions of ``model`` whose weights are to take 7 bits; ``None`` where that does not
+    do: where other kernels saturate, too, or the backend's rules for transposed ones are others.
+    """
+    if model is None or not engine.wide_accumulation or engine.wide_depthwise:
+        return None
+    found = [(path, module) for path, module in model.named_modules() if _is_depthwise(module)]
+    if any(module.transposed for _, module in found):
+        return None
+    return [path for path, _ in found]
+
+
+def _is_depthwise(module: Any) -> bool:
+    return isinstance(module, _ConvNd) and module.groups > 1 and module.weight.shape[1] == 1
+
+
+def _narrow(weight: QuantDefault | None) -> QuantDefault:
+    return replace(weight or QuantDefault("minmax"), quant_min=-64, quant_max=63)
 
 
 def _has_open_tensor_weights(config: BackendConfig) -> bool:
