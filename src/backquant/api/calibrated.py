@@ -49,6 +49,7 @@ from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
 from backquant.prepare import PreparedModule, Request, prepared_state, with_state
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
+from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import report_of, with_reporting
 from backquant.report.requirements import check_requirement
 from backquant.runtime import QuantizedModel
@@ -90,11 +91,15 @@ class Calibrated:
         )
         return convert_to_reference(self.prepared, request=request)
 
-    def in_float(self, reason: Reason) -> QuantizedModel | None:
-        """The model with nothing quantized and nothing taken apart, for this reason; ``None`` where it
-        cannot be captured so."""
+    def in_float(
+        self, reason: Reason, quantized: QuantizedModel | None = None
+    ) -> QuantizedModel | None:
+        """The model with nothing quantized and nothing taken apart, for this reason, or for that for which
+        ``quantized`` has no kernel; ``None`` where it cannot be captured so."""
+        found = () if quantized is None else quantized.left_in_float
+        own = {one.node: one for one in found if one.rule != ReasonCode.FLOAT_IN_REFERENCE}
         try:
-            whole = planned_in_float(self.frozen, self.request, self.capturing, reason)
+            whole = planned_in_float(self.frozen, self.request, self.capturing, reason, own)
         except CaptureError:
             return None
         prepared = prepared_for_inference(whole, self.request)

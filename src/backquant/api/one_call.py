@@ -175,9 +175,9 @@ def quantize(
             return lowered
 
         def in_float(reason: Reason) -> QuantizedModel | None:
-            return None if required is not None else made_ready.in_float(reason)
+            return None if required is not None else made_ready.in_float(reason, whole)
 
-        made = converted({})
+        made = whole = converted({})
         keep = required if isinstance(required, tuple) else ()
         timing = replace(TIMING, keep_named=calls.has_mapping, keep=keep)
         if quantizes_recurrent(prepared_state(prepared).plan):

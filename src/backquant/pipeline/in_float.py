@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch import nn
 
@@ -17,13 +19,18 @@ from backquant.reason_codes import ReasonCode
 
 
 def planned_in_float(
-    model: nn.Module, request: Request, capturing: Capturing, reason: Reason
+    model: nn.Module,
+    request: Request,
+    capturing: Capturing,
+    reason: Reason,
+    without_kernel: Mapping[str, Reason] = MappingProxyType({}),
 ) -> Planned:
     """The graph of ``model`` with PyTorch's layers whole, as PyTorch's own tracer leaves them.
 
     Attention and transformer layers keep the fast paths that they have in PyTorch. Only what
-    ``request.custom`` names is quantized; ``reason``: of what could have been, and of all that holds
-    multiply-adds. Raises ``CaptureError`` as ``planned``.
+    ``request.custom`` names is quantized; ``reason``: of what could have been. What could not has its own
+    reason, as of a plan for ``request``, or of ``without_kernel`` (by the names of operators). Raises
+    ``CaptureError`` as ``planned``.
 
     >>> import torch
     >>> from backquant.backend_config import BackendConfig
@@ -40,13 +47,17 @@ def planned_in_float(
     step = planned(model, nothing, replace(capturing, own=None, decompose=False))
     costs, _ = costs_of(step.module, capturing.example_inputs)
     plan = step.record.plan
-    reasons = {
-        name: replace(reason, node=name)
-        for name, decision in plan.decisions.items()
-        if not decision.quantized
-        and (
-            costs.multiply_adds.get(name)
-            or any(found.rule == ReasonCode.QCONFIG_NONE for found in decision.reasons)
-        )
-    }
+    asked = planned(model, request, replace(capturing, decompose=False)).record.plan.decisions
+    modules = {node.name for node in step.module.graph.nodes if node.op == "call_module"}
+    reasons: dict[str, Reason] = {}
+    for name, decision in plan.decisions.items():
+        own, multiplies = asked.get(name), bool(costs.multiply_adds.get(name))
+        is_asked = any(found.rule == ReasonCode.QCONFIG_NONE for found in decision.reasons)
+        if decision.quantized or not (multiplies or is_asked):
+            continue
+        # A layer that is whole here is taken apart where it is quantized: no entry names it.
+        if own is None or own.quantized or (multiplies and name in modules):
+            reasons[name] = replace(without_kernel.get(name, reason), node=name)
+        elif own.reasons:
+            reasons[name] = own.reasons[0]
     return step._replace(record=replace(step.record, plan=plan.explain(reasons), costs=costs))
