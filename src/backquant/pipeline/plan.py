@@ -162,9 +162,10 @@ def _requested_by_type(mapping: QConfigMapping, capturing: Capturing) -> frozens
 
 
 class _Drawn(NamedTuple):
-    """A plan, and what has been chosen for it beyond what is asked."""
+    """A plan, the shapes that it was decided by, and what has been chosen for it beyond what is asked."""
 
     fitted: FusedPlan
+    values: GraphValues
     mapping: QConfigMapping
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, Reason] = MappingProxyType({})
@@ -212,8 +213,8 @@ class _Planning:
         plan = replace(plan, apart=drawn.apart, by_sample=layers)
         plan = with_reasons(plan, captured)
         released(captured.module)
-        fused, values = drawn.fitted.fused, self._values(captured)
-        values = values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
+        fused = drawn.fitted.fused
+        values = drawn.values.renamed({fusion.root: fusion.anchor for fusion in plan.fusions})
         record = Record(
             plan, backend, drawn.mapping, self.request.custom, fused.scopes, fused.provenance
         )
@@ -230,21 +231,21 @@ class _Planning:
         """The plan with what is chosen for the graph. ``apart`` and ``layers``: how it was changed before."""
         by_default = self._by_default(captured, backend, mapping)
 
-        def fit(mapping: QConfigMapping) -> FusedPlan:
-            values = self._values(captured)
+        def fit(mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
             return plan_fused(captured, backend, mapping, self.custom, values, by_default)
 
-        drawn = _Drawn(fit(mapping), mapping).with_apart(apart)
+        values = self._values(captured)
+        drawn = _Drawn(fit(mapping, values), values, mapping).with_apart(apart)
         for rules in self._rules(by_default, layers):
             chosen = drawn.chosen_by(rules, backend)
             if chosen is not None and chosen.apart:
                 layers_apart(captured, chosen.apart)
-                drawn = drawn.with_apart(tuple(chosen.apart))
-                drawn = drawn._replace(fitted=fit(drawn.mapping))
+                drawn, values = drawn.with_apart(tuple(chosen.apart)), self._values(captured)
+                drawn = drawn._replace(fitted=fit(drawn.mapping, values), values=values)
                 chosen = drawn.chosen_by(rules, backend)
             if chosen is not None:
                 drawn = drawn.with_choice(chosen)
-                drawn = drawn._replace(fitted=fit(drawn.mapping))
+                drawn = drawn._replace(fitted=fit(drawn.mapping, values))
         return drawn
 
     def _by_sample(self, drawn: _Drawn, backend: BackendConfig) -> dict[str, BySample]:
