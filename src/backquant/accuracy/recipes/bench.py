@@ -1,7 +1,8 @@
-"""Where recipes work: data held in memory, the outputs that are wanted, and what a draft loses.
+"""What the steps of a recipe work on: batches held in memory, the outputs of the float model for them, and
+the error of a draft.
 
-Steps fit on the first part of the batches and are judged on the last quarter, where there are two batches or
-more: what does not help there is not kept.
+With two batches or more, the last quarter of them (at least one) judges, and steps fit on the others: a change
+that does not help on the batches that judge is not kept.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _SAMPLES = 8  # whose differences say something
 class Bench:
     """The data and the float outputs for one model.
 
-    All ``ranks`` hold the same data, and share the batches that a draft is judged on. ``most_inputs``: as
-    the recipe has it.
+    In a process group all ranks hold the same data, and divide the batches on which a draft is judged.
+    ``most_inputs``: see ``Recipe``.
     """
 
     def __init__(
@@ -46,16 +47,17 @@ class Bench:
         self._outputs = FloatOutputs(unobserved(draft.prepared), self.judging, ranks)
 
     def losses(self, draft: Draft) -> torch.Tensor:
-        """What the reference model of ``draft`` loses at its outputs: for each sample its share of the
-        relative error power."""
+        """The output error of the reference model of ``draft``, for each sample: its share of the power of
+        the error, relative to the power of the float outputs.
+        """
         return self._outputs.losses(draft.reference(), "judging a recipe")
 
     def loss(self, draft: Draft) -> float:
-        """The same, the sum of all."""
+        """The sum of ``losses``."""
         return float(self.losses(draft).sum())
 
     def sqnr(self, draft: Draft) -> float:
-        """The same in dB."""
+        """``loss`` as a signal-to-quantization-noise ratio in dB."""
         return decibels(self.loss(draft))
 
     def walks(
@@ -68,11 +70,11 @@ class Bench:
     def kept(
         self, draft: Draft, changes: Sequence[Change | Together], before: torch.Tensor
     ) -> tuple[Draft, torch.Tensor, int]:
-        """``draft`` with those of ``changes`` that help, its losses, and how many they are. ``before``: the
-        losses without.
+        """``draft`` with those of ``changes`` that lower its error, the errors it has then, and how many
+        changes that are. ``before``: the errors without them.
 
-        All are tried; where they do not help, each half is tried by itself, and so on, with at most
-        16 trials.
+        All changes are tried together; where that does not help, each half is tried by itself, and so on,
+        with at most 16 trials.
         """
         left = [16]
         apart = [(change,) if isinstance(change, Change) else change for change in changes]

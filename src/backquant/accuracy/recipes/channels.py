@@ -1,7 +1,7 @@
-"""Values whose channels can be scaled: one module makes them, and only layers with weights read them.
+"""Values whose channels can be scaled: one module makes the value, and only layers with weights read it.
 
-What stands between passes a positive factor of a channel on: it is found on the graph, by the records of the
-operators, never by the names of modules.
+The operators between them must pass a positive factor on a channel through unchanged: their records say so
+(``Operator.homogeneous``), the names of modules do not matter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Bridge:
-    """``source``: the path of the module whose output channels they are. ``axis``: theirs, from behind.
+    """A value whose channels can be scaled.
 
-    ``layer``: the source, where it is a linear layer or a convolution. ``values``: the nodes that carry them.
-    ``parts``: scaling them takes an operator out of the kernel that it is a part of.
+    ``source``: the path of the module whose output channels they are. ``axis``: the axis of the channels,
+    counted from the last. ``layer``: the source, where it is a linear layer or a convolution. ``values``: the
+    nodes that carry the channels. ``parts``: whether scaling takes an operator out of the kernel that it is
+    fused into.
     """
 
     source: str
@@ -42,7 +44,7 @@ class Bridge:
 
 
 def bridges_of(twin: Twin) -> Iterator[Bridge]:
-    """All of a draft's graphs, in order."""
+    """Every ``Bridge`` of a draft, in the order of its graph."""
     layers = {each.nodes[0].name: each for each in layers_of(twin) if len(each.nodes) == 1}
     index = GraphIndex(twin.float_graph)
     calls: dict[str, int] = {}
@@ -93,7 +95,9 @@ def _inputs(layer: Layer) -> int:
 def _followed(
     source: fx.Node, axis: int, layers: dict[str, Layer], index: GraphIndex
 ) -> tuple[list[fx.Node], list[Layer]]:
-    """The nodes that carry the channels, and the layers that read them; none where others read them, too."""
+    """The nodes that carry the channels, and the layers that read them; nothing where another operator reads
+    them, too.
+    """
     carried, readers = {source: None}, []
     waiting = [source]
     while waiting:
@@ -126,7 +130,7 @@ def _is_product(node: fx.Node, index: GraphIndex) -> bool:
 
 
 def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
-    """Whether a positive factor of a channel comes out of it as it went in."""
+    """Whether a positive factor on a channel of the input is the same factor on that channel of the output."""
     key = index.key(node)
     known = None if key is None else find(key.op)
     if known is None:
@@ -139,10 +143,11 @@ def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
 
 
 def products_of(twin: Twin) -> Iterator[Bridge]:
-    """Values that become integers for linear layers alone, where a product in front could scale channels.
+    """Values that are quantized for linear layers alone, so that a multiplication before them could scale
+    their channels; ``source`` is their observer.
 
-    ``source`` is their observer. What a bridge scales for nothing is not among them, nor what is read by so
-    few outputs that the product would take as long.
+    Left out are values that a ``Bridge`` scales at no cost, and values that so few outputs read that the
+    multiplication would take as long as the layer.
     """
     layers = {each.nodes[0].name: each for each in layers_of(twin) if len(each.nodes) == 1}
     scaled = {value for bridge in bridges_of(twin) for value in bridge.values}
@@ -169,7 +174,9 @@ def _reads(layer: Layer, value: str) -> bool:
 
 
 def _follows_a_kernel(node: fx.Node, twin: Twin) -> bool:
-    """Whether it is an operator on the result of a quantized one alone, as an activation behind a layer."""
+    """Whether it is an operator whose only input is the result of a quantized one, as an activation after a
+    layer.
+    """
     reads = node.all_input_nodes
     return len(reads) == 1 and reads[0].name in twin.of
 

@@ -1,4 +1,6 @@
-"""A calibrated model with changes to it: what recipes choose, until a conversion makes it real."""
+"""A calibrated model with the changes that recipes choose; nothing is changed in the model itself until it is
+converted.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from backquant.prepare import PreparedModule, prepared_state
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that a step of a recipe changes; what is ``None`` stays.
+    """One thing that a step of a recipe changes. A field that is ``None`` changes nothing.
 
-    ``place``: the path of a module, for its ``weight``, ``qparams`` of that (PyTorch's dict) and ``bias``; or
-    the observer at the head of a group, for the ``activation``'s qparams.
+    ``place``: the path of a module whose ``weight``, ``bias`` or weight ``qparams`` (PyTorch's dict) change;
+    or the name of the observer of a value whose ``activation`` qparams change (of several that share qparams,
+    the first).
 
-    ``divided``: what the output channels of a module are divided by, or, of an observer, the last axis of
-    what it observes, by a product in front of it; ``multiplied``: what the weights of the input channels of a
-    module are multiplied with. The two of neighbours cancel, and are made in float, before rounding.
+    ``divided``: what the output channels of the module are divided by; of an observer, what the last axis of
+    the observed value is divided by, by a multiplication before it. ``multiplied``: what the weights of the
+    module's input channels are multiplied by. The two cancel each other between neighbours. They are applied
+    in float, before rounding.
     """
 
     place: str
@@ -50,9 +54,9 @@ Together: TypeAlias = tuple[Change, ...]
 
 @dataclass(frozen=True)
 class Draft:
-    """``prepared``, which is not changed, with changes by place.
+    """A calibrated model, which stays as it is, and changes to it by place.
 
-    ``searched``: what its histograms say, by the head of their group, where that was searched before.
+    ``searched``: the ranges that its histograms give, by the observer, where they were searched before.
     """
 
     prepared: PreparedModule
@@ -61,7 +65,9 @@ class Draft:
     searched: Mapping[str, ObservedQParams] = field(default_factory=dict)
 
     def settled(self) -> Draft:
-        """The draft with what was searched: else each conversion for a judgement would search it anew."""
+        """The draft with the ranges of its histograms searched, so that later conversions need not search
+        them again.
+        """
         found = reference_state(self.reference()).qparams
         histograms = {
             head: found[head]
@@ -71,8 +77,8 @@ class Draft:
         return replace(self, searched=histograms)
 
     def changed(self, changes: Iterable[Change]) -> Draft:
-        """The draft with these changes, too; of two at one place the later counts. Weights changed in
-        float are rounded anew.
+        """The draft with these changes, too. Of two changes at one place the later one counts. Where a float
+        weight changes, what was chosen for the rounding of the weight before is dropped.
         """
         changes, found, prepared = list(changes), dict(self.changes), self.prepared
         if any(change.in_float for change in changes):
@@ -88,7 +94,7 @@ class Draft:
         return replace(self, prepared=prepared, changes=found)
 
     def prepared_model(self) -> PreparedModule:
-        """The calibrated model with the changes; the one that it was made from stays as it is."""
+        """A copy of the calibrated model with the changes applied."""
         made = _copied(self.prepared)
         groups = prepared_state(made).sites.groups()
         for place, change in self.changes.items():
@@ -101,12 +107,12 @@ class Draft:
         return made
 
     def conversion(self) -> ConvertRequest:
-        """What is asked of its conversion."""
+        """The arguments of its conversion."""
         chosen = {c.place: c.qparams for c in self.changes.values() if c.qparams is not None}
         return replace(self.request, weight_qparams=chosen)
 
     def reference(self) -> ReferenceModel:
-        """What it is converted to."""
+        """The reference model that it is converted to."""
         made = self.prepared_model()
         groups = prepared_state(made).sites.groups()
         for head, found in self.searched.items():
@@ -117,7 +123,7 @@ class Draft:
         return convert_to_reference(made, request=self.conversion())
 
     def twin(self) -> Twin:
-        """The float model and the reference model of this draft, to walk through side by side."""
+        """The float model and the reference model of this draft as one pair, to run them node by node."""
         return Twin(self.prepared, self.reference())
 
 
@@ -135,7 +141,7 @@ def _copied(prepared: PreparedModule) -> PreparedModule:
 
 
 def _forget(found: dict[str, Change], change: Change) -> None:
-    """What was chosen for the weights as they were."""
+    """Drop what was chosen for weights that have changed since."""
     before = found.pop(change.place, None)
     if before is not None and change.divided is None:
         found[change.place] = replace(before, weight=None, qparams=None)

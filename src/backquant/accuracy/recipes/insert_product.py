@@ -1,4 +1,4 @@
-"""A product with a constant between a value and its observer: in float, right before it is rounded."""
+"""A multiplication by a constant between a value and its observer: in float, before the value is quantized."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from backquant.reason_codes import ReasonCode
 
 
 def insert_product(prepared: PreparedModule, site: str, factors: torch.Tensor) -> None:
-    """Multiply the last axis of what ``site`` observes by ``factors``, in place; all else that reads the
-    value reads it as it was."""
+    """Multiply the last axis of the value that ``site`` observes by ``factors``, in place. Only the observer
+    reads the product; the other readers keep the value.
+    """
     state = prepared_state(prepared)
     editor = GraphEditor(prepared, state.provenance.copy())
     observer = next(node for node in prepared.graph.nodes if node.name == site)

@@ -1,4 +1,6 @@
-"""The layers whose weights can be chosen: what they are in both graphs, and what they read."""
+"""The quantized layers whose weights a recipe may change: their float and reference modules, and their
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer or a convolution that is quantized.
+    """A quantized linear layer or convolution.
 
-    ``nodes``: its calls. ``float_part`` has the float weight, ``reference`` the integer one.
+    ``nodes``: its calls. ``float_part``: the module with the float weight. ``reference``: the module with the
+    integer weight.
     """
 
     path: str
@@ -48,7 +51,7 @@ class Layer:
         return self.weight[0].numel()
 
     def qparams(self) -> dict[str, Any]:
-        """Those of the reference module, in PyTorch's dict."""
+        """The weight qparams of the reference module, as PyTorch's dict."""
         own = self.reference
         found = {
             "qscheme": own.weight_qscheme,
@@ -64,7 +67,7 @@ class Layer:
         return found
 
     def grid(self) -> Grid:
-        """What its weights are rounded to, in the shape of ``columns``."""
+        """The scales and zero points that the weight is rounded to, in the shape of ``columns``."""
         own, shape = self.reference, self.weight.shape
         scale, zero_point = own.weight_scale.float(), own.weight_zero_point.float()
         if scale.dim() == 1:
@@ -81,9 +84,9 @@ class Layer:
 
 
 def layers_of(twin: Twin, *, transposed: bool = False) -> Iterator[Layer]:
-    """The layers of a draft's two graphs whose module is called quantized only, in order.
+    """The layers whose module is quantized at each of its calls, in the order of the graph.
 
-    ``transposed``: transposed convolutions, too.
+    ``transposed``: whether transposed convolutions are among them.
     """
     kinds = (*_KINDS, *_TRANSPOSED) if transposed else _KINDS
     calls: dict[str, list[fx.Node]] = {}

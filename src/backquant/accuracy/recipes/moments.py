@@ -1,4 +1,6 @@
-"""Layers whose results, channel by channel, get the mean or the variance of the float model's back."""
+"""Layers whose outputs get back, channel by channel, the mean or the variance that they have in the float
+model.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ _MOST = 2.0  # by how much a channel is scaled
 
 
 def bias_correction(draft: Draft, bench: Bench) -> Iterator[Change]:
-    """Take the mean error of each output channel out of the bias, layer by layer in the order of the graph,
-    on what the layers before give once they are corrected.
+    """Subtract the mean error of each output channel from the bias, layer by layer in the order of the graph,
+    so that each layer reads the results of layers that are corrected already.
 
     Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
     (arXiv 1906.04721), appendix D, the empirical form.

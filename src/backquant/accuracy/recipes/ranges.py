@@ -27,9 +27,11 @@ _LEAST = 1e-12  # of a scale
 
 
 def ranges(draft: Draft, bench: Bench) -> Iterator[Change]:
-    """The range of each activation with which those who read it err least at their own output (an operator
-    that moves values: at the value itself). Tried are shares of what was measured (the least squared error
-    where a histogram did), percentiles, and the range of least entropy.
+    """For each activation, the range with which the operators that read it have the least error at their own
+    outputs. (Of an operator that only moves values, the error of the value itself counts.)
+
+    Candidates: shares of the measured range (of a histogram: of the range of the least squared error),
+    percentiles, and the range of least entropy.
     """
     twin = draft.twin()
     chosen = {
@@ -67,7 +69,7 @@ def _candidates(observer: nn.Module, qparams: ObservedQParams) -> Iterator[Obser
 
 
 def over_range(qparams: ObservedQParams, low: float, high: float) -> ObservedQParams:
-    """The same integers over the range from ``low`` to ``high`` and zero."""
+    """The same integers, for the range from ``low`` to ``high``, extended to hold zero."""
     low, high = min(low, 0.0), max(high, 0.0)
     steps = qparams.quant_max - qparams.quant_min
     assert qparams.scale is not None and qparams.zero_point is not None
@@ -80,8 +82,9 @@ def over_range(qparams: ObservedQParams, low: float, high: float) -> ObservedQPa
 
 
 def observed_ranges(twin: Twin) -> dict[str, ObservedQParams]:
-    """Activations with one measured scale, by the head of their group; those that are shared have many
-    readers, which are asked, too."""
+    """The activations with one measured scale, by their observer. Where several values share qparams, all
+    that read one of them are its readers.
+    """
     found: dict[str, ObservedQParams] = {}
     sites = twin.record.sites
     known = {site.name for site in sites.sites}
@@ -103,7 +106,7 @@ def _try_ranges(
     tried: list[ObservedQParams],
     losses: list[list[ErrorSums]],
 ) -> None:
-    """Run ``node`` with ``read``, what it reads of one observer, rounded, for each range."""
+    """Run ``node`` once for each range, with the values in ``read``, which have one observer, rounded to it."""
     if node.name not in twin.of:
         return
     wanted = run_node(twin.float_graph, node, lambda source: walk.values[source.name])
@@ -139,7 +142,7 @@ def _read_by(node: fx.Node, heads: Mapping[str, list[str]]) -> dict[str, list[fx
 
 
 def rounded(x: Any, qparams: ObservedQParams) -> Any:
-    """``x`` as its integers have it; what is no float tensor as it is.
+    """``x`` quantized and dequantized; anything but a float tensor is returned as it is.
 
     >>> one = torch.tensor([0.5]), torch.tensor([0])
     >>> rounded(torch.tensor([0.6]), ObservedQParams(*one, -128, 127, torch.qint8))

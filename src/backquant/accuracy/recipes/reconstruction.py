@@ -33,8 +33,9 @@ Values = dict[str, Any]
 
 
 def blocks(draft: Draft, bench: Bench) -> Iterator[Together]:
-    """Block by block, on what the blocks before give once they are trained. A block ends where one value
-    alone goes on, behind a residual sum for example, and has two layers or more.
+    """Train block by block, each on the results of the blocks before it, which are trained already. A block
+    has two layers or more, and ends where one value alone is read further on, for example after a residual
+    addition.
 
     Source: Li et al., "BRECQ: Pushing the Limit of Post-Training Quantization by Block Reconstruction", 2021
     (arXiv 2102.05426), with all samples weighted equally, and both weights and biases trained.
@@ -125,7 +126,7 @@ class _Sides:
                 values.pop(name, None)
 
     def _results(self, values: Values, end: int) -> list[Tensor]:
-        """What a part gives on: the outputs of the model, or what is alive where it ends."""
+        """What a part of the model passes on: the outputs of the model, or the values that are read after it."""
         if end == len(self.nodes):
             return float_tensors(values["output"])
         return float_tensors([values[name] for name in values if name in self.depends])
@@ -133,7 +134,7 @@ class _Sides:
     def _descend(
         self, opened: Sequence[_Trained], targets: Sequence[list[Tensor]], start: int, end: int
     ) -> bool:
-        """Whether there is anything to train: results that change with the weights."""
+        """Train one part; whether there was anything to train, that is, results that depend on the weights."""
         moved = [layer.weight.moved for layer in opened]
         shifts = [layer.bias.moved for layer in opened if layer.bias is not None]
         groups = [{"params": moved, "lr": _RATE}, {"params": shifts, "lr": _BIAS}]

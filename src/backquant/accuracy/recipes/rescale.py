@@ -1,6 +1,8 @@
-"""Steps that scale channels: what makes them is divided, the weights that read them are multiplied.
+"""Steps that scale channels: the module that makes a channel is divided, and the weights that read it are
+multiplied, by the same factor.
 
-The float model computes the same. It only quantizes better: channels of like size lose less in one range.
+The float model computes the same as before. It can be quantized better: channels of similar size lose less
+when they share one range.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _AWQ_STRENGTHS = tuple(step / 10 for step in range(1, 11))
 
 @dataclass
 class _Seen:
-    """A bridge as seen on the data: the largest and the mean absolute value of each channel, and inputs
-    of its readers, ``(groups, rows, columns)``.
+    """A ``Bridge`` on the calibration data: the largest and the mean absolute value of each channel, and
+    inputs of the layers that read it, ``(groups, rows, columns)``.
     """
 
     largest: Tensor
@@ -59,7 +61,8 @@ class _Chosen(NamedTuple):
 
 
 def equalization(draft: Draft, bench: Bench) -> Iterator[Together]:
-    """Cross-layer equalization: the weights that make a channel and those that read it get one range.
+    """Cross-layer equalization: for each channel, the weights that make it and the weights that read it get
+    the same range.
 
     Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019
     (arXiv 1906.04721), equation 11, repeated over all pairs until nothing changes.
@@ -95,8 +98,9 @@ def equalized(bridges: list[Bridge]) -> list[Tensor]:
 
 
 def smoothquant(draft: Draft, bench: Bench) -> Iterator[Together]:
-    """Migrate the large channels of activations into the weights that read them, behind norms as well; of
-    several strengths that with which these layers err least, with both rounded.
+    """Divide the large channels of activations, also behind norms, and multiply the weights that read them.
+    Of several strengths the one is taken with which these layers have the least error, with activations
+    and weights rounded.
 
     Source: Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
     Models", 2022 (arXiv 2211.10438), equation 4.
@@ -110,11 +114,12 @@ def smoothquant(draft: Draft, bench: Bench) -> Iterator[Together]:
 
 
 def products(draft: Draft, bench: Bench) -> Iterator[Together]:
-    """The same for what no weights make, or others read, too: a product in front of the layers scales it. The
-    only step that adds operators: each product reads and writes the value once more.
+    """SmoothQuant for values that no weights make, or that other operators read, too: a multiplication before
+    the layers scales them. This is the only step that adds operators; each of them reads and writes the
+    value once more.
 
-    An activation that a layer's kernel computes is computed behind it then, in float: its product has to make
-    a quarter of the error of the layers that read it.
+    An activation function that is fused into a layer's kernel runs in float after it then: such a
+    multiplication has to bring the error of the layers that read the value to a quarter.
     """
 
     def candidates(seen: _Seen, read: Tensor) -> Iterator[Tensor]:
@@ -271,7 +276,9 @@ def _error_of(  # size: where it is looked at, what scales it, what reads it, an
 
 
 def _regrid(layer: Layer, weight: Tensor) -> Grid:
-    """The grid of a layer whose weight is now ``weight``: scales follow the largest of what shares them."""
+    """The scales of a layer whose weight has become ``weight``: each follows the largest weight that shares
+    it.
+    """
     grid = layer.grid()
     before = _shared_largest(layer, columns(layer.weight, layer.groups))
     after = _shared_largest(layer, weight)
@@ -314,8 +321,10 @@ def _proposed(
 
 
 def _range(one: _Chosen, head: str, observer: nn.Module) -> ObservedQParams:
-    """What ``observer`` says, or, of products whose readers err less with that, all that it saw: a histogram
-    cuts what is rare, which may be a token that all others look at."""
+    """The range that ``observer`` gives; before a multiplication, the whole range that it saw, where that has
+    the smaller error: a histogram cuts off rare values, which may belong to a token that all the others
+    attend to.
+    """
     said = measure(observer)
     low, high = (getattr(observer, name, None) for name in ("min_val", "max_val"))
     if (
@@ -339,8 +348,7 @@ def _range(one: _Chosen, head: str, observer: nn.Module) -> ObservedQParams:
 def _measured(
     draft: Draft, bench: Bench, twin: Twin, chosen: list[tuple[_Chosen, tuple[str, ...]]]
 ) -> dict[str, nn.Module]:
-    """Observers like those that are there that saw the scaled values, by the heads; of all batches, since
-    those that are there saw all."""
+    """New observers of the kinds that are there, which have seen the scaled values of all batches."""
     record = prepared_state(draft.prepared)
     source = ObserverSource(record.backend_config, record.qconfig_mapping)
     ranges = observed_ranges(twin)

@@ -1,4 +1,4 @@
-"""Following a recipe: step after step, each kept as far as it helps."""
+"""Following a recipe: its steps one after the other, each kept as far as it lowers the error."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def followed(
     told: Callable[[int, int | None], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Draft, tuple[StepResult, ...]]:
-    """``draft`` as ``recipe`` makes it, and what each step gained. ``told``: called after each step.
+    """``draft`` with the changes that ``recipe`` finds, and what each step gained. ``told`` is called after
+    each step.
 
-    ``ranks`` hold the same draft, each its own ``batches``; all follow what rank 0 proposes.
+    All ``ranks`` hold the same draft and batches of their own; all of them follow the proposals of rank 0.
 
     Raises ``CalibrationError`` and ``InputError`` as calibration does.
     """

@@ -1,7 +1,7 @@
-"""The steps of recipes: each proposes changes to a draft; what helps at the outputs is kept.
+"""The steps of recipes. Each proposes changes to a draft; those that lower the error of the outputs are kept.
 
-No step needs labels. Weights are judged on what their layer reads in the quantized model; ranks share the
-layers.
+No step needs labels. Weights are judged on the inputs that their layer has in the quantized model. In a
+process group, the ranks divide the layers among themselves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _SUMS_AT_ONCE = 1 << 28  # bytes of gram matrices in memory
 
 
 def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
-    """Smaller scales for weights where what is clipped loses less than what is finer gains, by the error of
-    the layer's output. See ``rounding.clipped``."""
+    """Smaller scales for weights, where clipping the largest weights costs less than the finer steps gain, by
+    the error of the layer's output. See ``rounding.clipped``.
+    """
     return _by_layer(draft, bench, _clipped)
 
 
@@ -54,7 +55,9 @@ def _clipped(layer: Layer, hessian: Tensor) -> Change | None:
 
 
 def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
-    """Weights rounded by GPTQ; see ``rounding.gptq``. Rows that lose more than to the nearest keep that."""
+    """Weights rounded by GPTQ; see ``rounding.gptq``. Rows with which rounding to nearest has the smaller
+    error are rounded to nearest.
+    """
     return _by_layer(draft, bench, _by_gptq)
 
 
