@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Reason:
-    """Claims that come to one verdict for one reason."""
+    """The entries that have the same verdict for the same reason."""
 
     verdict: Verdict
     dtypes: str
@@ -70,7 +70,7 @@ class Reason:
 
 
 def table(found: Conformance) -> tuple[list[str], list[Row]]:
-    """The columns, dtype configs in the order in which they come, and a row for each entry."""
+    """The columns (a dtype config each, in the order in which they first come) and a row for each entry."""
     columns = list(dict.fromkeys(tally.dtypes for tally in found.tallies.values()))
     patterns = list(dict.fromkeys(tally.pattern for tally in found.tallies.values()))
     rows = [
@@ -81,7 +81,8 @@ def table(found: Conformance) -> tuple[list[str], list[Row]]:
 
 
 def blocks(found: Conformance) -> list[Block]:
-    """The matrix in parts without empty cells.
+    """The matrix divided into blocks of entries that claim the same dtype configs, so that no block has empty
+    cells.
 
     >>> claims = [("add", "int8"), ("mul", "int8"), ("relu", "uint8")]
     >>> found = Conformance("x86", "x86", {}, tallies={claim: Tally(*claim) for claim in claims})
@@ -102,7 +103,7 @@ def blocks(found: Conformance) -> list[Block]:
 
 
 def headline(found: Conformance) -> str:
-    """Whether it conforms, in words.
+    """The result of a run in a few words.
 
     >>> headline(Conformance("my_npu", "none", {}))
     'nothing was computed'
@@ -113,7 +114,7 @@ def headline(found: Conformance) -> str:
 
 
 def reasons(found: Conformance) -> Iterator[tuple[str, list[Reason]]]:
-    """What does not conform under each heading; claims with one reason stand together.
+    """For each heading, the entries below it; those with the same reason are listed together.
 
     >>> from collections import Counter
     >>> wrong = {"verdicts": Counter([Verdict.WRONG]), "why": "off by 2 steps"}
@@ -133,12 +134,12 @@ def reasons(found: Conformance) -> Iterator[tuple[str, list[Reason]]]:
 
 
 def short(pattern: str) -> str:
-    """Without the packages: ``nn.ReLU(nn.Conv2d)``."""
+    """The pattern without the names of packages: ``nn.ReLU(nn.Conv2d)``."""
     return re.sub(r"\b(torch|backquant)\.(?=nn\b)", "", pattern).replace("nn.functional.", "F.")
 
 
 def cell_text(tally: Tally | None) -> str:
-    """``✔ ≤ 1``; nothing where nothing is claimed."""
+    """The text of a cell, such as ``✔ ≤ 1``; empty where nothing is claimed."""
     if tally is None:
         return ""
     text = MARKS[tally.verdict]
@@ -188,7 +189,7 @@ def _markdown(found: Conformance) -> Iterator[str]:
 
 
 def _block(block: Block) -> Iterator[str]:
-    """One column says what it claims in the title; of several the list below the table does."""
+    """A table of entries; a single column is named in the title, several in a list below the table."""
     yield from ("", f"## {block.title}", "")
     heads = [f"({at})" for at in range(1, len(block.columns) + 1)]
     heads = ["result"] if len(heads) == 1 else heads

@@ -1,8 +1,8 @@
-"""Kernels of our own, in C++: their sources, the layouts that they read, and a library that is built of them.
+"""Kernels of our own, in C++: their sources, the layouts of their weights, and a library compiled from them.
 
-``kernels.h`` and ``tiles.h`` are what ``QuantizedModel.compile`` writes into models; ``library.cpp`` makes
-one library of them, for any model and any shape, that the lowered model's own calls use where it is there
-(``library``, ``build``). ``plan`` says what such a call does, in bytes.
+``QuantizedModel.compile`` includes ``kernels.h`` and ``tiles.h`` in the code that it generates for a model.
+``library.cpp`` compiles them to one library for any model and shape, which lowered models call where it is
+installed (``library``, ``build``). ``plan`` describes one such call, as bytes.
 """
 
 from __future__ import annotations

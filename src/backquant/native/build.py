@@ -24,7 +24,7 @@ _DIGITS = 16
 
 
 def sources_digest() -> str:
-    """Of the sources and of how they are compiled: the first part of the library's name.
+    """The digest of the sources and of the compiler's options: the first part of the library's file name.
 
     >>> len(sources_digest())
     16
@@ -36,16 +36,17 @@ def sources_digest() -> str:
 
 
 def find_compiler() -> str | None:
-    """``$CXX``, ``g++`` or ``clang++``, the first that is there."""
+    """The first of ``$CXX``, ``g++`` and ``clang++`` that is installed."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     return next((name for name in names if shutil.which(name)), None)
 
 
 def build(folder: Path) -> Path:
-    """Compile the library into ``folder``, which is made; its path.
+    """Compile the library into ``folder``, which is created; returns its path.
 
-    Its name is the digest of its sources and that of its bytes: who loads it can tell whether it is whole.
-    Raises ``FileNotFoundError`` without a compiler, and ``RuntimeError`` with the compiler's words.
+    The file name holds the digest of the sources and that of the file, so that a damaged file is noticed when
+    it is loaded. Raises ``FileNotFoundError`` without a compiler, and ``RuntimeError`` with the compiler's
+    message.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -68,7 +69,7 @@ def build(folder: Path) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the bytes of a library are those that its name says."""
+    """Whether a library file has the digest that its name states."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return path.stem.partition("-")[2] == digest
 

@@ -1,4 +1,6 @@
-"""The library's kernels, tried on a few shapes against plain arithmetic before their first use."""
+"""Before the library is used, its kernels compute a few layers, which are compared with exact integer
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _CLOSE = 2e-3  # of a step of the result, and of the largest float, what the ord
 
 @dataclass(frozen=True)
 class PlainWeights:
-    """The weights of a layer. ``folded`` rounds as fits a test, not as oneDNN does."""
+    """The weights of a layer. ``folded`` rounds well enough for a test, not as oneDNN does."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -36,7 +38,7 @@ class PlainWeights:
 
 @dataclass(frozen=True)
 class Case:
-    """An image ``[batch, channels, height, width]`` and what is computed of it."""
+    """An image ``[batch, channels, height, width]`` and the layer that is computed on it."""
 
     image: tuple[int, int, int, int]
     shape: Shape
@@ -45,7 +47,9 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Each kernel, with borders, channels that fill no register, and tiles that are not full."""
+    """A case for each kernel: with padding, with numbers of channels that do not fill a register, and with
+    tiles that are not full.
+    """
     point = Shape((72, 20, 1, 1))
     yield Case((1, 20, 5, 7), point, _FLOAT)
     yield Case((2, 20, 5, 7), point, _RELU, adds=True)
@@ -59,7 +63,7 @@ def cases() -> Iterator[Case]:
 
 
 def wrong() -> str:
-    """What the library computes wrongly on this CPU; empty: nothing."""
+    """Which cases the library computes wrongly on this CPU; empty if none."""
     generator = torch.Generator().manual_seed(0)
     for case in cases():
         found, expected = computed(case, generator)

@@ -32,7 +32,9 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What a convolution or linear layer is to give: the last arguments of its operator."""
+    """The dtype, qparams and activation of what a convolution or linear layer returns: the last arguments of
+    its operator.
+    """
 
     scale: float
     zero_point: int
@@ -50,13 +52,13 @@ class Result:
 
     @property
     def is_known(self) -> bool:
-        """Whether our kernels give such a result, on this CPU or not."""
+        """Whether our kernels can compute such a result, on some CPU."""
         known = self.post_op in ("none", "relu", "hardtanh") or self.activation is not None
         return known and self.dtype in (torch.uint8, torch.float32)
 
     @property
     def has_kernel(self) -> bool:
-        """Whether our kernels run here and give such a result."""
+        """Whether our kernels can compute such a result on this CPU."""
         return self.is_known and has_kernels()
 
     @property
@@ -111,7 +113,7 @@ class Epilogue:
 
     @property
     def activation(self) -> str:
-        """``NONE`` where the range of the dtype is all that bounds the result."""
+        """The activation of the kernel; ``NONE`` where the result is bounded by its dtype alone."""
         found = self.result.activation
         return found or ("NONE" if self.result.bounds == self.result.range else "CLAMP")
 
@@ -121,7 +123,9 @@ class Epilogue:
 
     @property
     def unit(self) -> float:
-        """What the sums are measured in: steps of the result, or values where a function follows."""
+        """The unit of the scaled sums: steps of the result, or real values where an activation function
+        follows.
+        """
         return self.result.scale if self.clamps else 1.0
 
     def adding(self, scale: float, zero_point: int) -> Epilogue:

@@ -1,15 +1,18 @@
-"""The library of kernels, if it is here: found, checked, and made known to PyTorch, once a process.
+"""The library of kernels: found, checked, and registered with PyTorch, once in a process.
 
-Looked for in the folder that ``$BACKQUANT_KERNELS`` names, in the package ``backquant_kernels``, and among
-what ``backquant.native.build_kernels()`` has compiled on this machine. ``$BACKQUANT_KERNELS`` = ``off``
-leaves it alone. What is found is used only if
+It is looked for in the folder that ``$BACKQUANT_KERNELS`` names, in the package ``backquant_kernels``, and
+among the libraries that ``backquant.native.build_kernels()`` has compiled on this machine.
+``$BACKQUANT_KERNELS=off`` turns it off. A library is used only if
 
-1. it was built from the sources of this version, and its bytes are those that its name says,
+1. it was compiled from the sources of this version, and its file is undamaged,
+
 2. the CPU has AVX-512 VNNI, and ``ONEDNN_MAX_CPU_ISA`` does not forbid it,
-3. PyTorch has the functions of its stable C interface that the library calls, and
-4. its kernels give here what plain arithmetic gives (``check``).
 
-Otherwise ``missing`` says why not, and models run on PyTorch's own kernels.
+3. PyTorch has the functions of its stable C interface that the library calls, and
+
+4. its kernels compute right results on this CPU (``check``).
+
+Otherwise models run on PyTorch's own kernels, and ``missing`` says why.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ def missing() -> str:
 
 
 def build_kernels() -> Path:
-    """Compile the library for this machine; its path. New processes use it, and this one, if it has called no
-    model before.
+    """Compile the library for this machine; returns its path. It is used by new processes, and by this one if
+    no quantized model has run in it yet.
 
     Raises ``EngineError`` without a compiler.
     """
@@ -119,7 +122,7 @@ def _load() -> str:
 
 
 def _start(path: Path) -> str:
-    """Load the library at ``path``; what is wrong with it."""
+    """Load the library at ``path``; returns what is wrong with it, or an empty text."""
     if _held:  # one library a process: what it registers stays
         return _checked(path)
     try:
@@ -148,7 +151,7 @@ def _checked(path: Path) -> str:
 
 
 def _without_gradients() -> Any:
-    """The operators have no gradients; nothing is to be noted for them."""
+    """Tell autograd that the operators have no gradients."""
     autograd = torch.library.Library(_NAMESPACE, "IMPL", "Autograd")
     for name in _OPERATORS:
         autograd.impl(name, torch.library.fallthrough_kernel)

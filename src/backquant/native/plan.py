@@ -1,7 +1,7 @@
-"""The plan of one layer: what ``library.cpp`` has to know of it, as one tensor of bytes.
+"""The plan of one layer: what ``library.cpp`` has to know to compute it, as one tensor of bytes.
 
-A head of numbers (``Plan`` in ``library.cpp``, field by field), then the packed weight, scales and shifts. It
-serves every batch and size of image.
+First the numbers of ``Plan`` in ``library.cpp``, field by field, then the packed weight, the scales and the
+shifts. One plan serves every batch size and image size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _DEPTHWISE = ("NONE", "CLAMP", "SWISH", "HARDSWISH")
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a convolution: ``weight`` is ``[out, in / groups, height, width]``, the others have two numbers."""
+    """The geometry of a convolution. ``weight`` is ``[out, in / groups, height, width]``; the other fields
+    have two numbers, for height and width.
+    """
 
     weight: tuple[int, ...]
     stride: tuple[int, ...] = (1, 1)

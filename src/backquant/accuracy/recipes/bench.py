@@ -1,8 +1,8 @@
 """What the steps of a recipe work on: batches held in memory, the outputs of the float model for them, and
 the error of a draft.
 
-With two batches or more, the last quarter of them (at least one) judges, and steps fit on the others: a change
-that does not help on the batches that judge is not kept.
+With two batches or more, the last quarter of them (at least one) judges, and steps fit on the
+others: a change that does not help on the batches that judge is not kept.
 """
 
 from __future__ import annotations

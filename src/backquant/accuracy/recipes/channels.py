@@ -130,7 +130,7 @@ def _is_product(node: fx.Node, index: GraphIndex) -> bool:
 
 
 def _passes_on(node: fx.Node, axis: int, index: GraphIndex) -> bool:
-    """Whether a positive factor on a channel of the input is the same factor on that channel of the output."""
+    """Whether a positive factor on a channel of the input is that factor on this channel of the output."""
     key = index.key(node)
     known = None if key is None else find(key.op)
     if known is None:

@@ -1,4 +1,4 @@
-"""A multiplication by a constant between a value and its observer: in float, before the value is quantized."""
+"""A multiplication by a constant between a value and its observer: in float, before quantization."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _try_ranges(
     tried: list[ObservedQParams],
     losses: list[list[ErrorSums]],
 ) -> None:
-    """Run ``node`` once for each range, with the values in ``read``, which have one observer, rounded to it."""
+    """Run ``node`` for each range, with the values in ``read``, which have one observer, rounded to it."""
     if node.name not in twin.of:
         return
     wanted = run_node(twin.float_graph, node, lambda source: walk.values[source.name])

@@ -126,7 +126,7 @@ class _Sides:
                 values.pop(name, None)
 
     def _results(self, values: Values, end: int) -> list[Tensor]:
-        """What a part of the model passes on: the outputs of the model, or the values that are read after it."""
+        """What a part of the model passes on: the model's outputs, or the values that are read after it."""
         if end == len(self.nodes):
             return float_tensors(values["output"])
         return float_tensors([values[name] for name in values if name in self.depends])
@@ -134,7 +134,7 @@ class _Sides:
     def _descend(
         self, opened: Sequence[_Trained], targets: Sequence[list[Tensor]], start: int, end: int
     ) -> bool:
-        """Train one part; whether there was anything to train, that is, results that depend on the weights."""
+        """Train one part; whether there was anything to train: results that depend on the weights."""
         moved = [layer.weight.moved for layer in opened]
         shifts = [layer.bias.moved for layer in opened if layer.bias is not None]
         groups = [{"params": moved, "lr": _RATE}, {"params": shifts, "lr": _BIAS}]

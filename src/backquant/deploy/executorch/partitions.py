@@ -1,9 +1,10 @@
-"""Partitions that can be cut out of a program one after the other.
+"""A partition of a program for XNNPACK whose parts can each be lowered as a unit.
 
-ExecuTorch 1.5 merges parts as long as no value leaves the merged part and comes back. Two parts that each
-read a result of the other pass that test, and cannot be cut out. Then the operators that the delegate takes
-are divided anew, by level: how many times, at most, a value on its way there has left the delegate for an
-operator outside of it. A value that leaves a level comes back at a higher one only.
+ExecuTorch 1.5 merges two parts as long as no value leaves the merged part and comes back into it. Its test
+misses two parts that each read a result of the other: neither can run first. Where that happens, the
+operators that XNNPACK takes are grouped anew, by level. The level of an operator is the largest number of
+times that a value, on its way from the inputs, has gone from XNNPACK to an operator outside of it. What
+leaves a level is read back at a higher level only, so that the levels have an order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["by_levels", "can_be_cut_out", "partitioner"]
 
 
 def partitioner() -> Any:
-    """XNNPACK's partitioner of ExecuTorch, whose partitions can be cut out."""
+    """ExecuTorch's partitioner for XNNPACK, with partitions that have an order."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from torch.fx.passes.infra.partitioner import Partition
 
@@ -35,7 +36,7 @@ def partitioner() -> Any:
 
 
 def can_be_cut_out(graph: fx.Graph, parts: Iterable[Collection[fx.Node]]) -> bool:
-    """Whether the graph with each part as one operator has an order.
+    """Whether the graph has an order in which each part runs as one operator.
 
     >>> gm = fx.symbolic_trace(lambda x: (x + 1, (x + 1).exp() * 2))
     >>> one, other, exp, product = [n for n in gm.graph.nodes if n.op == "call_function" or n.target == "exp"]
@@ -50,9 +51,9 @@ def can_be_cut_out(graph: fx.Graph, parts: Iterable[Collection[fx.Node]]) -> boo
 
 
 def by_levels(graph: fx.Graph, groups: Sequence[Collection[fx.Node]]) -> list[list[fx.Node]]:
-    """The groups of each level together, in graph order; nodes of one group stay together.
+    """The nodes of each level, in graph order; the nodes of one group stay together.
 
-    Raises CycleError where single groups cannot be cut out.
+    Raises ``CycleError`` where single groups have no order.
     """
     of_node = _of_node(groups)
     sources = _sources(graph, of_node)

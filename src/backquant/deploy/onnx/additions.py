@@ -1,4 +1,4 @@
-"""Float additions of two activations as ``Sum``, which runtimes leave a kernel of its own.
+"""Float additions of two activations, written as ``Sum``: runtimes do not fuse it with the next operator.
 
 Source: ONNX operator documentation, Add-14 and Sum-13: the same result, with the same broadcasting.
 """

@@ -1,8 +1,8 @@
-"""PyTorch's ONNX exporter, whose table of translations is read once a process.
+"""PyTorch's ONNX exporter, whose table of translations is made once in a process.
 
-``torch.onnx.export`` makes that table anew at each call, out of the source of some 500 functions: seconds,
-also for the smallest model. The table and what takes it are private to PyTorch: where they are elsewhere,
-``torch.onnx.export`` is called as it is documented.
+``torch.onnx.export`` makes that table anew at each call, from the source of some 500 functions, which takes
+seconds even for the smallest model. The table and the function that takes it are private to PyTorch: where a
+version has them elsewhere, ``torch.onnx.export`` is called as documented.
 """
 
 from __future__ import annotations

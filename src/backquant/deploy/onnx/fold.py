@@ -1,6 +1,6 @@
-"""Constants that a cast or a transpose reads are written as what it gives.
+"""Casts and transposes of constants, computed when the file is written.
 
-The exporter's own folding stops at sizes that weights exceed.
+The exporter does this for small constants only; weights are larger than its limit.
 """
 
 from __future__ import annotations

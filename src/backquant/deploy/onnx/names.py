@@ -29,7 +29,8 @@ def name_nodes(model: Any) -> None:
 
 
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
-    """The origin of what a runtime made of a node or tensor: it appends to the name behind a slash.
+    """The reference graph's node that a runtime's node or tensor comes from: runtimes append to names, behind
+    a slash.
 
     >>> origin_of("fc/MatMul/Fused", {"fc/MatMul": "fc"}), origin_of("other", {})
     ('fc', '')

@@ -1,12 +1,17 @@
-"""``rounding`` and ``requantization`` of a description in ONNX, whose QuantizeLinear rounds halves to even.
+"""The ``rounding`` and ``requantization`` of a description in ONNX, whose own QuantizeLinear rounds ties to
+even.
 
-1. Written first as ``QuantizeLinear``, the pair that compilers look for; then, node by node, either
-2. as a function of the file, in the domain ``backquant``, whose body computes the described arithmetic in
-   ONNX's own operators: a compiler reads name and inputs (multiplier and shift among them), a runtime that
-   does not know it runs the body; or, with the option ``standard_quantize``,
-3. left as it is, with the described arithmetic in the node's metadata.
+1. Each is first written as ``QuantizeLinear``, because compilers look for pairs of QuantizeLinear and
+DequantizeLinear. Then each node
 
-The arithmetic is that of ``backquant.dtypes.requantization``, bit for bit: sums are taken back to integers in
+2. becomes the call of a function in the domain ``backquant``, which the file holds. The body of the function
+computes the described arithmetic by operators of ONNX. A compiler can read its name and inputs (multiplier
+and shift among them); a runtime that does not know the name runs the body. Or,
+
+3. with the option ``standard_quantize``, it stays ``QuantizeLinear``, and its metadata holds the described
+arithmetic.
+
+The arithmetic is that of ``backquant.dtypes.requantization``, bit for bit: integer sums are recovered in
 float64. Source: ONNX operator documentation, Mod-13 (the sign of the divisor), Div-14, Round-11, Clip-13.
 """
 
@@ -93,7 +98,7 @@ _ONCE = "product = Mul (sums, multiplier)\nwide_sums = Mul (product, left)\n"
 
 
 def described_quantize(job: ExportJob) -> Table:
-    """Translations of the quantize operators that the reference model has for described arithmetic."""
+    """Translations of the quantize operators that reference models have for described arithmetic."""
     register_requantize()
     own = torch.ops.backquant
     clips = bool(job.options.get(STANDARD, False))
@@ -143,7 +148,7 @@ def _qparams(made_for: fx.Node) -> tuple[Any, ...]:
 
 
 def _requantized(model: Any, job: ExportJob, node: Any, made_for: fx.Node) -> None:
-    """Rule 2, of sums: what the hardware multiplies and shifts by becomes inputs."""
+    """Rule 2 for sums: the multiplier and the shift of the hardware become inputs of the function."""
     arithmetic, rounding = described_arithmetic(made_for)
     step, axis = made_for.args[1:3]
     assert isinstance(step, fx.Node)
