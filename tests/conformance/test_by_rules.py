@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import backquant
 from backquant.backend_config import BackendConfig
 from backquant.conformance import ConformanceVerdict as Verdict
 from backquant.conformance.by_rules import Rules, written_for
-from backquant.conformance.case import Side
+from backquant.conformance.case import Outcome, Side
+from backquant.conformance.results import Tally
 
 NPU = """schema_version: 1
 name: my_npu
@@ -104,3 +106,16 @@ def test_targets_that_only_write() -> None:
     assert found is not None and found.name == "tensorrt"
     assert written_for("xnnpack") is None, "it runs here"
     assert Rules().versions().keys() == {"backquant", "python", "torch"}
+
+
+def test_the_reason_of_a_claim_is_that_of_its_verdict() -> None:
+    """Not that of a lesser one that came first."""
+    tally = Tally("torch.add", "int8")
+    blank = Outcome("a case", "torch.add", "int8", Side.REFUSED, "x86", Verdict.UNTRIED)
+    tally.add(replace(blank, detail="no use was found"))
+    tally.add(
+        replace(blank, verdict=Verdict.TOO_NARROW, detail="the engine computes it", elements=4)
+    )
+    assert (tally.verdict, tally.why) == (Verdict.TOO_NARROW, "the engine computes it")
+    tally.add(replace(blank, verdict=Verdict.WRONG, steps=3.0, limit=1.0, elements=4))
+    assert (tally.verdict, tally.why) == (Verdict.WRONG, "3 steps off, 1 are stated")

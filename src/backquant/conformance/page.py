@@ -27,7 +27,7 @@ _KINDS = (
 HOW_TO_READ = (
     "✔ exact: all of the integers are the reference's; ✔ ≤ n: off by at most n steps, which the description "
     "states (results in float: 255ths of their range); too narrow: what the description refuses, the engine "
-    "computes rightly; an empty cell: not claimed."
+    "computes rightly."
 )
 
 

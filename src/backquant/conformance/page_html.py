@@ -39,7 +39,8 @@ td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #eee; overflow-w
 td.good { color: #14702b; } td.bad { color: #a8180d; font-weight: 600; } td.none { color: #999; }
 td.narrow { color: #14702b; } td.narrow::after { content: " · too narrow"; color: #8a5b00; font-size: .8rem; }
 .good { color: #14702b; } .bad { color: #a8180d; } .none { color: #777; }
-li { margin: .3rem 0; } summary { cursor: pointer; } code { font-size: .82rem; }
+ul { padding-left: 0; } li { margin: .3rem 0; list-style: none; }
+summary { cursor: pointer; } code { font-size: .82rem; }
 </style></head><body>
 <h1>{{ found.backend }} on {{ found.engine }} <small class="{{ colour }}">
 {{- headline }}</small></h1>

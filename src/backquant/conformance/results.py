@@ -27,7 +27,7 @@ class Tally:
     elements: int = 0
     different: int = 0
     exact: bool = False
-    why: str = ""
+    reasons: dict[Verdict, str] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
         """Count one more case."""
@@ -40,10 +40,14 @@ class Tally:
             self.elements += outcome.elements
             self.different += outcome.different
             self.exact = outcome.exact
-        if outcome.verdict is not Verdict.CONFORMS and not self.why:
-            self.why = (
-                outcome.detail or f"{outcome.steps:g} steps off, {outcome.limit:g} are stated"
-            )
+        if outcome.verdict is not Verdict.CONFORMS:
+            off = f"{outcome.steps:g} steps off, {outcome.limit:g} are stated"
+            self.reasons.setdefault(outcome.verdict, outcome.detail or off)
+
+    @property
+    def why(self) -> str:
+        """The first reason for the most serious of them."""
+        return self.reasons.get(self.verdict, "")
 
     @property
     def verdict(self) -> Verdict:
