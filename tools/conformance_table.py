@@ -67,13 +67,16 @@ _LAST = ("integers equal", "steps at worst", "versions, date")
 def _row(tried: Tried, rounds: int) -> Row:
     run = tried.run
     accepted, refused = sides(tried, rounds)
+    integers = (
+        (f"{run.bit_equal:.3%}", f"{run.worst:g}") if run.computed else ("none computed", "–")
+    )
     return {
         _FIRST: f"[{run.backend}, {run.engine}]({tried.page}.md)",
         "accepted trials": accepted,
         "refused trials": refused,
         "cases": f"{run.cases:,}",
         **{v.value: f"{run.counts[v]:,}" for v in Verdict},
-        **dict(zip(_LAST, (f"{run.bit_equal:.3%}", f"{run.worst:g}", _versions(run)), strict=True)),
+        **dict(zip(_LAST, (*integers, _versions(run)), strict=True)),
     }
 
 
