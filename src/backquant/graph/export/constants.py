@@ -9,10 +9,15 @@ from torch import fx
 from torch._ops import OpOverload
 
 _LARGE = 1 << 22  # elements
+_aten = torch.ops.aten
+#: What reads nothing of its first argument but dtype and device.
+_NEW = frozenset({_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default})
 
 
 class Constants:
     """The values of nodes that depend on no input; none that is random, or large and made of little.
+
+    ``x.new_zeros(3, 4)`` depends on no value of ``x``: what is written into it (masks of windows) is known.
 
     >>> graph = fx.Graph()
     >>> w = graph.placeholder("w")
@@ -35,11 +40,11 @@ class Constants:
         """The value of ``node`` (noted for those who read it), or ``None`` if it is no constant."""
         if not self._may(node):
             return None
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
         with torch.no_grad():
             value = node.target(*args, **kwargs)  # type: ignore[operator]
         if isinstance(value, torch.Tensor) and value.numel() > _LARGE:
-            read = sum(self._size(source) for source in node.all_input_nodes)
+            read = sum(map(self._size, self._read(node)))
             if value.numel() > 2 * read:
                 return None
         self._values[node] = value
@@ -50,11 +55,27 @@ class Constants:
             return False
         if isinstance(node.target, OpOverload) and _is_random(node.target):
             return False
-        return all(source in self._values for source in node.all_input_nodes)
+        return all(source in self._values for source in self._read(node))
+
+    def _read(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose values ``node`` depends on."""
+        is_new = node.target in _NEW and _like(node.args[0]) is not None
+        return [n for n in node.all_input_nodes if not (is_new and n is node.args[0])]
+
+    def _value(self, node: fx.Node) -> Any:
+        return self._values[node] if node in self._values else _like(node)
 
     def _size(self, node: fx.Node) -> int:
         value = self._values[node]
         return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def _like(node: Any) -> torch.Tensor | None:
+    """A tensor without elements, of the dtype and on the device of a node's value."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return torch.empty(0, dtype=value.dtype, device=value.device)
 
 
 def _is_random(overload: OpOverload) -> bool:
