@@ -78,6 +78,17 @@ def test_the_answer_is_nearly_the_best_there_is() -> None:
     assert last.ms == pytest.approx(last.predicted_ms, rel=0.1)
 
 
+def test_trials_are_compared_beside_the_float_model() -> None:
+    """One that was timed while other programs ran took longer, and so did the float model beside it."""
+    told = problem()
+    quiet, busy = measured(told, (0,) * len(told.units)), measured(told, (1,) * len(told.units))
+    assert quiet.ms is not None and busy.ms is not None
+    quiet = replace(quiet, ms=1.0, float_ms=1.0)
+    busy = replace(busy, ms=1.5, float_ms=3.0)
+    loop = Loop(told, Budget(max_drop=1.0), lambda _, picks: busy, trials=[quiet, busy])
+    assert loop.best() is busy
+
+
 def test_a_budget_that_cannot_be_kept_says_what_is_in_the_way() -> None:
     loop, best = searched(max_ms=0.2)
     assert set(best.misses(loop.budget)) == {"max_ms"}

@@ -82,7 +82,9 @@ class Loop:
         losses = {trial.picks: trial.loss for trial in self.trials}
         problem = corrected(self.problem, "loss", losses, _DOUBT["loss"])
         # in float as a whole the model is given back as it came: that says nothing of its parts
-        timed = {t.picks: 1e3 * t.ms for t in self.trials if t.ms is not None and any(t.picks)}
+        timed = {
+            t.picks: 1e3 * self._ms(t) for t in self.trials if t.ms is not None and any(t.picks)
+        }
         if not timed:
             return problem
         for trial in self.trials:
@@ -90,10 +92,20 @@ class Loop:
                 problem = retimed(problem, trial.picks, trial.unit_us)
         return corrected(problem, "time", timed, _DOUBT["time"])
 
+    def _ms(self, trial: Trial) -> float:
+        """Of one call, as if all trials had been timed together: the float model ran beside each, and takes
+        twice as long where other programs keep the machine busy."""
+        assert trial.ms is not None
+        return trial.ms * self._float_ms() / trial.float_ms if trial.float_ms else trial.ms
+
+    def _float_ms(self) -> float:
+        """The float model's time, the median of all trials."""
+        found = sorted(trial.float_ms for trial in self.trials if trial.float_ms is not None)
+        return found[len(found) // 2] if found else 0.0
+
     def _worth(self, trial: Trial) -> float:
         if self.goal == "time":
-            assert trial.ms is not None
-            return trial.ms
+            return self._ms(trial)
         if self.goal == "bitops":
             return trial.bitops
         return trial.loss if trial.drop is None else trial.drop
@@ -129,12 +141,11 @@ class Loop:
         """The limits of time and size as figures of the programme; ``factor`` scales that of time."""
         found: dict[str, float] = {}
         if self.is_timed:
-            in_float = [trial.float_ms for trial in self.trials if trial.float_ms is not None]
             times = []
             if self.budget.max_ms is not None:
                 times.append(self.budget.max_ms)
             if self.budget.max_ratio is not None:
-                times.append(self.budget.max_ratio * sorted(in_float)[len(in_float) // 2])
+                times.append(self.budget.max_ratio * self._float_ms())
             if times:
                 found["time"] = 1e3 * min(times) * factor
         if self.budget.max_bytes is not None:

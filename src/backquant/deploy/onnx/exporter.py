@@ -55,16 +55,19 @@ def is_translated() -> Callable[[Any], bool] | None:
     return None if registry is None else registry.is_registered
 
 
-@lru_cache(maxsize=4)
 def _known(opset: int) -> Any:
     """The exporter's table for an operator set (0: that which it is written for)."""
     try:
         importlib.import_module(f"{_PLACE}._core").export  # noqa: B018 - whether it is there
-        kind = importlib.import_module(f"{_PLACE}._registration").ONNXRegistry
-        least = importlib.import_module(f"{_PLACE}._constants").TORCHLIB_OPSET
-        return kind.from_torchlib(opset_version=max(opset, least))
+        return _read(max(opset, importlib.import_module(f"{_PLACE}._constants").TORCHLIB_OPSET))
     except (ImportError, AttributeError, TypeError):
         return None
+
+
+@lru_cache(maxsize=4)
+def _read(opset: int) -> Any:
+    kind = importlib.import_module(f"{_PLACE}._registration").ONNXRegistry
+    return kind.from_torchlib(opset_version=opset)
 
 
 def _with(registry: Any, table: Mapping[Any, Callable[..., Any]]) -> Any:
