@@ -117,7 +117,7 @@ def reasons(found: Conformance) -> Iterator[tuple[str, list[Reason]]]:
     """For each heading, the entries below it; those with the same reason are listed together.
 
     >>> from collections import Counter
-    >>> wrong = {"verdicts": Counter([Verdict.WRONG]), "why": "off by 2 steps"}
+    >>> wrong = {"verdicts": Counter([Verdict.WRONG]), "reasons": {Verdict.WRONG: "off by 2 steps"}}
     >>> tallies = {(name, "int8"): Tally(name, "int8", **wrong) for name in ("add", "mul")}
     >>> [(_, [reason])] = reasons(Conformance("x86", "x86", {}, tallies=tallies))
     >>> reason.why, reason.patterns
