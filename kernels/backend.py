@@ -3,8 +3,8 @@
     python kernels/backend.py dist
 
 A build backend as Python's packaging defines it (PEP 517), on the standard library alone: the library is one
-call of a compiler, and what PyTorch has is looked up when it is loaded. The sources are those of the checkout
-(``src/backquant/native``), or in an sdist its own copy.
+call of a compiler for each set of instructions, and what PyTorch has is looked up when it is loaded. The
+sources are those of the checkout (``src/backquant/native``), or in an sdist its own copy.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def build_wheel(
     if platform.system() != "Linux" or machine not in ("x86_64", "AMD64"):
         raise SystemExit(f"{NAME} is for Linux on x86-64; backquant runs without it")
     with tempfile.TemporaryDirectory() as made:
-        library = _compiled(Path(made))
         files = {f"{MODULE}/__init__.py": _INIT.encode()}
-        files[f"{MODULE}/{library.name}"] = library.read_bytes()
+        for library in _compiled(Path(made)):
+            files[f"{MODULE}/{library.name}"] = library.read_bytes()
     tag = "py3-none-linux_x86_64"
     info = f"{MODULE}-{version()}.dist-info"
     files[f"{info}/METADATA"] = _metadata().encode()
@@ -87,15 +87,20 @@ def version() -> str:
     return found[1]
 
 
-def _compiled(folder: Path) -> Path:
-    try:
-        built: Path = _builder().build(folder)
-    except (FileNotFoundError, RuntimeError) as error:
-        fix = (
-            "install one (apt-get install g++), or leave the package out: backquant runs without it"
-        )
-        raise SystemExit(f"{NAME} cannot be built: {error}\n{fix}") from error
-    return built
+def _compiled(folder: Path) -> list[Path]:
+    """The library for each set of instructions, as a wheel does not know its CPU; a compiler that is too old
+    for one of them leaves that out, and says so."""
+    builder, built, error = _builder(), [], None
+    for instructions in builder.FLAGS:
+        try:
+            built.append(builder.build(folder, instructions))
+        except (FileNotFoundError, RuntimeError) as raised:
+            error = raised
+            print(f"{NAME} without {instructions}: {raised}", file=sys.stderr)
+    if built:
+        return built
+    fix = "install one (apt-get install g++), or leave the package out: backquant runs without it"
+    raise SystemExit(f"{NAME} cannot be built: {error}\n{fix}") from error
 
 
 def _builder() -> ModuleType:
@@ -122,7 +127,7 @@ def _license() -> Path:
 def _metadata() -> str:
     return (
         f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {version()}\n"
-        "Summary: Kernels of backquant for CPUs with AVX-512 VNNI, built once.\n"
+        "Summary: Kernels of backquant for CPUs with AVX2, AVX-VNNI or AVX-512, built once.\n"
         "License-Expression: BSD-3-Clause\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
     )
 

@@ -176,14 +176,16 @@ def unchanged() -> Callable[[nn.Module], AbstractContextManager[None]]:
 
 @pytest.fixture(scope="session")
 def built_kernels() -> Path:
-    """The folder with the library of kernels, compiled once for all runs of the tests."""
+    """The folder with the library of kernels for this CPU, compiled once for all runs of the tests."""
     from backquant.native.build import build, find_compiler, sources_digest
+    from backquant.native.instructions import usable
 
     if find_compiler() is None:
         pytest.skip("no C++ compiler")
     folder = Path(__file__).parents[1] / "out" / "test-kernels"
-    if not list(folder.glob(f"{sources_digest()}-*.so")):
-        build(folder)
+    best = next((found.name for found in usable()), None)
+    if best and not list(folder.glob(f"{sources_digest(best)}-*.so")):
+        build(folder, best)
     return folder
 
 
@@ -195,7 +197,7 @@ def native_library(built_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv(library.VARIABLE, str(built_kernels))
     monkeypatch.setattr(library, "_found", [])
     found = library.missing()
-    if "AVX-512" in found:
+    if "AVX2" in found:
         pytest.skip(found)
     assert not found
     yield

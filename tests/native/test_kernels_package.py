@@ -16,7 +16,8 @@ import pytest
 import tomllib
 
 from backquant.native import library
-from backquant.native.build import sources_digest
+from backquant.native.build import FLAGS, sources_digest
+from backquant.native.instructions import usable
 from backquant.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +38,8 @@ def installed(
     backend: ModuleType, built_kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A folder into which pip has installed the wheel of the library that is built already."""
-    built = next(built_kernels.glob(f"{sources_digest()}-*.so"))
-    monkeypatch.setattr(backend, "_compiled", lambda folder: shutil.copy(built, folder) and built)
+    built = next(built_kernels.glob(f"{sources_digest(usable()[0].name)}-*.so"))
+    monkeypatch.setattr(backend, "_compiled", lambda folder: [Path(shutil.copy(built, folder))])
     wheel = tmp_path / backend.build_wheel(str(tmp_path))
     again = tmp_path / "again"
     again.mkdir()
@@ -81,11 +82,11 @@ def test_the_sdist_has_the_sources_of_the_library(backend: ModuleType, tmp_path:
         files.extractall(tmp_path, filter="data")
     place = tmp_path / archive.name.removesuffix(".tar.gz")
     code = "import sys; sys.path.insert(0, 'native'); import build, backend; "
-    code += "print(build.sources_digest(), backend.version())"
+    code += "print(*map(build.sources_digest, build.FLAGS), backend.version())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=place, check=True, capture_output=True, text=True
     )
-    assert done.stdout.split() == [sources_digest(), __version__]
+    assert done.stdout.split() == [*map(sources_digest, FLAGS), __version__]
 
 
 def test_without_a_compiler_pip_says_what_is_missing(backend: ModuleType, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_what_the_wheel_says_of_itself(
 ) -> None:
     made = tmp_path / "0-1.so"
     made.write_bytes(b"library")
-    monkeypatch.setattr(backend, "_compiled", lambda folder: made)
+    monkeypatch.setattr(backend, "_compiled", lambda folder: [made])
     with zipfile.ZipFile(tmp_path / backend.build_wheel(str(tmp_path))) as wheel:
         text = wheel.read(f"backquant_kernels-{__version__}.dist-info/METADATA").decode()
     assert f"Name: backquant-kernels\nVersion: {__version__}\n" in text

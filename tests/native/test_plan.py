@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from backquant.native.check import Case, computed
 from backquant.native.epilogue import Result
+from backquant.native.library import layout
 from backquant.native.plan import Shape
 
 pytestmark = pytest.mark.usefixtures("native_library")
@@ -45,7 +46,7 @@ def layers(draw: st.DrawFn) -> Case:
 def test_any_layer_is_right(case: Case) -> None:
     if (case.shape.groups > 1) != case.shape.depthwise or not case.shape.is_known:
         return
-    found, expected = computed(case, torch.Generator().manual_seed(1))
+    found, expected = computed(case, torch.Generator().manual_seed(1), layout())
     off = float((found.double() - expected).abs().max())
     if case.result.dtype == torch.uint8:
         assert off <= 0.5 + 2e-3
@@ -78,8 +79,7 @@ def test_what_a_layer_does_not_take_is_refused(x: torch.Tensor) -> None:
 
     weight = torch.ones(8, 20, 1, 1, dtype=torch.int8)
     weights = PlainWeights(weight, torch.ones(8), torch.zeros(8))
-    made = plan(
-        Shape((8, 20, 1, 1)), weights, (1.0, 0), Result(1.0, 0, torch.uint8, "none", (), "")
-    )
+    result = Result(1.0, 0, torch.uint8, "none", (), "")
+    made = plan(Shape((8, 20, 1, 1)), weights, (1.0, 0), result, layout=layout())
     with pytest.raises(RuntimeError, match="convolution takes uint8"):
         torch.ops.backquant_kernels.convolution(x, made)

@@ -14,22 +14,29 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FILES = ("kernels.h", "library.cpp")
-#: The instructions that the library uses; ``library.usable`` asks whether the CPU has them.
-FLAGS = (
-    *("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes"),
-    *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-)
+FILES = ("lanes.h", "kernels.h", "library.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes")
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+#: The sets of instructions that there is a library for, and what the compiler is told; ``instructions.py``
+#: has what a CPU must have.
+FLAGS = {
+    "avx512_vnni": (*_FLAGS, *_AVX512, "-mavx512vnni"),
+    "avx_vnni": (*_FLAGS, *_AVX2, "-mavxvnni"),
+    "avx512": (*_FLAGS, *_AVX512),
+    "avx2": (*_FLAGS, *_AVX2),
+}
 _DIGITS = 16
 
 
-def sources_digest() -> str:
-    """The digest of the sources and of the compiler's options: the first part of the library's file name.
+def sources_digest(instructions: str) -> str:
+    """The digest of the sources and of the compiler's options for one of ``FLAGS``: the first part of the
+    library's file name.
 
-    >>> len(sources_digest())
-    16
+    >>> len(sources_digest("avx2")), sources_digest("avx2") == sources_digest("avx512_vnni")
+    (16, False)
     """
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest = hashlib.sha256(" ".join(FLAGS[instructions]).encode())
     for name in FILES:
         digest.update((SOURCES / name).read_bytes())
     return digest.hexdigest()[:_DIGITS]
@@ -41,8 +48,8 @@ def find_compiler() -> str | None:
     return next((name for name in names if shutil.which(name)), None)
 
 
-def build(folder: Path) -> Path:
-    """Compile the library into ``folder``, which is created; returns its path.
+def build(folder: Path, instructions: str) -> Path:
+    """Compile the library for one of ``FLAGS`` into ``folder``, which is created; returns its path.
 
     The file name holds the digest of the sources and that of the file, so that a damaged file is noticed when
     it is loaded. Raises ``FileNotFoundError`` without a compiler, and ``RuntimeError`` with the compiler's
@@ -56,13 +63,13 @@ def build(folder: Path) -> Path:
         place = Path(made)
         for name in FILES:  # under the same names everywhere, so that the bytes are the same
             shutil.copyfile(SOURCES / name, place / name)
-        command = [compiler, *FLAGS, "library.cpp", "-o", "library.so", "-ldl"]
+        command = [compiler, *FLAGS[instructions], "library.cpp", "-o", "library.so", "-ldl"]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
         found = place / "library.so"
         digest = hashlib.sha256(found.read_bytes()).hexdigest()
-        target = folder / f"{sources_digest()}-{digest}.so"
+        target = folder / f"{sources_digest(instructions)}-{digest}.so"
         found.chmod(0o644)
         found.replace(target)
     return target
@@ -75,4 +82,5 @@ def is_whole(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build(Path(sys.argv[1]))}\n")
+    for name in sys.argv[2:] or FLAGS:
+        sys.stdout.write(f"{build(Path(sys.argv[1]), name)}\n")

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from backquant.native.epilogue import Result
+from backquant.native.packing import Layout
 from backquant.native.plan import Shape, plan
 
 _FLOAT = Result(1.0, 0, torch.float32, "none", (), "")
@@ -62,11 +63,11 @@ def cases() -> Iterator[Case]:
         yield Case((1, 70, 9, 8), shape, _SWISH if size == 5 else _FLOAT)
 
 
-def wrong() -> str:
-    """Which cases the library computes wrongly on this CPU; empty if none."""
+def wrong(layout: Layout) -> str:
+    """Which cases the library, which reads weights of ``layout``, computes wrongly on this CPU; empty if none."""
     generator = torch.Generator().manual_seed(0)
     for case in cases():
-        found, expected = computed(case, generator)
+        found, expected = computed(case, generator, layout)
         off = (found.double() - expected).abs().max()
         limit = 0.5 + _CLOSE if case.result.dtype == torch.uint8 else _CLOSE * expected.abs().max()
         if not off <= limit:
@@ -74,7 +75,9 @@ def wrong() -> str:
     return ""
 
 
-def computed(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def computed(
+    case: Case, generator: torch.Generator, layout: Layout
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The library's result on random integers, and the exact one before it is rounded."""
     channels = case.shape.weight[0]
     x = _integers(case.image, generator)
@@ -88,9 +91,9 @@ def computed(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torc
     if case.adds:
         other = _integers(tuple(value.shape), generator)
         value = value + (other.double() - _OTHER[1]) * _OTHER[0]
-        made = plan(case.shape, weights, _X, case.result, _OTHER)
+        made = plan(case.shape, weights, _X, case.result, _OTHER, layout)
         return run.convolution_add(x, other, made), _finished(value, case.result)
-    found = run.convolution(x, plan(case.shape, weights, _X, case.result))
+    found = run.convolution(x, plan(case.shape, weights, _X, case.result, layout=layout))
     return found, _finished(value, case.result)
 
 

@@ -82,7 +82,7 @@ struct Owned {
   }
 };
 
-constexpr int64_t MAGIC = 0x31306b71626c6e6b;  // the layout below
+constexpr int64_t MAGIC = 0x31306b71626c6e00 + LANES * 10 + WEIGHT_BYTES;  // the layout below, and that of weights
 
 // As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none.
 struct Plan {
@@ -132,9 +132,15 @@ void in_parallel(int64_t count, int64_t work, Part part) {
 
 // ---- matrix products
 
-using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, __m512i*);
-constexpr int MOST_ROWS = 14;
-constexpr int ROWS[4] = {14, 12, 8, 6};  // pixels at a time, by registers for channels: 24 sums at most
+using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, Ints*);
+
+// Pixels at a time, by registers for channels: as many sums as registers hold beside what is multiplied.
+#if BACKQUANT_LANES == 16
+constexpr int ROWS[4] = {14, 12, 8, 6};
+#else
+constexpr int ROWS[4] = {10, 6, 4, 3};
+#endif
+constexpr int MOST_ROWS = ROWS[0], MOST_SUMS = std::max(ROWS[1] * 2, ROWS[3] * 4);
 
 template <int NB, int... I>
 Accumulate accumulator(int64_t rows, std::integer_sequence<int, I...>) {
@@ -149,52 +155,44 @@ Accumulate accumulator(int64_t rows, int64_t columns) {
   return accumulator<4>(rows, std::make_integer_sequence<int, ROWS[3]>());
 }
 
-// Sums of `pixels` pixels times NB * 16 channels become results. sums: NB registers a pixel.
+// The bytes of NB registers; the last has `tail` of them.
+template <int NB>
+void store_registers(uint8_t* to, Bytes x, int64_t tail) {
+  if (tail < LANES) return store_first(to, x, (NB - 1) * LANES + tail);
+  NB == 4 ? store(to, x) : store_first(to, x, NB * LANES);
+}
+
+// Sums of `pixels` pixels times NB registers of channels become results. sums: NB registers a pixel.
 template <int NB, int ACT, bool ADD, typename OUT>
 void finish(
-    const __m512i* sums, const Epilogue& e, int64_t pixels, int64_t tail, int64_t stride, const uint8_t* other,
+    const Ints* sums, const Epilogue& e, int64_t pixels, int64_t tail, int64_t stride, const uint8_t* other,
     int64_t channel, OUT* out) {
-  __m512 scale[NB], shift[NB];
+  Floats scale[NB], shift[NB];
   for (int j = 0; j < NB; j++) {
-    scale[j] = _mm512_loadu_ps(e.scale + channel + j * 16);
-    shift[j] = _mm512_loadu_ps(e.shift + channel + j * 16);
+    scale[j] = load(e.scale + channel + j * LANES);
+    shift[j] = load(e.shift + channel + j * LANES);
   }
-  const __mmask16 mask = (1 << tail) - 1;
-  const __m512 other_scale = _mm512_set1_ps(e.other_scale);
+  const Floats other_scale = splat(e.other_scale);
   for (int64_t i = 0; i < pixels; i++, sums += NB, out += stride, other += ADD ? stride : 0) {
-    __m512 v[NB];
+    Floats v[NB];
 #pragma GCC unroll 4
     for (int j = 0; j < NB; j++) {
-      v[j] = _mm512_fmadd_ps(
-          _mm512_cvtepi32_ps(corrected(sums[j], e, channel + j * 16)), scale[j], shift[j]);
+      v[j] = multiply_add(to_floats(corrected(sums[j], e, channel + j * LANES)), scale[j], shift[j]);
       if constexpr (ADD) {
-        const __mmask16 some = j == NB - 1 ? mask : 0xffff;
-        const __m128i bytes = _mm_maskz_loadu_epi8(some, other + j * 16);
-        v[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), other_scale, v[j]);
+        const uint8_t* from = other + j * LANES;
+        v[j] = multiply_add(j == NB - 1 ? widened(from, tail) : widened(from), other_scale, v[j]);
       }
       v[j] = finished<ACT>(v[j], e);
     }
     if constexpr (sizeof(OUT) > 1) {
 #pragma GCC unroll 4
-      for (int j = 0; j < NB - 1; j++) _mm512_storeu_ps(out + j * 16, v[j]);
-      _mm512_mask_storeu_ps(out + (NB - 1) * 16, mask, v[NB - 1]);
+      for (int j = 0; j < NB - 1; j++) store(out + j * LANES, v[j]);
+      store_first(out + (NB - 1) * LANES, v[NB - 1], tail);
     } else {
-      __m512i whole[4];
+      Ints whole[4];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) whole[j] = _mm512_cvtps_epi32(v[j < NB ? j : NB - 1]);
-      const __m512i low = _mm512_packs_epi32(whole[0], whole[1]), high = _mm512_packs_epi32(whole[2], whole[3]);
-      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-      const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
-      if (tail == 16) {
-        if constexpr (NB == 4) _mm512_storeu_si512(out, bytes);
-        if constexpr (NB == 2 || NB == 3) _mm256_storeu_si256((__m256i*)out, _mm512_castsi512_si256(bytes));
-        if constexpr (NB == 1 || NB == 3)
-          _mm_storeu_si128((__m128i*)((uint8_t*)out + (NB - 1) * 16), _mm512_extracti32x4_epi32(bytes, NB - 1));
-      } else {
-        alignas(64) uint8_t some[64];
-        _mm512_store_si512(some, bytes);
-        memcpy(out, some, (NB - 1) * 16 + tail);
-      }
+      for (int j = 0; j < 4; j++) whole[j] = to_ints(v[j < NB ? j : NB - 1]);
+      store_registers<NB>(out, by_register(narrowed(whole[0], whole[1], whole[2], whole[3])), tail);
     }
   }
 }
@@ -202,7 +200,7 @@ void finish(
 // Of registers for channels, activation and what is added, the same for all tiles of a call.
 template <typename OUT>
 using Finish = void (*)(
-    const __m512i*, const Epilogue&, int64_t, int64_t, int64_t, const uint8_t*, int64_t, OUT*);
+    const Ints*, const Epilogue&, int64_t, int64_t, int64_t, const uint8_t*, int64_t, OUT*);
 
 template <int NB, typename OUT>
 Finish<OUT> finish_of(int64_t activation, bool adds) {
@@ -255,14 +253,14 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
   in_parallel((pixels + group - 1) / group * p.count, work, [&](int64_t begin, int64_t end) {
     const uint8_t* rows[MAX_TAPS * MOST_ROWS];
     uint8_t edge[RUNS * MOST_ROWS][256];
-    __m512i sums[24];
+    Ints sums[MOST_SUMS];
     for (int64_t place = begin; place < end; place++) {
       const int64_t block = place % p.count, from = place / p.count * group, to = std::min(from + group, pixels);
       const bool is_last = block == p.count - 1;
       const Accumulate sum = is_last ? sum_last : sum_first;
       const Finish<OUT> finish = is_last ? last : first;
-      const int64_t channel = block * p.columns * 16, tail = is_last ? p.tail : 16;
-      const int8_t* weight = (const int8_t*)p.at(p.weight) + block * total * p.columns * 16;
+      const int64_t channel = block * p.columns * LANES, tail = is_last ? p.tail : LANES;
+      const int8_t* weight = (const int8_t*)p.at(p.weight) + block * total * p.columns * LANES * WEIGHT_BYTES;
       for (int64_t pixel = from; pixel < to; pixel += mr) {
         const int64_t found = std::min(mr, to - pixel);
         const bool safe = addresses(x, g, pixel, found, mr, rows, edge);

@@ -6,7 +6,8 @@ among the libraries that ``backquant.native.build_kernels()`` has compiled on th
 
 1. it was compiled from the sources of this version, and its file is undamaged,
 
-2. the CPU has AVX-512 VNNI, and ``ONEDNN_MAX_CPU_ISA`` does not forbid it,
+2. the CPU has the instructions that it was built for, and ``ONEDNN_MAX_CPU_ISA`` does not forbid them (the
+   fastest such library is taken),
 
 3. PyTorch has the functions of its stable C interface that the library calls, and
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,20 +30,21 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backquant.native.build import build, is_whole, sources_digest
-from backquant.native.epilogue import has_kernels
-from backquant.native.plan import LAYOUT
+from backquant.native.instructions import InstructionSet, limit_said, usable
+from backquant.native.packing import Layout
+from backquant.native.plan import magic
 
 VARIABLE = "BACKQUANT_KERNELS"
 _OFF = ("off", "0", "no", "false")
 _PACKAGE = "backquant_kernels"
 _NAMESPACE = "backquant_kernels"
+_NEEDED = "the kernels need Linux and a CPU with AVX2 at least"
 _OPERATORS = ("convolution", "convolution_add", "linear")
-_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_ENOUGH = ("AVX512_CORE_", "AVX10", "ALL", "DEFAULT")  # what they begin with where VNNI may be used
 
 _lock = threading.RLock()
 _found: list[str] = []  # why there is none; empty text: there is one
 _held: list[Any] = []  # for as long as the process lives
+_layouts: list[Layout] = []  # of the library that is held
 
 
 def kernels_folder() -> Path:
@@ -66,16 +67,28 @@ def missing() -> str:
     return _found[0]
 
 
+def layout() -> Layout:
+    """How the library that runs in this process reads weights."""
+    return _layouts[0]
+
+
 def build_kernels() -> Path:
     """Compile the library for this machine; returns its path. It is used by new processes, and by this one if
     no quantized model has run in it yet.
 
-    Raises ``EngineError`` without a compiler.
+    Raises ``EngineError`` without a compiler, and where no library can run.
     """
     from backquant.errors import EngineError
 
+    sets = usable()
+    if not sets:
+        raise EngineError(
+            f"the kernels cannot be used here: {_NEEDED}",
+            where="backquant.native.build_kernels",
+            fix="leave it out: models run on PyTorch's kernels",
+        )
     try:
-        return build(kernels_folder())
+        return build(kernels_folder(), sets[0].name)
     except (FileNotFoundError, RuntimeError) as error:
         raise EngineError(
             f"the kernels cannot be built: {str(error).splitlines()[0]}",
@@ -88,12 +101,9 @@ def unusable() -> str:
     """Why no library can run here, whatever is installed; empty if one can."""
     if os.environ.get(VARIABLE, "").lower() in _OFF:
         return f"{VARIABLE} is {os.environ[VARIABLE]}"
-    if platform.system() != "Linux" or not has_kernels():
-        return "the kernels need Linux and a CPU with AVX-512 VNNI"
-    for name in _LIMITS:
-        limit = os.environ.get(name, "")
-        if limit and not limit.upper().startswith(_ENOUGH):
-            return f"{name} is {limit}"
+    if not usable():
+        limit = limit_said()
+        return f"ONEDNN_MAX_CPU_ISA is {limit}" if limit and usable(limit="") else _NEEDED
     return ""
 
 
@@ -113,15 +123,22 @@ def _load() -> str:
         return reason
     reason = "not built: backquant.native.build_kernels()"
     with torch.no_grad(), _disable_current_modes():  # no part of a recording
-        for folder in _folders():
-            for path in sorted(folder.glob(f"{sources_digest()}-*.so")):
-                reason = _start(path)
-                if not reason:
-                    return ""
+        for path, instructions in _libraries():
+            reason = _start(path, instructions)
+            if not reason:
+                return ""
     return reason
 
 
-def _start(path: Path) -> str:
+def _libraries() -> Iterator[tuple[Path, InstructionSet]]:
+    """The libraries that are here for this CPU, the fastest first."""
+    for instructions in usable():
+        for folder in _folders():
+            for path in sorted(folder.glob(f"{sources_digest(instructions.name)}-*.so")):
+                yield path, instructions
+
+
+def _start(path: Path, instructions: InstructionSet) -> str:
     """Load the library at ``path``; returns what is wrong with it, or an empty text."""
     if _held:  # one library a process: what it registers stays
         return _checked(path)
@@ -130,7 +147,7 @@ def _start(path: Path) -> str:
             return f"{path} is damaged: its bytes are not those that its name says"
         library = ctypes.CDLL(str(path))
         library.backquant_plan_layout.restype = ctypes.c_int64
-        if library.backquant_plan_layout() != LAYOUT:
+        if library.backquant_plan_layout() != magic(instructions.layout):
             return f"{path} reads plans of another layout"
         library.backquant_register.restype = ctypes.c_char_p
         core = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
@@ -140,13 +157,14 @@ def _start(path: Path) -> str:
     if problem:
         return f"{path}: torch {torch.__version__} has no {problem.decode()}"
     _held.extend([library, _without_gradients()])
+    _layouts.append(instructions.layout)
     return _checked(path)
 
 
 def _checked(path: Path) -> str:
     from backquant.native.check import wrong
 
-    found = wrong()
+    found = wrong(layout())
     return f"{path}: {found}" if found else ""
 
 

@@ -1,7 +1,8 @@
 """The layouts in which our kernels read weights, and how they cut the work into blocks.
 
-A weight is ``[blocks, taps, run / 4, channels, 4]``: AVX-512 VNNI multiplies four neighbours of the input
-with four rows of the weight. See ``kernels.h``.
+A weight is ``[blocks, taps, run / 4, channels, 4]``: four neighbours of the input are multiplied with four
+rows of the weight. Without VNNI the four are 16 bits each, the even ones of a register before the odd ones.
+See ``lanes.h``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-_LANES = 16  # sums in a register
+_LANES = 16  # sums in a register of AVX-512
 TAPS = 64  # MAX_TAPS of kernels.h: larger kernels are oneDNN's
 _RUNS, _EDGE = 8, 256  # RUNS of kernels.h, and the bytes of each
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
@@ -21,8 +22,30 @@ _TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Of packed weights: ``lanes`` sums in a register; ``wide``: 16 bits a weight."""
+
+    lanes: int = _LANES
+    wide: bool = False
+
+    def widened(self, packed: torch.Tensor) -> torch.Tensor:
+        """Packed int8 as these kernels read it.
+
+        >>> Layout(1, wide=True).widened(torch.tensor([1, 2, 3, 4], dtype=torch.int8)).tolist()
+        [1, 3, 2, 4]
+        """
+        if not self.wide:
+            return packed
+        pairs = packed.view(-1, self.lanes, 2, 2)
+        return pairs.permute(0, 3, 1, 2).reshape(-1).short()
+
+
+AVX512_LAYOUT = Layout()
+
+
+@dataclass(frozen=True)
 class Blocks:
-    """``rows`` pixels times ``columns`` registers of 16 channels at a time; ``count`` blocks of channels, of
+    """``rows`` pixels times ``columns`` registers of channels at a time; ``count`` blocks of channels, of
     which the last has ``last`` registers, and the last of these ``tail`` channels. ``group``: pixels that are
     read for all channels before the next ones."""
 
@@ -34,24 +57,29 @@ class Blocks:
     group: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, channels: int, group: int) -> Blocks:
+    def of(
+        cls, rows: int, columns: int, channels: int, group: int, lanes: int = _LANES
+    ) -> Blocks:
         """The blocks for so many channels; ``group`` is rounded up to whole ``rows``."""
-        registers = -(-channels // _LANES)
+        registers = -(-channels // lanes)
         count = -(-registers // columns)
         last = registers - (count - 1) * columns
-        tail = channels - (registers - 1) * _LANES
+        tail = channels - (registers - 1) * lanes
         return cls(rows, columns, count, last, tail, -(-group // rows) * rows)
 
 
-def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
+def choose_blocks(
+    pixels: int, channels: int, run: int, threads: int, lanes: int = _LANES
+) -> Blocks:
     """The blocks for an output of so many pixels and channels; ``run``: how many integers make one sum.
+    ``lanes``: channels in a register.
 
     >>> choose_blocks(3136, 64, 576, 1)
     Blocks(rows=6, columns=4, count=1, last=4, tail=16, group=228)
     >>> choose_blocks(49, 80, 64, 1)
     Blocks(rows=7, columns=3, count=2, last=2, tail=16, group=49)
     """
-    registers = -(-channels // _LANES)
+    registers = -(-channels // lanes)
     columns = -(-registers // -(-registers // 4))
     pixels = max(pixels, 1)
     rows = min(
@@ -59,7 +87,7 @@ def choose_blocks(pixels: int, channels: int, run: int, threads: int) -> Blocks:
         key=lambda n: (-(-pixels // n) * (max(n * columns, 8) + columns), -n),
     )
     group = max(_CACHED // max(run, 1), rows)
-    return Blocks.of(rows, columns, channels, min(group, -(-pixels // threads)))
+    return Blocks.of(rows, columns, channels, min(group, -(-pixels // threads)), lanes)
 
 
 def reads_rows(weight: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -99,36 +127,37 @@ def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
     return Blocks.of(_TILE_ROWS, columns, channels, group)
 
 
-def pack(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """int8 ``[channels, taps, run]`` as the bytes that ``convolution`` reads; what is missing is zero.
+def pack(weight: torch.Tensor, blocks: Blocks, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:
+    """int8 ``[channels, taps, run]`` as ``convolution`` reads it; what is missing is zero.
 
     >>> blocks = choose_blocks(1, 2, 3, 1)
     >>> pack(torch.tensor([[[1, 2, 3]], [[4, 5, 6]]], dtype=torch.int8), blocks)[:8].tolist()
     [1, 2, 3, 0, 4, 5, 6, 0]
     """
     channels, taps, run = weight.shape
-    deep, wide = -(-run // 4), blocks.columns * _LANES
+    deep, wide = -(-run // 4), blocks.columns * layout.lanes
     full = torch.zeros(blocks.count * wide, taps, deep * 4, dtype=torch.int8)
     full[:channels, :, :run] = weight
     shaped = full.view(blocks.count, wide, taps, deep, 4)
     head = shaped[:-1].permute(0, 2, 3, 1, 4).reshape(-1)
-    last = shaped[-1, : blocks.last * _LANES].permute(1, 2, 0, 3).reshape(-1)
-    return torch.cat([head, last])
+    last = shaped[-1, : blocks.last * layout.lanes].permute(1, 2, 0, 3).reshape(-1)
+    return layout.widened(torch.cat([head, last]))
 
 
-def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
-    """int8 ``[channels, height, width]`` as the bytes that ``Depthwise`` reads.
+def pack_depthwise(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:
+    """int8 ``[channels, height, width]`` as ``Depthwise`` reads it.
 
     >>> pack_depthwise(torch.ones(3, 3, 3, dtype=torch.int8)).numel()
     768
     """
     channels, height, width = weight.shape
-    parts, groups = -(-channels // 64), -(-height // 4)
-    full = torch.zeros(parts * 64, groups * 4, width, dtype=torch.int8)
+    lanes, groups = layout.lanes, -(-height // 4)
+    parts = -(-channels // (4 * lanes))
+    full = torch.zeros(parts * 4 * lanes, groups * 4, width, dtype=torch.int8)
     full[:channels, :height] = weight
-    # a channel is counted by part (64), lane (16), register (4) and place (1)
-    shaped = full.view(parts, 4, 4, 4, groups, 4, width)
-    return shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1)
+    # a channel is counted by part, 128 bits of a register, register and place
+    shaped = full.view(parts, lanes // 4, 4, 4, groups, 4, width)
+    return layout.widened(shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1))
 
 
 def by_channel(values: torch.Tensor) -> torch.Tensor:
@@ -140,13 +169,13 @@ def by_channel(values: torch.Tensor) -> torch.Tensor:
     return torch.cat([values, values.new_zeros(_LANES)])
 
 
-def by_lane(values: torch.Tensor) -> torch.Tensor:
-    """Numbers ``[channels]`` of 32 bits in the order of the sums of ``Depthwise``, 64 at a time.
+def by_lane(values: torch.Tensor, lanes: int = _LANES) -> torch.Tensor:
+    """Numbers ``[channels]`` of 32 bits in the order of the sums of ``Depthwise``, four registers at a time.
 
     >>> by_lane(torch.arange(64.0))[:8].tolist()
     [0.0, 1.0, 2.0, 3.0, 16.0, 17.0, 18.0, 19.0]
     """
-    parts = -(-values.numel() // 64)
-    full = values.new_zeros(parts * 64)
+    parts = -(-values.numel() // (4 * lanes))
+    full = values.new_zeros(parts * 4 * lanes)
     full[: values.numel()] = values
-    return full.view(parts, 4, 4, 4).permute(0, 2, 1, 3).reshape(-1)
+    return full.view(parts, lanes // 4, 4, 4).permute(0, 2, 1, 3).reshape(-1)

@@ -10,12 +10,15 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from backquant.native.epilogue import Result, Weights, epilogue
 from backquant.native.packing import (
+    AVX512_LAYOUT,
     TAPS,
+    Layout,
     by_channel,
     by_lane,
     choose_blocks,
@@ -24,8 +27,7 @@ from backquant.native.packing import (
     reads_rows,
 )
 
-#: What the library's ``backquant_plan_layout`` has to give.
-LAYOUT = 0x31306B71626C6E6B
+_MAGIC = 0x31306B71626C6E00
 _HEAD, _ALIGNED = 256, 64
 _LARGE = 2**12  # 1 / 4096 of a step
 _ACTIVATIONS = ("NONE", "CLAMP", "SWISH", "HARDSWISH", "GELU", "GELU_TANH", "TANH", "LEAKY")
@@ -76,12 +78,19 @@ def is_known(shape: Shape, result: Result) -> bool:
     return known and (not shape.depthwise or (result.activation or "NONE") in _DEPTHWISE)
 
 
+def magic(layout: Layout) -> int:
+    """What ``backquant_plan_layout`` of a library that reads such weights gives."""
+    return _MAGIC + layout.lanes * 10 + (2 if layout.wide else 1)
+
+
+# size: what a plan is made of
 def plan(
     shape: Shape,
     weights: Weights,
     x: tuple[float, int],
     result: Result,
     other: tuple[float, int] | None = None,
+    layout: Layout = AVX512_LAYOUT,
 ) -> torch.Tensor:
     """The plan of a layer that ``is_known``, as uint8.
 
@@ -92,25 +101,25 @@ def plan(
     channels, deep, height, width = shape.weight
     rows = not depthwise and shape.rows
     is_float = result.dtype == torch.float32
-    order = by_lane if depthwise else by_channel
+    order = partial(by_lane, lanes=layout.lanes) if depthwise else by_channel
     added = x[1] * weights.weight.flatten(1).sum(1, dtype=torch.int64)  # by the zero point
     exact = is_float or _is_large(added * (weights.scale * (x[0] / result.scale)))
     found = epilogue(result, weights, x[0], 0 if exact else x[1], order)
     if other is not None:
         found = found.adding(*other)
-    blocks = choose_blocks(1, channels, deep * height * width, 1)
+    blocks = choose_blocks(1, channels, deep * height * width, 1, layout.lanes)
     if depthwise:
-        packed = pack_depthwise(weight[:, 0])
+        packed = pack_depthwise(weight[:, 0], layout)
     else:
         taps = weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
-        packed = pack(taps, blocks)
+        packed = pack(taps, blocks, layout)
     parts = [packed, found.scale, found.shift]
     if exact and x[1]:
         parts.append(order(added.int()))
     offsets, total = _places(parts)
     numbers = (
-        *(LAYOUT, total, depthwise, shape.groups if depthwise else deep, channels),
+        *(magic(layout), total, depthwise, shape.groups if depthwise else deep, channels),
         *(height, 1 if rows else width, *shape.stride, *shape.padding, *shape.dilation),
         1 if depthwise else deep * width if rows else deep,
         *(blocks.columns, blocks.count, blocks.last, blocks.tail),

@@ -17,7 +17,7 @@ from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.zero_point import fold_zero_point
 from backquant.native.epilogue import Result, has_tiles
-from backquant.native.library import is_here
+from backquant.native.library import is_here, layout
 from backquant.native.plan import Shape, is_known, plan
 
 
@@ -80,7 +80,7 @@ class Planned:
             weight, channels = kernel.weight, kernel.weight.shape[0]
             scale = kernel.weight_scale.expand(channels).contiguous()
             weights = _Weights(weight, scale, kernel.bias)
-            made = plan(self.shape, weights, self.x, self.result, self.other)
+            made = plan(self.shape, weights, self.x, self.result, self.other, layout())
             found = self._plans.setdefault((), made)
         return found
 

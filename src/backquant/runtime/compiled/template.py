@@ -20,6 +20,9 @@ from backquant.runtime.compiled.inductor import CppTemplate, V, ir
 
 HEADER = SOURCES / "kernels.h"
 TILES = SOURCES / "tiles.h"
+_INCLUDED = (SOURCES / "lanes.h", HEADER, TILES)
+# weights are packed for these: see lanes.h
+_PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::WEIGHT_BYTES == 1);"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class KernelCall:
 @cache
 def _digest() -> str:
     """A digest of all headers: code compiled from others must not be found in Inductor's cache."""
-    return hashlib.sha256(HEADER.read_bytes() + TILES.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in _INCLUDED)).hexdigest()[:16]
 
 
 class _Template(CppTemplate):
@@ -84,7 +87,7 @@ class _Template(CppTemplate):
         body = "\n  ".join(lines)
         return (
             f"// kernels of backquant {_digest()}\n{self.header().getvalue()}\n"
-            f'#ifndef BACKQUANT_THREADS\n{threads}#endif\n#include "{self.call.header}"\n'
+            f'#ifndef BACKQUANT_THREADS\n{threads}#endif\n#include "{self.call.header}"\n{_PACKED_FOR}\n'
             f'extern "C" {declared}\n{{\n  {body}\n}}\n'
         )
 

@@ -1,0 +1,69 @@
+"""The sets of instructions that the library is built for, and which of them this process may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backquant.native.packing import Layout
+
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_AVX512 = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """``name``: its flags are ``build.FLAGS[name]``. ``needed``: what a CPU must have, in the words of
+    ``torch.cpu.get_capabilities()``. ``layout``: how its kernels read weights."""
+
+    name: str
+    needed: tuple[str, ...]
+    layout: Layout
+
+
+AVX512_VNNI = InstructionSet("avx512_vnni", (*_AVX512, "avx512_vnni"), Layout(16))
+AVX_VNNI = InstructionSet("avx_vnni", ("avx2", "fma3", "avx_vnni"), Layout(8))
+AVX512 = InstructionSet("avx512", _AVX512, Layout(16, wide=True))
+AVX2 = InstructionSet("avx2", ("avx2", "fma3"), Layout(8, wide=True))
+#: The fastest first.
+INSTRUCTION_SETS = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
+# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value
+_WITHIN: dict[str, tuple[InstructionSet, ...]] = {
+    "SSE41": (),
+    "AVX2_VNNI": (AVX_VNNI, AVX2),
+    "AVX2": (AVX2,),
+    "AVX512_CORE_": INSTRUCTION_SETS,
+    "AVX512_CORE": (AVX512, AVX2),
+    "AVX10": INSTRUCTION_SETS,
+    "AVX": (),
+}
+
+
+def usable(
+    capabilities: Mapping[str, Any] | None = None, limit: str | None = None
+) -> tuple[InstructionSet, ...]:
+    """Those that this CPU has and that ``ONEDNN_MAX_CPU_ISA`` does not forbid, the fastest first.
+
+    >>> [found.name for found in usable({"avx2": True, "fma3": True}, "")]
+    ['avx2']
+    """
+    if platform.system() != "Linux":
+        return ()
+    has = torch.cpu.get_capabilities() if capabilities is None else capabilities
+    said = limit_said().upper() if limit is None else limit.upper()
+    within = next((sets for start, sets in _WITHIN.items() if said.startswith(start)), None)
+    return tuple(
+        found
+        for found in (INSTRUCTION_SETS if within is None else within)
+        if all(has.get(name) for name in found.needed)
+    )
+
+
+def limit_said() -> str:
+    """The value of ``ONEDNN_MAX_CPU_ISA``; empty if there is none."""
+    return next((os.environ[name] for name in _LIMITS if os.environ.get(name)), "")

@@ -1,0 +1,81 @@
+"""Sets of instructions: which a CPU may use, and the kernels of each that this one has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backquant.native.build import FLAGS
+from backquant.native.instructions import INSTRUCTION_SETS, usable
+
+OLD = dict.fromkeys(("avx2", "fma3"), True)
+ALDER_LAKE = OLD | {"avx_vnni": True}
+SKYLAKE = OLD | dict.fromkeys(("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"), True)
+ICE_LAKE = SKYLAKE | {"avx512_vnni": True}
+TESTS = Path(__file__).parent
+
+# A process of its own, as there is one library in each: the kernels on generated layers. The second argument
+# replaces what the compiler is told.
+TRIES = """
+import sys
+from pathlib import Path
+from hypothesis import settings
+settings.register_profile("here", deadline=None, database=None, derandomize=True, max_examples=60)
+settings.load_profile("here")
+import test_plan
+from backquant.native import build, instructions, library
+name, flags, folder = sys.argv[1:]
+if flags:
+    build.FLAGS[name] = tuple(flags.split())
+chosen = next(found for found in instructions.INSTRUCTION_SETS if found.name == name)
+path = next(Path(folder).glob(f"{build.sources_digest(name)}-*.so"), None)
+print(library._start(path or build.build(Path(folder), name), chosen) or library.layout())
+test_plan.test_any_layer_is_right()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpu", "limit", "names"),
+    [
+        ({}, "", []),
+        (OLD, "", ["avx2"]),
+        (ALDER_LAKE, "", ["avx_vnni", "avx2"]),
+        (SKYLAKE, "", ["avx512", "avx2"]),
+        (ICE_LAKE, "", ["avx512_vnni", "avx512", "avx2"]),
+        (ICE_LAKE, "AVX512_CORE", ["avx512", "avx2"]),
+        (ICE_LAKE, "AVX512_CORE_VNNI", ["avx512_vnni", "avx512", "avx2"]),
+        (ICE_LAKE, "AVX2_VNNI", ["avx2"]),
+        (ALDER_LAKE, "avx2_vnni", ["avx_vnni", "avx2"]),
+        (ICE_LAKE, "AVX2", ["avx2"]),
+        (ICE_LAKE, "AVX", []),
+        (ICE_LAKE, "SSE41", []),
+    ],
+)
+def test_what_a_cpu_may_use(cpu: dict[str, bool], limit: str, names: list[str]) -> None:
+    assert [found.name for found in usable(cpu, limit)] == names
+
+
+def test_each_has_flags() -> None:
+    assert {found.name for found in INSTRUCTION_SETS} == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", ["avx2", "avx512", "avx_vnni"])
+def test_any_layer_is_right_with(name: str, built_kernels: Path) -> None:
+    """AVX-VNNI is an instruction of AVX-512 VNNI in another encoding: without it, that one is run."""
+    names = [found.name for found in usable()]
+    flags = ""
+    if name == "avx_vnni" and name not in names and "avx512_vnni" in names:
+        flags = " ".join([*FLAGS["avx512_vnni"], "-DBACKQUANT_LANES=8"])
+    elif name not in names:
+        pytest.skip(f"this CPU has no {name}")
+    command = [sys.executable, "-W", "ignore", "-c", TRIES, name, flags, str(built_kernels)]
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    layout = next(found.layout for found in INSTRUCTION_SETS if found.name == name)
+    assert done.stdout.strip() == str(layout)
