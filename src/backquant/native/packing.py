@@ -57,9 +57,7 @@ class Blocks:
     group: int
 
     @classmethod
-    def of(
-        cls, rows: int, columns: int, channels: int, group: int, lanes: int = _LANES
-    ) -> Blocks:
+    def of(cls, rows: int, columns: int, channels: int, group: int, lanes: int = _LANES) -> Blocks:
         """The blocks for so many channels; ``group`` is rounded up to whole ``rows``."""
         registers = -(-channels // lanes)
         count = -(-registers // columns)
