@@ -64,7 +64,7 @@ def cases() -> Iterator[Case]:
 
 
 def wrong(layout: Layout) -> str:
-    """Which cases the library, which reads weights of ``layout``, computes wrongly on this CPU; empty if none."""
+    """Which cases a library with weights of ``layout`` computes wrongly on this CPU; empty if none."""
     generator = torch.Generator().manual_seed(0)
     for case in cases():
         found, expected = computed(case, generator, layout)
