@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
 from benchmarks import models, quick, speed, worker
 from benchmarks.models import Entry
 from benchmarks.results import Row, sqnr
+from torch import nn
 
 
 class Tiny(nn.Sequential):
