@@ -51,7 +51,7 @@ OURS: dict[str, tuple[str, str | None]] = {
     "tensorrt_fp8": ("tensorrt_fp8", None),
 }
 _FINDINGS = 36
-#: Where a whole run would take an hour of compiling: entries that have each kind of operator once.
+#: Where a whole run would compile for very long: entries that have each kind of operator once.
 PARTS: dict[str, tuple[str, ...]] = {
     "inductor_x86": (
         *("torch.nn.ReLU(torch.nn.Conv1d)", "torch.nn.ReLU(torch.nn.BatchNorm2d(torch.nn.Conv2d))"),

@@ -144,7 +144,8 @@ def cell_text(tally: Tally | None) -> str:
         return ""
     text = MARKS[tally.verdict]
     if tally.verdict in (Verdict.CONFORMS, Verdict.TOO_NARROW) and tally.elements:
-        text += " exact" if not tally.different else f" ≤ {tally.worst:.2g}"
+        off = " exact" if not tally.different else f" ≤ {tally.worst:.2g}"
+        text = text.replace("✔", f"✔{off}")
     if tally.verdict is Verdict.UNTRIED and tally.verdicts[Verdict.CONFORMS]:
         text = f"– not run; {tally.verdicts[Verdict.CONFORMS]} refusals hold"
     return text
