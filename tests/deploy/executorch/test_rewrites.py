@@ -228,3 +228,38 @@ def test_a_prelu_of_two_free_sizes_is_left_as_it_is() -> None:
     ]
     assert not any(isinstance(a, torch.SymInt) for a in literals)
     assert "aten.view.default" not in [str(node.target) for node in program.graph.nodes]
+
+
+class NormBehindLinear(nn.Module):
+    """The channels of the norm are the second axis, the features of the layers before and behind the last."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.Linear(12, 8)
+        self.norm = nn.BatchNorm1d(channels)
+        nn.init.uniform_(self.norm.weight, 0.2, 3.0)
+        self.norm.running_mean.normal_()
+        self.behind = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.behind(torch.relu(self.norm(self.before(x))))
+
+
+@pytest.mark.parametrize("sizes", [(8,), (6,)], ids=["as many channels as features", "others"])
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free batch"])
+def test_a_norm_behind_a_linear_layer_is_not_folded_into_it(
+    sizes: tuple[int, ...], free: bool, tmp_path
+) -> None:
+    model = NormBehindLinear(*sizes).eval()
+    batches = [torch.randn(4, *sizes, 12) for _ in range(3)]
+    made = backquant.quantize(model, calibration=batches, backend="xnnpack")
+    shapes = {"x": {0: Dim("batch", min=2, max=16)}} if free else None
+    # the layer before the norm gives floats, for which the delegate has no kernel on static integers
+    exported = backquant.export(made, tmp_path / "m.pte", dynamic_shapes=shapes, require=0.0)
+    x = torch.randn(7 if free else 4, *sizes, 12)
+    found = ExecuTorchModel(exported.path)(x)
+    with torch.no_grad():
+        wanted = made(x)
+        noise = (wanted - found).square().sum() / wanted.square().sum()
+    assert noise < 1e-4

@@ -18,6 +18,9 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    The values stay, since what the qparams of the clipped result cut off is clipped anyway.
 10. Each reader of integers has a dequantize node of its own: one that a kernel on integers and an operator
    in float share counts as part of that kernel, and the delegate does not load.
+11. ``batch_norm`` behind a linear layer, on three dimensions, reads a view of four: ExecuTorch 1.5 folds it
+   into the layer as if its channels were the layer's output features. That is an error, or, where the two
+   are equally many, a silently wrong result.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from backquant.deploy.executorch.attention import AttentionRewriter, batched_pro
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
 
+_LINEARS = overloads("linear")
 _RELUS = overloads("relu")
 _ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
@@ -171,6 +175,20 @@ def _prelu(node: Any) -> None:
     replace(node, write.view(inner, sizes))
 
 
+def _batch_norm(node: Any) -> None:
+    source = node.args[0]
+    sizes = sizes_of(source)
+    if source.target not in _LINEARS or len(sizes) != 3:
+        return
+    if sum(not isinstance(size, int) for size in source.meta["val"].shape) > 1:
+        return  # no view can say them
+    write = AtenCalls(node)
+    made = write.call(node.target, write.view(source, [*sizes, 1]), *node.args[1:])
+    for item in list(node.users):
+        if item.target is operator.getitem and item.args[1] == 0:
+            replace(item, write.view(before(node, operator.getitem, (made, 0)), sizes))
+
+
 _LAYOUT_GIVERS = overloads(
     *(
         "conv2d",
@@ -206,6 +224,7 @@ _RULES: dict[Any, Callable[[Any], None]] = {
     overload: rule
     for names, rule in (
         (named("mean").aten, _mean),
+        ((torch.ops.aten._native_batch_norm_legit_no_training.default,), _batch_norm),
         (overloads("prelu"), _prelu),
         (overloads("rms_norm"), _rms_norm),
         (named("select").aten, _select),
