@@ -110,7 +110,18 @@ def post(request: pytest.FixtureRequest) -> tuple[nn.Module, str, list[torch.Ten
         model.k.weight[:, 3] /= 60.0
         model.up.weight[5] *= 60.0
         model.down.weight[:, 5] /= 60.0
-    return model, request.param, [torch.randn(8, 32) for _ in range(4)]
+    return model, request.param, [torch.randn(96, 32) for _ in range(4)]
+
+
+def test_channels_of_which_few_values_are_known_get_no_product(
+    post: tuple[nn.Module, str, list[torch.Tensor]],
+) -> None:
+    model, capture, data = post
+    few = [batch[:8] for batch in data]
+    ready = CalibrationCall("x86", capture=capture).calibrated(model, None, few)
+    draft = Draft(ready.prepared, ready.conversion)
+    with torch.no_grad():
+        assert list(STEPS["products"](draft, Bench(draft, few))) == []
 
 
 def test_a_product_scales_what_a_sum_reads_too(
@@ -131,7 +142,7 @@ def test_a_product_scales_what_a_sum_reads_too(
     assert len(changes) == 2
     for one, two in zip(wanted, made, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
-    assert bench.loss(changed) < 0.25 * bench.loss(draft)
+    assert bench.loss(changed) < 0.6 * bench.loss(draft)
     assert not list(products_of(changed.twin()))  # once
     options: dict[str, Any] = {"calibration": data, "slower": "keep", "capture": capture}
     plain = backquant.quantize(model, data[0], **options)
