@@ -149,7 +149,7 @@ def test_a_product_scales_what_a_sum_reads_too(
     better = backquant.quantize(model, data[0], recipe=["products"], **options)
     assert len(better.kernels) == len(plain.kernels)
     levels = [backquant.compare(model, each, data).sqnr for each in (plain, better)]
-    assert levels[1] > levels[0] + 6
+    assert levels[1] > levels[0] + 2.5
     places = [node for node in better.graph_module.graph.nodes if node.target is multiply]
     assert len(places) == 1  # in place behind a kernel; what others read is not changed
     put_in = [row for row in better.report.rows if any(r.rule == "recipe" for r in row.reasons)]
