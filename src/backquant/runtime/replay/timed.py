@@ -127,12 +127,13 @@ class NodeTimes:
         self.refused = ""
         walk = _Walk(module)
         with torch.no_grad():
-            start = time.thread_time()
-            if packs:
+            self.is_walked = bool(walks)
+            for again in (False, True) if packs else ():  # the first run packs and tries kernels
+                start = time.thread_time()
                 walk.run(*self.args)
-            self.is_walked = (
-                _is_long(module, time.thread_time() - start) if walks is None else walks
-            )
+                if walks is not None or not _is_long(module, time.thread_time() - start):
+                    break
+                self.is_walked = again
         self.sizes = walk.sizes
         self._parts: list[_Part] = []
         if not self.is_walked:
