@@ -77,10 +77,10 @@ an export to AOTInductor is refused, since its layers come out in float, and `to
 models computes in float (`test_torch_compile.py` fails); `QuantizedModel.compile()` has kernels of its own
 and runs on integers. ExecuTorch and torchao are not installed there: single cases that need them fail.
 
-Of the failures with 2.15 below, four are onnxruntime 1.32, which is newer than the versions that the package
-declares (it warns), and two are a version of transformers that deprecates an argument of its models. With 2.12,
-`test_a_file` meets a warning of PyTorch's when it reads a file; the benchmark models need torchvision, and one
-recurrent model needs Resemblyzer, which are not installed there.
+Of the failures with 2.15 below, four are onnxruntime 1.32, which is newer than the versions that the
+package declares (it warns), and two are a version of transformers that deprecates an argument of its
+models. With 2.12, `test_a_file` meets a warning of PyTorch's when it reads a file; the benchmark models
+need torchvision, and one recurrent model needs Resemblyzer, which are not installed there.
 
 | PyTorch | Python | passed | failed | left out | rooms (`tests/…`) | date | commit |
 | --- | --- | --- | --- | --- | --- | --- | --- |

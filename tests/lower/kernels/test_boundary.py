@@ -48,7 +48,8 @@ def test_values_between_two_integers_round_by_the_parity_of_the_zero_point(zero_
     op = torch.ops.quantized_decomposed.quantize_per_tensor.default
     same = torch.equal(actual, op(x, 1.0, zero_point, 0, 255, torch.uint8))
     by_parity = torch.equal(actual, torch.round(x + zero_point).to(torch.uint8))
-    afterwards = torch.version.cuda is not None  # torch's CUDA builds add the zero point after rounding
+    # torch's CUDA builds add the zero point after rounding
+    afterwards = torch.version.cuda is not None
     assert (same, by_parity) == (zero_point == 4 or afterwards, zero_point == 4 or not afterwards)
 
 
