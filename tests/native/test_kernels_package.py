@@ -119,4 +119,4 @@ def test_what_the_wheel_says_of_itself(
 
 def test_the_extra_asks_for_the_library_of_this_version() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'\nkernels = ["backquant-kernels=={__version__}"]\n' in project
+    assert f'\nkernels = ["backquant-kernels=={__version__}"]' in project
