@@ -43,11 +43,10 @@ _MEMORY_FORMATS = {
 class Program:
     """What a recording did, for inputs of the same shapes, dtypes and strides.
 
-        >>> from backquant.runtime.replay.overloads import REPLAYED_AS
-    from backquant.runtime.replay.record import record
-        >>> _, recording = record(lambda x: {"y": torch.relu(x) + 1}, (torch.ones(1),), {}, list)
-        >>> Program(recording)([torch.tensor([-2.0])])
-        {'y': tensor([1.])}
+    >>> from backquant.runtime.replay.record import record
+    >>> _, recording = record(lambda x: {"y": torch.relu(x) + 1}, (torch.ones(1),), {}, list)
+    >>> Program(recording)([torch.tensor([-2.0])])
+    {'y': tensor([1.])}
     """
 
     def __init__(self, recording: Recording) -> None:
