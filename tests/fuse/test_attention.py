@@ -58,6 +58,24 @@ def test_same_values(options: dict[str, Any]) -> None:
     assert calls <= set(captured.scopes)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_constant_mask_is_known_by_its_dtype(dtype: torch.dtype) -> None:
+    """As captures fold what ``torch.ones`` makes; floats may be added."""
+
+    class Constant(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(5, 7).tril().to(dtype))
+
+        def forward(self, q: Any, k: Any, v: Any) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+    model, heads = Constant(), drawn()[:3]
+    captured = apart(model)
+    assert is_whole(captured) == (dtype != torch.bool)
+    torch.testing.assert_close(captured.module(*heads), model(*heads))
+
+
 @pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"added": True}, {"enable_gqa": True}])
 def test_whole_where_the_products_are_not_all_of_it(options: dict[str, Any]) -> None:
     assert is_whole(apart(Attention(**options)))

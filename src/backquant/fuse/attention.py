@@ -36,7 +36,7 @@ def decompose_attention(
 
     It does where the mapping has a QConfig for ``torch.matmul`` at that place. ``None`` for
     ``F.scaled_dot_product_attention`` itself leaves it whole, and so do dropout, shared heads, and masks
-    that may be added (masks of bools are recognised by the node that makes them).
+    that may be added (masks of bools are recognised by the node that makes them, or as constants).
 
     >>> from backquant.backend_config import QDQRules
     >>> from backquant.graph import capture
@@ -155,6 +155,9 @@ _TRIANGLES = frozenset({"tril", "triu", "index", "getitem"})
 
 def _is_bool(node: Any) -> bool:
     """Whether a value holds bools for certain; additive masks and inputs of the model do not."""
+    if isinstance(node, fx.Node) and node.op == "get_attr":
+        constant = operator.attrgetter(str(node.target))(node.graph.owning_module)
+        return getattr(constant, "dtype", None) is torch.bool
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else node.target.__name__
