@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from backquant.graph.silence import without_log_records
 from benchmarks.peers import Inputs, Prepared, Task
 
 __all__ = ["prepare_float", "prepare_int8", "prepare_percentile"]
@@ -74,9 +74,14 @@ def prepare_percentile(task: Task) -> Prepared:
 
 
 def _quantized(task: Task, method: CalibrationMethod) -> Prepared:
-    logging.disable(logging.WARNING)
-    source, ready = exported(task), task.workspace / "ready.onnx"
-    quantized = task.workspace / "int8.onnx"
+    source, quantized = exported(task), task.workspace / "int8.onnx"
+    with without_log_records():
+        _quantize(task, method, source, quantized)
+    return session(quantized, task.threads)
+
+
+def _quantize(task: Task, method: CalibrationMethod, source: Path, quantized: Path) -> None:
+    ready = task.workspace / "ready.onnx"
     try:
         quant_pre_process(str(source), str(ready))
     except Exception:  # its symbolic shapes fail on the mask of some models
@@ -92,4 +97,3 @@ def _quantized(task: Task, method: CalibrationMethod) -> Prepared:
         weight_type=QuantType.QInt8,
         calibrate_method=method,
     )
-    return session(quantized, task.threads)

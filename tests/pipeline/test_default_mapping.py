@@ -94,9 +94,14 @@ def test_fbgemm_takes_8_bits_where_the_model_is_known(vnni: Callable[[bool], Non
     assert "activations take 8 bits" in notes
     assert "weights of 1 convolutions take 7 bits: fbgemm's depthwise kernels" in notes
     assert found.report.coverage == 1.0
+    mapping = backquant.default_mapping("fbgemm", model)
+    same = backquant.quantize(
+        model, backend="fbgemm", calibration=images, slower="keep", qconfig_mapping=mapping
+    )
     with torch.no_grad():
         wanted = model(images[0])
         assert (found(images[0]) - wanted).abs().max() < 0.02 * wanted.abs().max()
+        assert torch.equal(same(images[0]), found(images[0]))
 
 
 def test_without_an_engine_the_backends_default_is_kept() -> None:

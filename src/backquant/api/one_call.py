@@ -231,11 +231,14 @@ def explain(  # size: as quantize
     return build_report(replace(report_source(prepared), engine=engine_name))
 
 
-def default_mapping(backend: Backend = "x86") -> QConfigMapping:
+def default_mapping(backend: Backend = "x86", model: Model | None = None) -> QConfigMapping:
     """The mapping that ``quantize`` uses on this machine when none is passed, as a start for one's own.
 
     It is ``get_default_qconfig_mapping(backend)`` with activations reduced to the range that the engine sums
-    without saturation on this CPU. Raises ``UsageError`` and ``UnknownBackendError`` as ``quantize`` does.
+    without saturation on this CPU. ``model``: what is to be quantized; where only depthwise kernels saturate
+    (fbgemm with VNNI), it is the weights of its depthwise convolutions that are reduced.
+
+    Raises ``UsageError`` and ``UnknownBackendError`` as ``quantize`` does.
 
     >>> import torch
     >>> from torch import nn
@@ -247,7 +250,8 @@ def default_mapping(backend: Backend = "x86") -> QConfigMapping:
     """
     config = resolve_backend(backend)
     engine = engine_of(config)
-    return mapping_on_engine(config, engine)[0]
+    opened = None if model is None else opened_model(model)
+    return mapping_on_engine(config, engine, opened)[0]
 
 
 def _engine_here(config: BackendConfig) -> EngineInfo | None:

@@ -6,13 +6,14 @@ Sources: the ``isa`` names are those of ``torch.cpu.get_capabilities()`` and of 
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from backquant.native.instructions import limit_said
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
@@ -84,7 +85,7 @@ def machine_facts() -> MachineFacts:
         onednn=torch.backends.mkldnn.is_available() and _has_kernel("onednn.qconv_pointwise"),
         quantized_engines=tuple(e for e in torch.backends.quantized.supported_engines),
         torch_version=torch.__version__.split("+")[0],
-        isa_limit=os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
+        isa_limit=limit_said(),
     )
 
 

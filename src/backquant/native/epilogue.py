@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from backquant.native.instructions import AVX512_VNNI
+
 _LIMIT = 3.0e38
 _ACTIVATIONS = {
     ("swish", ""): "SWISH",
@@ -87,10 +89,8 @@ class Result:
 
 
 def has_kernels() -> bool:
-    """Whether this CPU has the instructions of ``kernels.h``."""
-    capabilities = torch.cpu.get_capabilities()
-    needed = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni")
-    return all(capabilities.get(name) for name in needed)
+    """Whether this CPU has AVX-512 VNNI, for which ``compile()`` writes its kernels."""
+    return AVX512_VNNI.is_on(torch.cpu.get_capabilities())
 
 
 def has_tiles() -> bool:

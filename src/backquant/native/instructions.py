@@ -25,6 +25,14 @@ class InstructionSet:
     needed: tuple[str, ...]
     layout: Layout
 
+    def is_on(self, capabilities: Mapping[str, Any]) -> bool:
+        """Whether a CPU with these capabilities has them.
+
+        >>> AVX2.is_on({"avx2": True, "fma3": True}), AVX512.is_on({"avx2": True, "fma3": True})
+        (True, False)
+        """
+        return all(capabilities.get(name) for name in self.needed)
+
 
 AVX512_VNNI = InstructionSet("avx512_vnni", (*_AVX512, "avx512_vnni"), Layout(16))
 AVX_VNNI = InstructionSet("avx_vnni", ("avx2", "fma3", "avx_vnni"), Layout(8))
@@ -57,13 +65,10 @@ def usable(
     has = torch.cpu.get_capabilities() if capabilities is None else capabilities
     said = limit_said().upper() if limit is None else limit.upper()
     within = next((sets for start, sets in _WITHIN.items() if said.startswith(start)), None)
-    return tuple(
-        found
-        for found in (INSTRUCTION_SETS if within is None else within)
-        if all(has.get(name) for name in found.needed)
-    )
+    sets = INSTRUCTION_SETS if within is None else within
+    return tuple(found for found in sets if found.is_on(has))
 
 
 def limit_said() -> str:
-    """The value of ``ONEDNN_MAX_CPU_ISA``; empty if there is none."""
+    """The value of ``ONEDNN_MAX_CPU_ISA``, or of its older name; empty if there is none."""
     return next((os.environ[name] for name in _LIMITS if os.environ.get(name)), "")
