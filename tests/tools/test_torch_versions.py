@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "torch_versions.py"
+# Where Python has no reader of TOML, pytest depends on the package that it was made from.
+_TOML = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def test_the_page_is_that_of_the_results(tool: ModuleType) -> None:
 
 
 def test_what_is_declared_was_run(tool: ModuleType) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _TOML.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons, torches = tool.series(tool.rows(), "python"), tool.series(tool.rows(), "torch")
     assert project["requires-python"] == tool.declared(pythons)
     listed = [re.findall(r":: (3\.\d+)$", line) for line in project["classifiers"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,10 +22,15 @@ from torch.nn.utils import rnn
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
-_TORCH_ROOT = str(Path(torch.__file__).parent)
-_OWN_ROOT = str(Path(__file__).parent)
-_PACKAGE = str(Path(__file__).parents[1])
-_TRACERS = (_OWN_ROOT, str(Path(fx.__file__).parent))
+
+
+def _folder(path: Path) -> str:
+    """With a separator at the end: the path of ``torchvision`` begins with that of ``torch``, too."""
+    return os.path.join(path, "")
+
+
+_LIBRARIES = (_folder(Path(torch.__file__).parent), _folder(Path(__file__).parents[1]))
+_TRACERS = (_folder(Path(__file__).parent), _folder(Path(fx.__file__).parent))
 
 # Packages whose modules are operators of their own. ``backquant.nn`` itself holds stubs, which
 # are traced through.
@@ -256,4 +262,4 @@ def is_users(path: str) -> bool:
     >>> is_users(torch.__file__), is_users("/home/me/model.py")
     (False, True)
     """
-    return not path.startswith((_TORCH_ROOT, _PACKAGE, "<"))
+    return not path.startswith((*_LIBRARIES, "<"))
