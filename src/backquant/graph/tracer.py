@@ -23,10 +23,9 @@ from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
 
-
 def _folder(path: Path) -> str:
     """With a separator at the end: the path of ``torchvision`` begins with that of ``torch``, too."""
-    return os.path.join(path, "")
+    return f"{path}{os.sep}"
 
 
 _LIBRARIES = (_folder(Path(torch.__file__).parent), _folder(Path(__file__).parents[1]))

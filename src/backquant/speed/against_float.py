@@ -46,8 +46,7 @@ class Timing:
 
     ``least``: as ``LEAST``; ``least_recurrent``: the same for models with recurrent layers, of which the
     smallest lose the most. ``keep_named``: the mapping is the user's, and what it names stays as it says.
-    ``keep``: modules that stay on integers. ``is_long``: calls take so long that the float model, which has
-    been called before, is not called once more before it is timed.
+    ``keep``: modules that stay on integers.
     """
 
     clock: Clock = stopwatch
@@ -55,7 +54,6 @@ class Timing:
     least_recurrent: int = 0
     keep_named: bool = False
     keep: tuple[str, ...] = ()
-    is_long: bool = False
 
     def is_worthwhile(self, engine: EngineInfo | None, record: Record) -> bool:
         """Whether a model with this work on this engine is timed."""
@@ -107,7 +105,8 @@ def not_slower(  # size: the models that are there, what makes others of them, a
     """
     floating = own_buffers(original)
     first = [made] if chosen is None else [chosen.made] if chosen.is_faster else [made, chosen.made]
-    beside = race([floating, *first], example, timing.clock, warm=int(timing.is_long), decides=True)
+    # the float model has been called before: to see whether the example inputs fit, and what it gives
+    beside = race([floating, *first], example, timing.clock, warm=1, decides=True)
     takes_second = len(first) == 2 and beside.is_slower(1, 2, 1 / _GAIN)
     takes_chosen = chosen is not None and (takes_second or chosen.is_faster)
     best = _Tried(first[takes_second], beside, 1 + takes_second)

@@ -27,10 +27,11 @@ _QUIET = 5e-6  # seconds that decide nothing
 _WARM = 3  # calls: weights are packed in the first, the second is recorded
 _TURNS = 3, 25  # at least, so that there is a median, and at most
 _LONG = 0.25  # seconds after which no turn begins, and no third call to warm up
-# seconds after which two turns are enough, and one that is as clear as ``_NEAR`` says: such calls are long
+# seconds after which two turns are enough, and one that is as clear as ``_NEAR``: such calls are long
 # enough to vary little
 _VERY_LONG = 2.0
-_NEAR = {1: 1.15, 2: 1.15}  # what makes so many turns clear
+_NEAR = 1.15  # what makes one or two turns of such calls clear
+_FAR = 1.5  # what makes two turns of any calls clear
 _MANY = 1.02  # what makes more turns clear
 
 
@@ -77,7 +78,7 @@ def race(
     decides: bool = False,
 ) -> Race:
     """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25; 2 where these
-    take longer than two seconds. The first ``warm`` models have raced before. ``decides``: what is asked for
+    take longer than two seconds. The first ``warm`` models have been called before. ``decides``: what is asked for
     is which of them is slower, by ``FACTOR``: fewer turns are enough that say so clearly.
 
     >>> race([nn.ReLU(), nn.ReLU()], torch.zeros(1), lambda run: 1.0).seconds(1)
@@ -102,8 +103,11 @@ def _race(turns: Sequence[Sequence[float]]) -> Race:
 
 def _is_clear(found: Race, taken: float) -> bool:
     turns = len(found.turns[0])
-    enough = turns >= _TURNS[0] or taken > _VERY_LONG
-    return enough and found.is_clear(FACTOR, _NEAR.get(turns, _MANY))
+    if turns >= _TURNS[0]:
+        return found.is_clear(FACTOR, _MANY)
+    if taken > _VERY_LONG:
+        return found.is_clear(FACTOR, _NEAR)
+    return turns > 1 and found.is_clear(FACTOR, _FAR)
 
 
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:

@@ -83,7 +83,6 @@ def the_faster(  # size: the model as it is, what makes others of it, and what i
         except CoverageError:
             return noted(made, _TOO_MUCH)
         chosen = Chosen(after, reasons, is_faster=is_long and promised > _MUCH)
-    timing = replace(timing, is_long=is_long)
     return not_slower(made, chosen, ways, costs, original, example, timing)
 
 
