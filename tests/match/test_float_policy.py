@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import operator
+import sys
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import backquant
 from backquant.backend_config import LeaveFloat, QDQRules
 from backquant.lower.kernels.boundary import dequantize
+from backquant.match import decide
 
 
 def outcomes(model: nn.Module, *shape: int) -> dict[str, str]:
@@ -239,3 +243,47 @@ def test_halves_of_floats_are_joined_as_floats() -> None:
     )
     [row] = [row for row in model.report.rows if row.node == "cat"]
     assert [reason.rule for reason in row.reasons] == ["float-neighbours"]
+
+
+class ManyReaders(nn.Module):
+    """A long chain of moves that no entry is for, with a join at each that no integers read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.stem, self.last = length, nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        joined = []
+        for _ in range(self.length):
+            x = x.chunk(1, dim=1)[0]
+            joined.append(torch.cat((x, x), 1).exp())
+        return self.last(x) + sum(joined).sum()
+
+
+def test_moves_before_many_readers_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    settle = decide.settle_neighbours
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sys.setprofile(count)
+        try:
+            return settle(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(decide, "settle_neighbours", counted)
+
+    def taken(length: int) -> int:
+        nonlocal steps
+        steps = 0
+        found = outcomes(ManyReaders(length), 1, 4, 2, 2)
+        assert {found[name] for name in found if name.startswith("cat")} == {"float"}
+        return steps
+
+    small, large = taken(20), taken(80)
+    assert large < 4.6 * small

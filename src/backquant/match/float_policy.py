@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
 from backquant.match.default_rules import DefaultRules
 from backquant.match.float_places import find_float_places
+from backquant.match.moves_between import MovesBetween
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason
 from backquant.operators import moves_values
@@ -109,17 +110,26 @@ class _Settling:
                     self.bound[occurrence.anchor.name] = rule
         self._leave_places()
         self.constants = input_independent(self.graph.graph)
+        self._settle()
+        self._leave_moves_of_floats()
+        return self.decisions
+
+    def _settle(self) -> None:
         waiting = [o for o in self.found if o.anchor.name in self.bound]
+        moves = MovesBetween(
+            self.graph.graph.nodes,
+            self._is_open_move,
+            self._is_tensor,
+            self._gives_integers,
+            self._reads_integers,
+        )
         while waiting:
             occurrence = waiting.pop()
             if not self._quantized(occurrence):
                 continue
-            lack = self._lack(occurrence)
+            lack = self._lack(occurrence, moves)
             if lack:
-                self._leave_between(occurrence, lack)
-                waiting += self._neighbours(occurrence)
-        self._leave_moves_of_floats()
-        return self.decisions
+                waiting += self._turn_to_float(occurrence, lack, moves)
 
     def _leave_moves_of_floats(self) -> None:
         """Moves of a value that came as float, and that no quantized operator reads without a gap."""
@@ -163,22 +173,35 @@ class _Settling:
     def _quantized(self, occurrence: Occurrence | None) -> bool:
         return occurrence is not None and self.decisions[occurrence.anchor.name].quantized
 
-    def _lack(self, occurrence: Occurrence) -> str:
+    def _lack(self, occurrence: Occurrence, moves: MovesBetween) -> str:
         """Why it cannot stay quantized; empty if it can."""
         by_default = self.bound[occurrence.anchor.name].by_default
         if not (by_default and self._moves_one_value(occurrence)):
             for source in self._sources(occurrence):
-                if not (self._gives_integers(source) or (by_default and self._moved(source))):
+                if not (
+                    self._gives_integers(source) or (by_default and moves.gives_integers(source))
+                ):
                     return f"it reads {source.name}, which is float"
-        if not any(self._reads_integers(user) for user in self._readers(occurrence)):
+        reads = moves.reads_integers if by_default else self._reads_integers
+        if not any(map(reads, occurrence.anchor.users)):
             return "no quantized operator reads its result"
         return ""
 
-    def _moved(self, source: fx.Node) -> bool:
-        """Whether a move that no entry is for (``chunk``) gives it, of values that came as integers."""
-        nodes = list(self._beyond([source], lambda node: node.all_input_nodes))
-        moved = [node for node in nodes if not self._is_open_move(node) and self._is_tensor(node)]
-        return len(nodes) > 1 and bool(moved) and all(self._gives_integers(node) for node in moved)
+    def _turn_to_float(
+        self, occurrence: Occurrence, lack: str, moves: MovesBetween
+    ) -> list[Occurrence]:
+        """Leave it in float; the matches between others that this may change."""
+        members = occurrence.members
+        giving = [node for node in members if self._gives_integers(node)]
+        reading = [node for node in members if self._reads_integers(node)]
+        self._leave_between(occurrence, lack)
+        giving = [node for node in giving if not self._gives_integers(node)]  # constants may still
+        givers = [*members, *moves.give_floats(giving)]
+        readers = [*members, *moves.read_floats(reading)]
+        nodes = [source for node in readers for source in node.all_input_nodes]
+        nodes += [user for node in givers for user in node.users]
+        near = (self.of_node.get(node.name) for node in dict.fromkeys(nodes))
+        return [o for o in near if o is not None and o.anchor.name in self.bound]
 
     def _is_open_move(self, node: fx.Node) -> bool:
         """Whether ``node`` moves values, and no entry is for it."""
@@ -194,25 +217,6 @@ class _Settling:
         members = set(occurrence.members)
         sources = (s for node in occurrence.members for s in node.all_input_nodes)
         return [s for s in dict.fromkeys(sources) if s not in members and self._is_tensor(s)]
-
-    def _readers(self, occurrence: Occurrence) -> Iterator[fx.Node]:
-        if not self.bound[occurrence.anchor.name].by_default:
-            return iter(occurrence.anchor.users)
-        return self._beyond(occurrence.anchor.users, lambda node: node.users)
-
-    def _beyond(
-        self, nodes: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.Node]]
-    ) -> Iterator[fx.Node]:
-        """``nodes``, and what lies behind those that move values and that no entry is for."""
-        pending, seen = list(nodes), set[fx.Node]()
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            yield node
-            if self._is_open_move(node):
-                pending += further(node)
 
     def _is_tensor(self, node: fx.Node) -> bool:
         decision = self.decisions.get(node.name)
@@ -237,12 +241,6 @@ class _Settling:
         dtypes = occurrence.config.dtype_configs[decision.dtype_config]
         dtype = getattr(dtypes, role)
         return not dtypes.is_dynamic and (dtype is None or not dtype.is_floating_point)
-
-    def _neighbours(self, occurrence: Occurrence) -> list[Occurrence]:
-        sources = self._beyond(self._sources(occurrence), lambda node: node.all_input_nodes)
-        nodes = [*sources, *self._readers(occurrence)]
-        near = (self.of_node.get(node.name) for node in nodes)
-        return [o for o in near if o is not None and o.anchor.name in self.bound]
 
     def _leave_between(self, occurrence: Occurrence, lack: str) -> None:
         admitted = f"only between quantized operators, and {lack}"

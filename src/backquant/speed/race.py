@@ -78,8 +78,8 @@ def race(
     decides: bool = False,
 ) -> Race:
     """Time ``models`` on the example inputs, in turns: as many as ``seconds`` hold, 3 to 25; 2 where these
-    take longer than two seconds. The first ``warm`` models have been called before. ``decides``: what is asked for
-    is which of them is slower, by ``FACTOR``: fewer turns are enough that say so clearly.
+    take longer than two seconds. The first ``warm`` models have been called before. ``decides``: what is
+    asked for is which of them is slower, by ``FACTOR``: fewer turns are enough that say so clearly.
 
     >>> race([nn.ReLU(), nn.ReLU()], torch.zeros(1), lambda run: 1.0).seconds(1)
     1.0
