@@ -36,11 +36,13 @@ struct Epilogue {
 
 // Input [n, h, w, c] and output [n, oh, ow, oc]. run: how many integers in a row one tap of the kernel reads
 // (c, or c times the kernel's width, which is then 1 here). outside: what is read beyond the borders: a row of
-// the input (w * c), and 64 more.
+// the input (w * c), and 64 more. Of a convolution in groups run is the channels of one, c and oc those of all.
 struct Geometry {
   int64_t n, h, w, c, oh, ow, oc, run;
   int64_t kh, kw, sh, sw, ph, pw, dh, dw;
   const uint8_t* outside;
+
+  int64_t width() const { return run > c ? run / c : 1; }  // of the kernel, where its row is read as one
 };
 
 static inline Floats exponential(Floats x) {
@@ -124,22 +126,30 @@ static inline int32_t rest(const uint8_t* from, int64_t count) {
 
 // A row of the kernel that is partly beyond the border, put together in `edge`.
 static inline const uint8_t* at_edge(uint8_t* edge, const uint8_t* row, const Geometry& g, int64_t column) {
-  const int64_t end = column + g.run / g.c;
+  const int64_t end = column + g.width();
   const int64_t first = column < 0 ? 0 : column, last = end > g.w ? g.w : end;
   memcpy(edge, g.outside, g.run);
   if (first < last) memcpy(edge + (first - column) * g.c, row + first * g.c, (last - first) * g.c);
   return edge;
 }
 
-// What one tap reads for one output pixel.
-static inline const uint8_t* pixel(const uint8_t* x, const Geometry& g, int64_t place, int64_t tap, uint8_t* edge) {
-  const int64_t width = g.run / g.c, line = place / g.ow;
-  const int64_t r = line % g.oh * g.sh - g.ph + tap / g.kw * g.dh;
-  const int64_t c = place % g.ow * g.sw - g.pw + tap % g.kw * g.dw;
-  if ((uint64_t)r >= (uint64_t)g.h) return g.outside;
-  const uint8_t* row = x + ((line / g.oh) * g.h + r) * g.w * g.c;
-  if (c >= 0 && c + width <= g.w) return row + c * g.c;
-  return width == 1 ? g.outside : at_edge(edge, row, g, c);
+// What each tap reads for one output pixel, of which the rows are `step` apart.
+static inline void pixel(
+    const uint8_t* x, const Geometry& g, int64_t place, int64_t step, const uint8_t** rows, uint8_t (*edge)[256]) {
+  const int64_t width = g.width(), line = place / g.ow;
+  const int64_t top = line % g.oh * g.sh - g.ph, left = place % g.ow * g.sw - g.pw;
+  const uint8_t* image = x + line / g.oh * g.h * g.w * g.c;
+  int64_t at = 0;
+  for (int64_t i = 0, r = top; i < g.kh; i++, r += g.dh) {
+    const bool inside = (uint64_t)r < (uint64_t)g.h;
+    const uint8_t* row = image + r * g.w * g.c;
+    for (int64_t j = 0, c = left; j < g.kw; j++, c += g.dw, at += step) {
+      if (inside && c >= 0 && c + width <= g.w)
+        rows[at] = row + c * g.c;
+      else
+        rows[at] = inside && width > 1 ? at_edge(edge[at], row, g, c) : g.outside;
+    }
+  }
 }
 
 // What each tap reads for `count` output pixels from `first` on, of which only some exist: the last one stands for
@@ -148,7 +158,7 @@ static inline __attribute__((always_inline)) bool addresses(
     const uint8_t* x, const Geometry& g, int64_t first, int64_t pixels, int64_t count, const uint8_t** rows,
     uint8_t (*edge)[256]) {
   const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
-  const int64_t width = g.run / g.c, taps = g.kh * g.kw;  // width: of the kernel, where its row is read as one
+  const int64_t width = g.width(), taps = g.kh * g.kw;
   if (taps * width * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
     for (int64_t i = 0; i < count; i++) rows[i] = x + (first + (i < pixels ? i : pixels - 1)) * g.c;
     return rows[count - 1] + g.run + 3 <= beyond;
@@ -167,10 +177,8 @@ static inline __attribute__((always_inline)) bool addresses(
       for (int64_t i = 0; i < count; i++) rows[tap * count + i] = start + (inside ? i * next : 0);
     }
   } else {
-    for (int64_t tap = 0; tap < taps; tap++)
-      for (int64_t i = 0; i < count; i++)
-        rows[tap * count + i] =
-            pixel(x, g, first + (i < pixels ? i : pixels - 1), tap, edge[width == 1 ? 0 : tap * count + i]);
+    for (int64_t i = 0; i < count; i++)
+      pixel(x, g, first + (i < pixels ? i : pixels - 1), count, rows + i, edge + (width == 1 ? 0 : i));
   }
   if (g.run % 4 == 0) return true;
   for (int64_t i = 0; i < taps * count; i++)
@@ -244,7 +252,9 @@ struct Tile {
   }
 
   static inline __attribute__((always_inline)) void store(const Ints* sums, OUT* out) {
-    if constexpr (sizeof(OUT) == 1) {
+    if constexpr (sizeof(OUT) == 1 && NB == 1) {
+      store_narrow((uint8_t*)out, sums[0], TAIL);
+    } else if constexpr (sizeof(OUT) == 1) {
       const Bytes bytes = by_register(
           narrowed(sums[0], sums[NB > 1 ? 1 : 0], sums[NB > 2 ? 2 : 0], sums[NB > 3 ? 3 : NB > 2 ? 2 : 0]));
       if constexpr (NB == 4 && TAIL == LANES) return backquant::store((uint8_t*)out, bytes);
@@ -253,6 +263,17 @@ struct Tile {
 #pragma GCC unroll 4
       for (int j = 0; j < NB - 1; j++) backquant::store(out + j * LANES, as_floats(sums[j]));
       store_first(out + last, as_floats(sums[NB - 1]), TAIL);
+    }
+  }
+
+  // The sums of pixels without an addition as results. stride: of the pixels in out.
+  static inline __attribute__((always_inline)) void give(
+      Ints (&sums)[MR][NB], const Epilogue& e, int64_t channel, int64_t pixels, int64_t stride, OUT* out) {
+    finish(sums, e, channel, 0, pixels, stride);
+#pragma GCC unroll 24
+    for (int i = 0; i < MR; i++) {
+      if (i >= pixels) break;
+      store(sums[i], out + i * stride);
     }
   }
 
@@ -303,6 +324,123 @@ static void convolution(
       else
         block<MR, LAST, TAIL, ACT, ADD, OUT>(x, weight + n * size, g, e, n * NB * LANES, begin, end, out);
     }
+}
+
+// Groups of DEEP channels in and out, 4, 8 or 16: SPAN channels at a time, whose 16 bytes are read to each 128 bits of a
+// register. Its lanes hold, by turns, four integers of one group each; what one sum is made of in several lanes is added
+// up at the end.
+constexpr int SPAN = 16;
+constexpr int SPAN_REGISTERS = SPAN / LANES;
+
+template <int DEEP>
+struct Grouped {
+  static constexpr int OUTPUTS = LANES / 4;             // of each group in one register
+  static constexpr int REGISTERS = DEEP / OUTPUTS;      // of sums before those of one group are added up
+  static constexpr int PARTS = DEEP / 4;                // lanes that make one sum
+  // pixels at a time, at most
+  static constexpr int ROWS = REGISTERS > 4 ? 1 : REGISTERS == 4 ? (LANES == 16 ? 6 : 3) : (LANES == 16 ? 8 : 6);
+
+  // Where the sum of each channel is after `added_up`, in 32-bit numbers.
+  struct Places {
+    alignas(64) int32_t of[SPAN];
+  };
+  static constexpr Places places() {
+    Places found{};
+    for (int at = 0; at < SPAN; at++) {
+      const int lane = at % 4, inner = at % LANES / 4, part = PARTS < 4 ? PARTS : 4;
+      const int group = lane % (4 / part), row = at / LANES * part + lane / (4 / part);
+      found.of[group * DEEP + row * OUTPUTS + inner] = at;
+    }
+    return found;
+  }
+
+  // The sums of one pixel in the order of its channels.
+  static inline __attribute__((always_inline)) void arrange(Ints (&sums)[REGISTERS], Ints* out) {
+#pragma GCC unroll 2
+    for (int parts = PARTS, count = REGISTERS; parts > 1; parts /= 2, count /= 2)
+#pragma GCC unroll 4
+      for (int r = 0; r < count / 2; r++) sums[r] = pairs_added(sums[2 * r], sums[2 * r + 1]);
+    static constexpr Places order = places();
+    rearrange(sums, order.of, out);
+  }
+
+  // Products of MR pixels with SPAN channels. rows: MR pointers for each tap, to the first of the channels behind offset.
+  template <int MR>
+  BACKQUANT_APART static void accumulate(
+      const uint8_t* const* rows, int64_t taps, int64_t offset, const int8_t* weight, Ints* out) {
+    Ints sums[MR][REGISTERS];
+#pragma GCC unroll 24
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < REGISTERS; j++) sums[i][j] = zero();
+    for (int64_t tap = 0; tap < taps; tap++, rows += MR, weight += REGISTERS * WEIGHTS) {
+#pragma GCC unroll 24
+      for (int i = 0; i < MR; i++) {
+        const Fours a = sixteen_everywhere(rows[i] + offset);
+#pragma GCC unroll 8
+        for (int j = 0; j < REGISTERS; j++) sums[i][j] = dot(sums[i][j], a, weight + j * WEIGHTS);
+      }
+    }
+#pragma GCC unroll 24
+    for (int i = 0; i < MR; i++) arrange(sums[i], out + i * SPAN_REGISTERS);
+  }
+};
+
+// The rows of the last channels, of which fewer than SPAN exist, copied where reading SPAN would pass the input's end.
+static inline void within(
+    const uint8_t* x, const Geometry& g, int64_t offset, int64_t count, const uint8_t** rows, uint8_t (*room)[SPAN]) {
+  const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
+  for (int64_t i = 0; i < count; i++) {
+    const uint8_t* from = rows[i] + offset;
+    if (from < x || from >= beyond || from + SPAN <= beyond) continue;
+    memset(room[i], 0, SPAN);
+    memcpy(room[i], from, beyond - from);
+    rows[i] = room[i] - offset;
+  }
+}
+
+// A convolution in groups of DEEP channels, for the pixels from `begin` to `end`.
+template <int MR, int DEEP, int TAIL, int ACT, typename OUT>
+BACKQUANT_APART static void grouped_block(
+    const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t begin, int64_t end,
+    OUT* out) {
+  constexpr int LAST = (TAIL + LANES - 1) / LANES;  // registers of the last channels
+  const uint8_t* rows[MAX_TAPS * MR];
+  uint8_t room[MAX_TAPS * MR][SPAN];
+  const int64_t taps = g.kh * g.kw, size = taps * Grouped<DEEP>::REGISTERS * WEIGHTS;
+  for (int64_t first = begin; first < end; first += MR) {
+    const int64_t pixels = end - first < MR ? end - first : MR;
+    addresses(x, g, first, pixels, MR, rows, nullptr);
+    for (int64_t channel = 0; channel < g.oc; channel += SPAN) {
+      const bool whole = channel + SPAN <= g.oc;
+      if (!whole) within(x, g, channel, taps * MR, rows, room);
+      Ints sums[MR][SPAN_REGISTERS];
+      Grouped<DEEP>::template accumulate<MR>(rows, taps, channel, weight + channel / SPAN * size, &sums[0][0]);
+      OUT* to = out + first * g.oc + channel;
+      if (whole) {
+        Tile<MR, SPAN_REGISTERS, LANES, ACT, false, OUT>::give(sums, e, channel, pixels, g.oc, to);
+      } else if constexpr (LAST == SPAN_REGISTERS) {
+        Tile<MR, LAST, TAIL - (LAST - 1) * LANES, ACT, false, OUT>::give(sums, e, channel, pixels, g.oc, to);
+      } else {
+        Ints some[MR][1];
+        for (int i = 0; i < MR; i++) some[i][0] = sums[i][0];
+        Tile<MR, 1, TAIL, ACT, false, OUT>::give(some, e, channel, pixels, g.oc, to);
+      }
+    }
+  }
+}
+
+// Pixels in groups for the threads.
+template <int MR, int DEEP, int TAIL, int ACT, typename OUT>
+static void grouped(const uint8_t* x, const int8_t* weight, const Geometry& g, const Epilogue& e, OUT* out) {
+  const int64_t pixels = g.n * g.oh * g.ow;
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for
+  for (int64_t row = 0; row < g.n * g.oh; row++)
+    grouped_block<MR, DEEP, TAIL, ACT>(x, weight, g, e, row * g.ow, (row + 1) * g.ow, out);
+#else
+  grouped_block<MR, DEEP, TAIL, ACT>(x, weight, g, e, 0, pixels, out);
+#endif
 }
 
 // Depthwise: one channel of the output per channel of the input. Four rows of the kernel at a time are
@@ -448,6 +586,139 @@ struct Depthwise {
 #endif
   }
 };
+
+// Bytes of NB registers of channels, scaled: x * scale + shift, rounded, within low and high. stride: of the pixels of
+// x and of out; the last register holds `tail` channels, all where WHOLE.
+template <int NB, bool WHOLE>
+BACKQUANT_APART static void rescale_registers(
+    const uint8_t* x, int64_t stride, const float* scales, const float* shifts, int low, int high, int64_t pixels,
+    int64_t tail, uint8_t* out, int64_t out_stride) {
+  Floats scale[NB], shift[NB];
+#pragma GCC unroll 4
+  for (int j = 0; j < NB; j++) scale[j] = load(scales + j * LANES), shift[j] = load(shifts + j * LANES);
+  const Bytes least = bytes_everywhere(low), most = bytes_everywhere(high);
+  for (int64_t i = 0; i < pixels; i++, x += stride, out += out_stride) {
+    Ints found[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < NB; j++) {
+      const uint8_t* from = x + j * LANES;
+      const Floats v = WHOLE || j < NB - 1 ? widened(from) : widened(from, tail);
+      found[j] = to_ints(multiply_add(v, scale[j], shift[j]));
+    }
+#pragma GCC unroll 4
+    for (int j = NB; j < 4; j++) found[j] = found[NB - 1];
+    const Bytes bytes = limited(by_register(narrowed(found[0], found[1], found[2], found[3])), least, most);
+    if constexpr (NB == 4 && WHOLE)
+      store(out, bytes);
+    else
+      store_first(out, bytes, (NB - 1) * LANES + (WHOLE ? LANES : tail));
+  }
+}
+
+// The same for any number of channels.
+static inline void rescale(
+    const uint8_t* x, int64_t channels, int64_t stride, const float* scale, const float* shift, int low, int high,
+    int64_t pixels, uint8_t* out, int64_t out_stride) {
+  int64_t at = 0;
+  for (; at + WIDTH <= channels; at += WIDTH)
+    rescale_registers<4, true>(x + at, stride, scale + at, shift + at, low, high, pixels, LANES, out + at, out_stride);
+  const int64_t left = channels - at, tail = (left - 1) % LANES + 1;
+  if (left == 0) return;
+  const auto rest = [&](auto run) {
+    run(x + at, stride, scale + at, shift + at, low, high, pixels, tail, out + at, out_stride);
+  };
+  const int64_t registers = (left + LANES - 1) / LANES;
+  const bool whole = tail == LANES;
+  if (registers == 1) return rest(whole ? rescale_registers<1, true> : rescale_registers<1, false>);
+  if (registers == 2) return rest(whole ? rescale_registers<2, true> : rescale_registers<2, false>);
+  if (registers == 3) return rest(whole ? rescale_registers<3, true> : rescale_registers<3, false>);
+  rest(rescale_registers<4, false>);
+}
+
+// A part of the channels of an image.
+struct Part {
+  const uint8_t* x;
+  int64_t channels;
+};
+
+constexpr int64_t JOINED = 1 << 14;  // bytes of the result that are written at a time
+
+// Parts next to each other, each channel scaled. scale, shift: of all channels, and a register more.
+static void join(
+    const Part* parts, int64_t count, int64_t channels, const float* scale, const float* shift, int low, int high,
+    int64_t pixels, uint8_t* out) {
+  const int64_t group = JOINED / channels > 1 ? JOINED / channels : 1;
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for
+#endif
+  for (int64_t first = 0; first < pixels; first += group) {
+    const int64_t some = first + group < pixels ? group : pixels - first;
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+      const Part& part = parts[i];
+      const uint8_t* x = part.x + first * part.channels;
+      rescale(x, part.channels, part.channels, scale + at, shift + at, low, high, some, out + first * channels + at,
+              channels);
+      at += part.channels;
+    }
+  }
+}
+
+// What a product of integers is made of: (x - x_zero) * (y - y_zero) * scale + zero.
+struct Factors {
+  float x_zero, y_zero, scale, zero;
+  int low, high;
+};
+
+constexpr int64_t GATED = 256;  // channels at a time
+
+// Each pixel of an image times one number a channel. x: [images, pixels, channels], y: [images, channels].
+static void gate(
+    const uint8_t* x, const uint8_t* y, const Factors& f, int64_t images, int64_t pixels, int64_t channels,
+    uint8_t* out) {
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for collapse(2)
+#endif
+  for (int64_t image = 0; image < images; image++)
+    for (int64_t at = 0; at < channels; at += GATED) {
+      const int64_t some = channels - at < GATED ? channels - at : GATED, start = image * pixels * channels + at;
+      float scale[GATED + LANES], shift[GATED + LANES];
+      for (int64_t i = 0; i < some; i++) {
+        scale[i] = ((float)y[image * channels + at + i] - f.y_zero) * f.scale;
+        shift[i] = f.zero - f.x_zero * scale[i];
+      }
+      for (int64_t i = some; i < some + LANES; i++) scale[i] = shift[i] = 0;
+      rescale(x + start, some, channels, scale, shift, f.low, f.high, pixels, out + start, channels);
+    }
+}
+
+// The mean of each channel of an image, in the integers of x. Four pixels at a time are added up by one product.
+static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t channels, uint8_t* out) {
+  alignas(64) int8_t ones[WEIGHTS];
+  for (int i = 0; i < WEIGHTS; i++) ones[i] = WEIGHT_BYTES == 1 || i % 2 == 0;
+  const Floats scale = splat(1.0f / pixels);
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for collapse(2)
+#endif
+  for (int64_t image = 0; image < images; image++)
+    for (int64_t at = 0; at < channels; at += WIDTH) {
+      const int64_t left = channels - at;
+      const uint8_t* from = x + image * pixels * channels + at;
+      Ints sums[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t i = 0; i < pixels; i += 4) {
+        Bytes rows[4], mixed[4];
+        for (int k = 0; k < 4; k++) {
+          const uint8_t* row = from + (i + k) * channels;
+          rows[k] = i + k >= pixels ? zero() : left >= WIDTH ? load(row) : load_first(row, left);
+        }
+        interleave(rows, mixed);
+        for (int j = 0; j < 4; j++) sums[j] = dot(sums[j], fours(mixed[j]), ones);
+      }
+      for (int j = 0; j < 4; j++) sums[j] = to_ints(multiply(to_floats(sums[j]), scale));
+      const Bytes bytes = narrowed(sums[0], sums[1], sums[2], sums[3]);
+      store_first(out + image * channels + at, bytes, left < WIDTH ? left : WIDTH);
+    }
+}
 
 #if BACKQUANT_LANES == 16
 

@@ -74,6 +74,21 @@ BACKQUANT_INLINE Bytes by_register(Bytes x) {
   const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(order, x);
 }
+// The first `count` of 16 numbers as bytes, saturated.
+BACKQUANT_INLINE void store_narrow(uint8_t* to, Ints x, int64_t count) {
+  const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(x, _mm512_setzero_si512()));
+  if (count == 16) return _mm_storeu_si128((__m128i*)to, bytes);
+  alignas(16) uint8_t some[16];
+  _mm_store_si128((__m128i*)some, bytes);
+  memcpy(to, some, count);
+}
+// 16 numbers of one register (of two, where it holds eight) in another order: number i is the one at places[i].
+BACKQUANT_INLINE void rearrange(const Ints* x, const int32_t* places, Ints* out) {
+  out[0] = _mm512_permutexvar_epi32(_mm512_load_si512(places), x[0]);
+}
+BACKQUANT_INLINE Bytes repeated(const uint8_t* from) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from));
+}
 // Each 128 bits of x, 16 numbers apart.
 BACKQUANT_INLINE void store_apart(float* to, Floats x) {
   _mm_store_ps(to, _mm512_castps512_ps128(x));
@@ -136,6 +151,22 @@ BACKQUANT_INLINE Floats widened(const uint8_t* from, int64_t count) {
 BACKQUANT_INLINE Bytes by_register(Bytes x) {
   return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
+// The first `count` of eight numbers as bytes, saturated.
+BACKQUANT_INLINE void store_narrow(uint8_t* to, Ints x, int64_t count) {
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(x, x), _mm256_setzero_si256());
+  const uint64_t found = (uint32_t)_mm256_extract_epi32(bytes, 0) | (uint64_t)(uint32_t)_mm256_extract_epi32(bytes, 4) << 32;
+  memcpy(to, &found, count);
+}
+// 16 numbers of two registers in another order: number i is the one at places[i].
+BACKQUANT_INLINE void rearrange(const Ints* x, const int32_t* places, Ints* out) {
+  alignas(32) int32_t all[16];
+  _mm256_store_si256((__m256i*)all, x[0]);
+  _mm256_store_si256((__m256i*)(all + 8), x[1]);
+  for (int i = 0; i < 2; i++) out[i] = _mm256_i32gather_epi32(all, _mm256_load_si256((const __m256i*)places + i), 4);
+}
+BACKQUANT_INLINE Bytes repeated(const uint8_t* from) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from));
+}
 // Each 128 bits of x, 16 numbers apart.
 BACKQUANT_INLINE void store_apart(float* to, Floats x) {
   _mm_store_ps(to, _mm256_castps256_ps128(x));
@@ -177,6 +208,18 @@ BACKQUANT_INLINE void store_first(uint8_t* to, Bytes x, int64_t count) {
   memcpy(to, some, count);
 }
 
+BACKQUANT_INLINE Bytes bytes_everywhere(int x) { return BACKQUANT_NAME(set1_epi8)((char)x); }
+BACKQUANT_INLINE Bytes limited(Bytes x, Bytes least, Bytes most) {
+  return BACKQUANT_NAME(min_epu8)(BACKQUANT_NAME(max_epu8)(x, least), most);
+}
+
+// The sums of neighbouring lanes; within each 128 bits those of a before those of b.
+BACKQUANT_INLINE Ints pairs_added(Ints a, Ints b) {
+  const Floats even = BACKQUANT_NAME(shuffle_ps)(as_floats(a), as_floats(b), 0x88);
+  const Floats odd = BACKQUANT_NAME(shuffle_ps)(as_floats(a), as_floats(b), 0xdd);
+  return BACKQUANT_NAME(add_epi32)(as_ints(even), as_ints(odd));
+}
+
 // Four registers as bytes, saturated; within each 128 bits four of each register.
 BACKQUANT_INLINE Bytes narrowed(Ints a, Ints b, Ints c, Ints d) {
   return BACKQUANT_NAME(packus_epi16)(BACKQUANT_NAME(packs_epi32)(a, b), BACKQUANT_NAME(packs_epi32)(c, d));
@@ -212,6 +255,7 @@ BACKQUANT_INLINE Ints dot(Ints sums, const Fours& a, const int8_t* weight) {
   return BACKQUANT_NAME(add_epi32)(BACKQUANT_NAME(add_epi32)(sums, even), odd);
 }
 #endif
+BACKQUANT_INLINE Fours sixteen_everywhere(const uint8_t* from) { return fours(repeated(from)); }
 BACKQUANT_INLINE Fours everywhere(int32_t four) { return fours(BACKQUANT_NAME(set1_epi32)(four)); }
 
 #undef BACKQUANT_NAME

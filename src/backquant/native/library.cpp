@@ -82,12 +82,13 @@ struct Owned {
   }
 };
 
-constexpr int64_t MAGIC = 0x31306b71626c6e00 + LANES * 10 + WEIGHT_BYTES;  // the layout below, and that of weights
+constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + WEIGHT_BYTES;  // the layout below, and that of weights
 
-// As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none.
+// As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none. channels: of all
+// groups; columns, count, last, tail: of one; spans: whether groups are computed SPAN channels at a time.
 struct Plan {
   int64_t magic, bytes, depthwise, channels, out_channels, kh, kw, sh, sw, ph, pw, dh, dw, run;
-  int64_t columns, count, last, tail;
+  int64_t columns, count, last, tail, groups, spans;
   int64_t activation, is_float, adds, zero_point;
   int64_t weight, scale, shift, correction;
   float other_scale, low, high, out_scale, out_shift, alpha;
@@ -188,6 +189,8 @@ void finish(
 #pragma GCC unroll 4
       for (int j = 0; j < NB - 1; j++) store(out + j * LANES, v[j]);
       store_first(out + (NB - 1) * LANES, v[NB - 1], tail);
+    } else if constexpr (NB == 1) {
+      store_narrow(out, to_ints(v[0]), tail);
     } else {
       Ints whole[4];
 #pragma GCC unroll 4
@@ -249,27 +252,78 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
   const Accumulate sum_first = accumulator(mr, p.columns), sum_last = accumulator(mr, p.last);
   const Finish<OUT> first = finish_for<OUT>(p.columns, p.activation, e.other);
   const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
-  const int64_t work = pixels * g.run * taps * g.oc;
-  in_parallel((pixels + group - 1) / group * p.count, work, [&](int64_t begin, int64_t end) {
+  const int64_t work = pixels * g.run * taps * g.oc, blocks = p.count * p.groups, own = g.oc / p.groups;
+  // bytes of the weights of a block, and of a group
+  const int64_t size = total * p.columns * WEIGHTS / 4, all = total * ((p.count - 1) * p.columns + p.last) * WEIGHTS / 4;
+  in_parallel((pixels + group - 1) / group * blocks, work, [&](int64_t begin, int64_t end) {
     const uint8_t* rows[MAX_TAPS * MOST_ROWS];
     uint8_t edge[RUNS * MOST_ROWS][256];
     Ints sums[MOST_SUMS];
     for (int64_t place = begin; place < end; place++) {
-      const int64_t block = place % p.count, from = place / p.count * group, to = std::min(from + group, pixels);
+      const int64_t member = place % blocks / p.count, block = place % p.count;
+      const int64_t from = place / blocks * group, to = std::min(from + group, pixels);
       const bool is_last = block == p.count - 1;
       const Accumulate sum = is_last ? sum_last : sum_first;
       const Finish<OUT> finish = is_last ? last : first;
-      const int64_t channel = block * p.columns * LANES, tail = is_last ? p.tail : LANES;
-      const int8_t* weight = (const int8_t*)p.at(p.weight) + block * total * p.columns * LANES * WEIGHT_BYTES;
+      const int64_t channel = member * own + block * p.columns * LANES, tail = is_last ? p.tail : LANES;
+      const int8_t* weight = (const int8_t*)p.at(p.weight) + member * all + block * size;
       for (int64_t pixel = from; pixel < to; pixel += mr) {
         const int64_t found = std::min(mr, to - pixel);
-        const bool safe = addresses(x, g, pixel, found, mr, rows, edge);
+        const bool safe = addresses(x + (p.groups > 1 ? member * g.run : 0), g, pixel, found, mr, rows, edge);
         sum(rows, taps, g.run, weight, safe, sums);
         const int64_t at = pixel * g.oc + channel;
         finish(sums, e, found, tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);
       }
     }
   });
+}
+
+// ---- groups of few channels
+
+using AccumulateSpan = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, Ints*);
+
+template <int DEEP, int... I>
+AccumulateSpan span_accumulator(int64_t rows, std::integer_sequence<int, I...>) {
+  static const AccumulateSpan known[] = {&Grouped<DEEP>::template accumulate<I + 1>...};
+  return known[rows - 1];
+}
+
+template <int DEEP, typename OUT>
+void spans(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
+  constexpr int64_t most = Grouped<DEEP>::ROWS;
+  const int64_t taps = g.kh * g.kw, pixels = g.n * g.oh * g.ow, size = taps * Grouped<DEEP>::REGISTERS * WEIGHTS;
+  const int64_t parts = (g.ow + most - 1) / most, mr = (g.ow + parts - 1) / parts;
+  const int64_t left = (g.oc - 1) % SPAN + 1, tail = (left - 1) % LANES + 1;  // of the last channels
+  const AccumulateSpan sum = span_accumulator<DEEP>(mr, std::make_integer_sequence<int, most>());
+  const Finish<OUT> whole = finish_for<OUT>(SPAN_REGISTERS, p.activation, e.other);
+  const Finish<OUT> last = finish_for<OUT>((left + LANES - 1) / LANES, p.activation, e.other);
+  in_parallel((pixels + mr - 1) / mr, pixels * DEEP * taps * g.oc, [&](int64_t begin, int64_t end) {
+    const uint8_t* rows[MAX_TAPS * Grouped<DEEP>::ROWS];
+    uint8_t room[MAX_TAPS * Grouped<DEEP>::ROWS][SPAN];
+    Ints sums[Grouped<DEEP>::ROWS * SPAN_REGISTERS];
+    for (int64_t pixel = begin * mr; pixel < std::min(end * mr, pixels); pixel += mr) {
+      const int64_t found = std::min(mr, pixels - pixel);
+      addresses(x, g, pixel, found, mr, rows, nullptr);
+      for (int64_t channel = 0; channel < g.oc; channel += SPAN) {
+        const bool is_whole = channel + SPAN <= g.oc;
+        if (!is_whole) within(x, g, channel, taps * mr, rows, room);
+        sum(rows, taps, channel, (const int8_t*)p.at(p.weight) + channel / SPAN * size, sums);
+        if (SPAN_REGISTERS > 1 && !is_whole && left <= LANES)
+          for (int64_t i = 1; i < mr; i++) sums[i] = sums[i * SPAN_REGISTERS];
+        const int64_t at = pixel * g.oc + channel;
+        const Finish<OUT> finish = is_whole ? whole : last;
+        finish(sums, e, found, is_whole ? LANES : tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);
+      }
+    }
+  });
+}
+
+template <typename OUT>
+void spans(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
+  if (g.run == 4) return spans<4>(x, p, g, e, out);
+  if (g.run == 8) return spans<8>(x, p, g, e, out);
+  check(g.run == 16, "no such convolution in groups");
+  spans<16>(x, p, g, e, out);
 }
 
 // ---- depthwise
@@ -321,7 +375,9 @@ constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1};
 
 void run(const uint8_t* x, const uint8_t* other, const Plan& p, const Geometry& g, void* out) {
   const Epilogue e = p.epilogue(other);
-  if (p.depthwise)
+  if (p.spans)
+    p.is_float ? spans(x, p, g, e, (float*)out) : spans(x, p, g, e, (uint8_t*)out);
+  else if (p.depthwise)
     p.is_float ? depthwise(x, p, g, e, (float*)out) : depthwise(x, p, g, e, (uint8_t*)out);
   else
     p.is_float ? product(x, p, g, e, (float*)out) : product(x, p, g, e, (uint8_t*)out);
@@ -339,7 +395,7 @@ Value convolved(const Owned& x, const Owned* other, const Owned& packed) {
   const bool fits = x.is_bytes() && x.dim() == 4 && size[1] == p.channels && is_dense(x, CHANNELS_LAST, 4);
   check(fits, "convolution takes uint8 [batch, channels, height, width], channels last");
   check(p.adds == (other != nullptr), "the plan and the call do not agree on what is added");
-  const int64_t width = p.run / p.channels;  // of the kernel, where its row is read as one
+  const int64_t width = std::max<int64_t>(p.run / p.channels, 1);  // of the kernel, where its row is read as one
   const int64_t n = size[0], h = size[2], w = size[3], c = p.out_channels;
   const int64_t oh = (h + 2 * p.ph - p.dh * (p.kh - 1) - 1) / p.sh + 1;
   const int64_t across = p.depthwise ? p.kw : std::max(p.kw, width);

@@ -15,6 +15,7 @@ import torch
 _LANES = 16  # sums in a register of AVX-512
 TAPS = 64  # MAX_TAPS of kernels.h: larger kernels are oneDNN's
 _RUNS, _EDGE = 8, 256  # RUNS of kernels.h, and the bytes of each
+_SPAN = 16  # SPAN of kernels.h
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
@@ -140,6 +141,41 @@ def pack(weight: torch.Tensor, blocks: Blocks, layout: Layout = AVX512_LAYOUT) -
     head = shaped[:-1].permute(0, 2, 3, 1, 4).reshape(-1)
     last = shaped[-1, : blocks.last * layout.lanes].permute(1, 2, 0, 3).reshape(-1)
     return layout.widened(torch.cat([head, last]))
+
+
+def spans(weight: Sequence[int], groups: int) -> bool:
+    """Whether a convolution ``[out, in / groups, ...]`` in groups is computed 16 channels at a time.
+
+    >>> spans((48, 8, 3, 3), 6), spans((48, 24, 3, 3), 2)
+    (True, False)
+    """
+    out, deep = weight[:2]
+    return deep in (4, 8, 16) and out == deep * groups
+
+
+def span_rows(width: int, deep: int) -> int:
+    """Pixels at a time of such a convolution by AVX-512, whose result has so many in a row.
+
+    >>> span_rows(28, 8), span_rows(14, 16)
+    (7, 5)
+    """
+    most = 6 if deep == 16 else 8
+    return -(-width // -(-width // most))
+
+
+def pack_spans(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:
+    """int8 ``[channels, in / groups, height, width]`` as ``Grouped`` reads it.
+
+    >>> pack_spans(torch.ones(16, 8, 3, 3, dtype=torch.int8)).numel()
+    1152
+    """
+    channels, deep = weight.shape[:2]
+    outputs, parts, count = layout.lanes // 4, deep // 4, -(-channels // _SPAN)
+    full = torch.zeros(count * _SPAN, deep, *weight.shape[2:], dtype=torch.int8)
+    full[:channels] = weight
+    # a channel is counted by group, register and 128 bits of it; an input by lane and byte
+    shaped = full.view(count, _SPAN // deep, deep // outputs, outputs, parts, 4, -1)
+    return layout.widened(shaped.permute(0, 6, 2, 3, 1, 4, 5).reshape(-1))
 
 
 def pack_depthwise(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:

@@ -24,10 +24,12 @@ from backquant.native.packing import (
     choose_blocks,
     pack,
     pack_depthwise,
+    pack_spans,
     reads_rows,
+    spans,
 )
 
-_MAGIC = 0x31306B71626C6E00
+_MAGIC = 0x32306B71626C6E00
 _HEAD, _ALIGNED = 256, 64
 _LARGE = 2**12  # 1 / 4096 of a step
 _ACTIVATIONS = ("NONE", "CLAMP", "SWISH", "HARDSWISH", "GELU", "GELU_TANH", "TANH", "LEAKY")
@@ -53,7 +55,12 @@ class Shape:
     @property
     def rows(self) -> bool:
         """Whether the taps of one row of the kernel are read as one."""
-        return reads_rows(self.weight, self.dilation)
+        return self.groups == 1 and reads_rows(self.weight, self.dilation)
+
+    @property
+    def spans(self) -> bool:
+        """Whether several groups are computed at a time."""
+        return not self.depthwise and self.groups > 1 and spans(self.weight, self.groups)
 
     @property
     def is_known(self) -> bool:
@@ -61,15 +68,16 @@ class Shape:
 
         >>> Shape((8, 8, 3, 3)).is_known, Shape((8, 1, 3, 3), groups=8).is_known
         (True, True)
-        >>> Shape((8, 4, 3, 3), groups=2).is_known
-        False
+        >>> Shape((8, 4, 3, 3), groups=2).is_known, Shape((6, 3, 3, 3), groups=2).is_known
+        (True, False)
         """
-        _, _, height, width = self.weight
+        channels, deep, height, width = self.weight
         if self.depthwise:
             square = height == width and self.stride in ((1, 1), (2, 2))
             return square and height in (3, 5, 7) and self.dilation == (1, 1)
         taps = height if self.rows else height * width
-        return self.groups == 1 and taps <= TAPS
+        whole = self.groups == 1 or (deep % 4 == 0 and channels % self.groups == 0)
+        return whole and taps <= TAPS
 
 
 def is_known(shape: Shape, result: Result) -> bool:
@@ -107,22 +115,25 @@ def plan(
     found = epilogue(result, weights, x[0], 0 if exact else x[1], order)
     if other is not None:
         found = found.adding(*other)
-    blocks = choose_blocks(1, channels, deep * height * width, 1, layout.lanes)
+    members = 1 if depthwise else shape.groups
+    blocks = choose_blocks(1, channels // members, deep * height * width, 1, layout.lanes)
     if depthwise:
         packed = pack_depthwise(weight[:, 0], layout)
+    elif shape.spans:
+        packed = pack_spans(weight, layout)
     else:
         taps = weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
-        packed = pack(taps, blocks, layout)
+        packed = torch.cat([pack(own, blocks, layout) for own in taps.chunk(members)])
     parts = [packed, found.scale, found.shift]
     if exact and x[1]:
         parts.append(order(added.int()))
     offsets, total = _places(parts)
     numbers = (
-        *(magic(layout), total, depthwise, shape.groups if depthwise else deep, channels),
+        *(magic(layout), total, depthwise, shape.groups * deep, channels),
         *(height, 1 if rows else width, *shape.stride, *shape.padding, *shape.dilation),
         1 if depthwise else deep * width if rows else deep,
-        *(blocks.columns, blocks.count, blocks.last, blocks.tail),
+        *(blocks.columns, blocks.count, blocks.last, blocks.tail, members, shape.spans),
         *(_ACTIVATIONS.index(found.activation), is_float, other is not None, x[1]),
         *(*offsets, *[0] * (4 - len(offsets))),
     )
