@@ -59,6 +59,8 @@ class Shapes(nn.Module):
                 nn.Conv2d(5, 17, 7, 1, 3),
                 nn.Conv2d(5, 5, 3, 1, 1, groups=5),
                 nn.Conv2d(5, 5, 7, 2, 3, groups=5),
+                nn.Sequential(nn.Conv2d(5, 20, 1), nn.Conv2d(20, 20, 3, 2, 1, groups=5)),
+                nn.Sequential(nn.Conv2d(5, 32, 1), nn.Conv2d(32, 32, (3, 2), groups=2)),
             ]
         )
         self.wide = nn.ModuleList(
@@ -127,9 +129,9 @@ def test_results_are_those_of_the_lowered_model(
 def test_what_was_compiled_is_on_record(quantized: QuantizedModel, compiled: CompiledModel) -> None:
     counts = compiled.compilation.kernels
     if torch.cpu.get_capabilities().get("avx512_vnni"):
-        assert counts["backquant.convolution"] == 4  # stem, point, gate, head
+        assert counts["backquant.convolution"] == 5  # stem, point, groups, gate, head
         assert counts["backquant.depthwise"] == 1
-        assert counts["onednn.qconv_pointwise"] == 1  # groups
+        assert "onednn.qconv_pointwise" not in counts
     assert compiled.compilation.integer_kernels == 6
     assert compiled.compilation.inputs[0].endswith(", 3, 13, 14]")
     assert compiled.compilation.describe() in repr(compiled)

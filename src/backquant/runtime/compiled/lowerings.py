@@ -1,8 +1,8 @@
 """What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
 
 Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``; ``tiles.h`` where it has AMX, too).
-Elsewhere, and for grouped convolutions and those of one or three dimensions: oneDNN's. Weights must be
-constants of the graph (freezing), and are packed here.
+Elsewhere, and for convolutions of one or three dimensions or in groups of other than 4, 8 or 16 channels: oneDNN's.
+Weights must be constants of the graph (freezing), and are packed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
 from backquant.native.epilogue import Result, epilogue, has_kernels
-from backquant.native.packing import TAPS, by_channel, by_lane, pack_depthwise, reads_rows
+from backquant.native.packing import (
+    TAPS,
+    by_channel,
+    by_lane,
+    pack_depthwise,
+    pack_spans,
+    reads_rows,
+    span_rows,
+    spans,
+)
 from backquant.operators import overload
 from backquant.runtime.compiled.inductor import (
     V,
@@ -121,6 +130,8 @@ class Convolution:
             return self._dense()
         if ours and self.depthwise and self.other is None and self._regular():
             return self._depthwise()
+        if ours and self._in_spans():
+            return self._grouped()
         return self._onednn()
 
     def _regular(self) -> bool:
@@ -128,6 +139,13 @@ class Convolution:
         stride, _, dilation, _ = self.geometry
         height, width = self.weights.weight.shape[2:]
         return stride[0] == stride[1] and dilation == [1, 1] and max(height, width) <= 7
+
+    def _in_spans(self) -> bool:
+        """A convolution in groups that the template takes."""
+        groups = self.geometry[3]
+        shape = self.weights.weight.shape
+        known = groups > 1 and spans(shape, groups) and shape[2] * shape[3] <= TAPS
+        return known and self.other is None and not self.depthwise
 
     def _rows(self) -> bool:
         """Whether the taps of one row of the kernel are read as one."""
@@ -189,6 +207,30 @@ class Convolution:
             f"\n  {product.call(found.activation, self.other is not None, ctype)}"
         )
         return self._call("convolution", arguments, body, product.header)
+
+    def _grouped(self) -> Any:
+        """Several groups at a time."""
+        channels, deep, height, width = self.weights.weight.shape
+        x = _laid_out(self.x, _CHANNELS_LAST)
+        _, _, h, w = x.get_size()
+        _, _, oh, ow = self._out()
+        found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_channel)
+        arguments = {
+            "x": x,
+            "weight": constant(pack_spans(self.weights.weight), "weight"),
+            "scale": constant(found.scale, "scale"),
+            "shift": constant(found.shift, "shift"),
+            "outside": self._outside(w * channels),
+        }
+        sizes = f"{h}, {w}, {channels}, {oh}, {ow}, {channels}, {deep}, {height}, {width}"
+        steps = ", ".join(str(n) for pair in self.geometry[:3] for n in pair)
+        tail = (channels - 1) % 16 + 1
+        call = f"{span_rows(int(ow), deep)}, {deep}, {tail}, backquant::{found.activation}"
+        body = (
+            f"{found.code}\n  const backquant::Geometry g{{count, {sizes}, {steps}, outside}};"
+            f"\n  backquant::grouped<{call}>(x, weight, g, e, out);"
+        )
+        return self._call("grouped", arguments, body)
 
     def _depthwise(self) -> Any:
         stride, padding, _, _ = self.geometry
