@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FILES = ("lanes.h", "kernels.h", "library.cpp")
+FILES = ("lanes.h", "kernels.h", "grouped.h", "images.h", "library.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes")
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")

@@ -20,6 +20,13 @@
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define BACKQUANT_VNNI
 #endif
+// Functions by themselves, so that the sums of their loops stay in registers. Sizes stay variables within: as constants
+// they lead GCC to unroll until the sums do not fit.
+#if defined(__GNUC__) && !defined(__clang__)
+#define BACKQUANT_APART __attribute__((noipa))
+#else
+#define BACKQUANT_APART __attribute__((noinline))
+#endif
 #define BACKQUANT_INLINE static inline __attribute__((always_inline))
 
 namespace backquant {

@@ -10,7 +10,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "kernels.h"
+#include "grouped.h"
+#include "images.h"
 
 namespace {
 

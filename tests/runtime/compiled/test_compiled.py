@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import backquant
 from backquant.errors import EngineError, InputError, UsageError
+from backquant.native.epilogue import has_kernels
 from backquant.runtime import CompiledModel, QuantizedModel
 
 pytestmark = pytest.mark.xdist_group("compiled")  # one worker pays for what they share
@@ -79,6 +80,28 @@ class Shapes(nn.Module):
         return (*convs, *(F.max_pool2d(conv(y), 2) for conv in self.wide), self.linear(z))
 
 
+class Dense(nn.Module):
+    """Joins that a batch norm reads, of numbers of channels that fill no register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(3, 21, 3, 2), nn.Conv2d(21, 70, 1)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(91), nn.BatchNorm2d(91)])
+        self.last = nn.Conv2d(91, 5, 1)
+        for norm in self.norms:
+            norm.running_mean.normal_(0, 0.1)
+            norm.running_var.uniform_(0.05, 0.2)
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.convs[0](x)
+        second = self.convs[1](first)
+        joined = F.relu(self.norms[0](torch.cat([first, second], 1)))
+        alone = self.norms[1](torch.cat([second, first], 1))
+        return self.last(joined) + self.last(alone)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_and_fast_builds() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -132,6 +155,8 @@ def test_what_was_compiled_is_on_record(quantized: QuantizedModel, compiled: Com
         assert counts["backquant.convolution"] == 5  # stem, point, groups, gate, head
         assert counts["backquant.depthwise"] == 1
         assert "onednn.qconv_pointwise" not in counts
+        assert counts["backquant.gate"] == counts["backquant.image"] == 1
+        assert counts["backquant.average"] == 2
     assert compiled.compilation.integer_kernels == 6
     assert compiled.compilation.inputs[0].endswith(", 3, 13, 14]")
     assert compiled.compilation.describe() in repr(compiled)
@@ -205,6 +230,19 @@ def test_sizes_that_fill_no_register() -> None:
         apart, largest = (wanted - found).abs(), wanted.abs().max()
         assert apart.max() <= largest * 2.5 / 255  # one step, about
         assert (apart > largest * 1e-5).float().mean() < 0.01
+
+
+@pytest.mark.skipif(not has_kernels(), reason="compiled code has kernels for AVX-512 VNNI")
+def test_joined_batch_norms() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 13, 14)
+    quantized = backquant.quantize(Dense().eval(), calibration=[x], slower="keep")
+    assert "quantized.batch_norm2d_relu" in str(quantized.kernels)
+    compiled = quantized.compile(x)
+    assert compiled.compilation.kernels["backquant.join"] == 2
+    assert "aten.cat" not in compiled.compilation.kernels
+    wanted, found = quantized(x), compiled(x)
+    assert (wanted - found).pow(2).sum() < 1e-3 * wanted.pow(2).sum()
 
 
 def test_kernels_with_more_taps_than_the_template_holds() -> None:

@@ -23,7 +23,7 @@ from backquant.lower.kernels import (
     shuffle,
 )
 from backquant.lower.qdq import dequantize_target, quantize_target
-from backquant.runtime.compiled import operators
+from backquant.runtime.compiled import images
 
 
 def as_float(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _quantize_input(
 ) -> torch.Tensor:
     """Images change their memory format on the way."""
     if x.dim() == 4 and x.shape[1] == 3 and x.dtype == torch.float32:
-        made: torch.Tensor = operators.image(x, scale, zero_point)
+        made: torch.Tensor = images.image(x, scale, zero_point)
         return made
     return _quantize(x, scale, zero_point, low, high, dtype)
 
@@ -89,6 +89,32 @@ def _binary(
     return spelled
 
 
+def _product(compute: Callable[..., torch.Tensor], relu: bool) -> Callable[..., torch.Tensor]:
+    """``_binary``; one number for each channel of an image has a kernel."""
+    plain = _binary(compute)
+
+    # size: the arguments of ``elementwise.mul``
+    def spelled(
+        x: torch.Tensor,
+        x_scale: float,
+        x_zero_point: int,
+        y: torch.Tensor,
+        y_scale: float,
+        y_zero_point: int,
+        scale: float,
+        zero_point: int,
+    ) -> torch.Tensor:
+        zeros = [float(zero) for zero in (x_zero_point, y_zero_point, zero_point)]
+        rest = (x_scale * y_scale / scale, zero_point if relu else 0, 255)
+        if images.is_gate(x, y):
+            return images.gated(x, y, zeros, *rest)  # type: ignore[no-any-return]
+        if images.is_gate(y, x):
+            return images.gated(y, x, [zeros[1], zeros[0], zeros[2]], *rest)  # type: ignore[no-any-return]
+        return plain(x, x_scale, x_zero_point, y, y_scale, y_zero_point, scale, zero_point)
+
+    return spelled
+
+
 # size: the arguments of ``matrix.softmax``
 def _softmax(
     x: torch.Tensor, scale: float, zero_point: int, dim: int, out_scale: float, out_zero_point: int
@@ -105,7 +131,13 @@ def _cat(
     dim: int,
     *out: Any,
 ) -> torch.Tensor:
-    each = zip(parts, scales, zero_points, fits, strict=True)
+    each = list(zip(parts, scales, zero_points, fits, strict=True))
+    scale, zero_point, low, high, _ = out
+    if not all(fits) and dim == 1 and all(images.is_image(x) for x in parts):
+        ratios = [1.0 if fit else s / scale for _, s, _, fit in each]
+        pairs = zip(ratios, each, strict=True)
+        shifts = [0.0 if fit else zero_point - z * ratio for ratio, (_, _, z, fit) in pairs]
+        return images.joined(list(parts), ratios, shifts, low, high)  # type: ignore[no-any-return]
     return torch.cat([x if fit else _requantize(x, s, z, *out) for x, s, z, fit in each], dim)
 
 
@@ -138,7 +170,25 @@ def _adaptive(pool: Callable[..., Any]) -> Callable[..., torch.Tensor]:
             return x.mean(tuple(range(2, x.dim())), keepdim=True)
         return pool(x, size)
 
-    return _average(pooled)
+    plain = _average(pooled)
+
+    def spelled(x: torch.Tensor, scale: float, zero_point: int, size: Sequence[int]) -> Any:
+        if images.is_image(x) and all(n == 1 for n in size):
+            return images.averaged(x)
+        return plain(x, scale, zero_point, size)
+
+    return spelled
+
+
+def _mean(
+    x: torch.Tensor, scale: float, zero_point: int, dim: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    if images.is_image(x) and sorted(n % 4 for n in dim) == [2, 3]:
+        made: torch.Tensor = images.averaged(x)
+        return made if keepdim else made.flatten(1)
+    return as_integer(
+        as_float(x, scale, zero_point).mean(tuple(dim), keepdim), scale, zero_point, x.dtype
+    )
 
 
 # size: the arguments of ``resize_bilinear``
@@ -175,8 +225,8 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     activation.clamp: _clamp,
     elementwise.add: _binary(torch.add),
     elementwise.add_relu: _binary(_add_relu),
-    elementwise.mul: _binary(torch.mul),
-    elementwise.mul_relu: _binary(_mul_relu),
+    elementwise.mul: _product(torch.mul, relu=False),
+    elementwise.mul_relu: _product(_mul_relu, relu=True),
     join.cat: _cat,
     matrix.matmul: _binary(torch.matmul),
     matrix.softmax: _softmax,
@@ -189,7 +239,7 @@ SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
     pooling.adaptive_avg_pool1d: _adaptive(F.adaptive_avg_pool1d),
     pooling.adaptive_avg_pool2d: _adaptive(F.adaptive_avg_pool2d),
     pooling.adaptive_avg_pool3d: _adaptive(F.adaptive_avg_pool3d),
-    pooling.mean: _average(lambda x, dim, keepdim: x.mean(tuple(dim), keepdim)),
+    pooling.mean: _mean,
     resize.resize_bilinear: _resize,
     resize.resize_nearest: resize.resize_nearest,
     shuffle.shuffle: _shuffle,

@@ -10,6 +10,7 @@ from backquant.graph import copied_graph, get_module, set_module
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.lower.kernels.boundary import quantize
 from backquant.lower.kernels.configured import KernelModule
+from backquant.lower.kernels.norm import BatchNorm
 from backquant.runtime.compiled.functions import INPUT, SPELLINGS
 from backquant.runtime.compiled.modules import spelled
 from backquant.runtime.compiled.narrow import NARROW
@@ -31,6 +32,7 @@ def compilable(lowered: fx.GraphModule, float_dtype: torch.dtype = torch.float32
     register_quantized_decomposed()
     spellings = SPELLINGS if float_dtype == torch.float32 else {**SPELLINGS, **NARROW}
     made = fx.GraphModule(lowered, copied_graph(lowered.graph))
+    _read_parts(made)
     missing: list[str] = []
     done: set[str] = set()
     for node in made.graph.nodes:
@@ -55,6 +57,19 @@ def compilable(lowered: fx.GraphModule, float_dtype: torch.dtype = torch.float32
         )
     made.recompile()
     return made
+
+
+def _read_parts(graph_module: fx.GraphModule) -> None:
+    """Batch norms that alone read what is joined read its parts."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=torch.cat):
+        user = next(iter(node.users), None)
+        if len(node.users) != 1 or user is None or user.op != "call_module":
+            continue
+        norm = get_module(graph_module, str(user.target))
+        along_channels = len(node.args) == 2 and node.args[1] == 1
+        if isinstance(norm, BatchNorm) and norm.config.dims == 2 and along_channels:
+            user.args = tuple(node.args[0])
+            graph_module.graph.erase_node(node)
 
 
 def _is_input(node: fx.Node) -> bool:

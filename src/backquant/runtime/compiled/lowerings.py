@@ -1,13 +1,12 @@
 """What Inductor makes of ``backquant::convolution`` and ``backquant::linear``.
 
 Where the CPU has AVX-512 VNNI: a call of our kernels (``kernels.h``; ``tiles.h`` where it has AMX, too).
-Elsewhere, and for convolutions of one or three dimensions or in groups of other than 4, 8 or 16 channels: oneDNN's.
-Weights must be constants of the graph (freezing), and are packed here.
+Elsewhere, and for convolutions of one or three dimensions or in groups of other than 4, 8 or 16 channels:
+oneDNN's. Weights must be constants of the graph (freezing), and are packed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from backquant.errors import EngineError
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.zero_point import fold_zero_point, plan_padding
-from backquant.native.epilogue import Result, epilogue, has_kernels
+from backquant.native.epilogue import Result, epilogue
 from backquant.native.packing import (
     TAPS,
     by_channel,
@@ -30,17 +29,23 @@ from backquant.native.packing import (
     spans,
 )
 from backquant.operators import overload
+from backquant.runtime.compiled.image_lowerings import register_images
 from backquant.runtime.compiled.inductor import (
-    V,
     constant_pad_nd,
-    ir,
     lowerings,
     register_lowering,
     view,
 )
-from backquant.runtime.compiled.operators import convolution, image, linear, output_size
+from backquant.runtime.compiled.layouts import CHANNELS_LAST, hint, is_known, laid_out, value_of
+from backquant.runtime.compiled.operators import convolution, linear, output_size
 from backquant.runtime.compiled.product import Product
-from backquant.runtime.compiled.template import HEADER, KernelCall, constant, kernel_node
+from backquant.runtime.compiled.template import (
+    GROUPED,
+    HEADER,
+    KernelCall,
+    constant,
+    kernel_node,
+)
 
 _CTYPES = {torch.uint8: "uint8_t", torch.float32: "float"}
 
@@ -55,7 +60,7 @@ class _Weights:
 
     @classmethod
     def of(cls, weight: Any, scale: Any, bias: Any) -> _Weights:
-        found = [None if item is None else _value(item) for item in (weight, scale, bias)]
+        found = [None if item is None else value_of(item) for item in (weight, scale, bias)]
         weight, scale, bias = found
         channels = weight.shape[0]
         scale = scale.reshape(-1).expand(channels) if scale.numel() == 1 else scale.reshape(-1)
@@ -65,45 +70,6 @@ class _Weights:
         """The bias that makes up for the zero point of the input."""
         found = fold_zero_point(self.weight, self.scale, self.bias, x_scale, zero_point)
         return torch.zeros(self.weight.shape[0]) if found is None else found
-
-
-def _value(item: Any) -> torch.Tensor:
-    item.realize()
-    found: torch.Tensor = V.graph.constants[item.get_name()]
-    return found
-
-
-def _is_plain(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
-    """Whether elements lie without holes, the dimensions in the given order (the innermost last)."""
-    step: Any = 1
-    for dim in reversed(order):
-        if size[dim] != 1 and stride[dim] != step:
-            return False
-        step = step * size[dim]
-    return True
-
-
-def _laid_out(x: Any, order: Sequence[int]) -> Any:
-    """``x`` in memory without holes or offset, in the given order of dimensions."""
-    places = [0] * len(order)
-    for place, dim in enumerate(reversed(order)):
-        places[dim] = place
-    x = ir.ExternKernel.require_stride_order(ir.ExternKernel.realize_input(x), places)
-    layout = x.get_layout()
-    if layout.offset == 0 and _is_plain(x.get_size(), x.get_stride(), order):
-        return x
-    return ir.ExternKernel.require_stride_order(ir.ExternKernel.copy_input(x), places)
-
-
-def _known(*sizes: Any) -> bool:
-    return all(isinstance(size, int) or size.is_number for size in sizes)
-
-
-def _hint(size: Any) -> int:
-    return int(V.graph.sizevars.optimization_hint(size))
-
-
-_CHANNELS_LAST = (0, 2, 3, 1)
 
 
 class Convolution:
@@ -124,7 +90,7 @@ class Convolution:
 
     def lowered(self) -> Any:
         size = self.x.get_size()
-        flat = len(size) == 4 and _known(*size[1:])
+        flat = len(size) == 4 and is_known(*size[1:])
         ours = flat and self.result.has_kernel
         if ours and self.geometry[3] == 1 and self._adds_plainly() and self._taps() <= TAPS:
             return self._dense()
@@ -181,14 +147,14 @@ class Convolution:
         taps = self.weights.weight.permute(0, 2, 3, 1)
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
         n, _, oh, ow = self._out()
-        product = Product.of(taps, _hint(n) * oh * ow)
-        x = _laid_out(x, _CHANNELS_LAST)
+        product = Product.of(taps, hint(n) * oh * ow)
+        x = laid_out(x, CHANNELS_LAST)
         _, _, h, w = x.get_size()
         arguments = {"x": x, "weight": constant(product.weight, "weight")}
         found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_channel)
         body = found.code
         if self.other is not None:
-            arguments["other"] = _laid_out(self.other, _CHANNELS_LAST)
+            arguments["other"] = laid_out(self.other, CHANNELS_LAST)
             found = found.adding(self.other_scale, self.other_zero_point)
             body = found.code
         arguments |= {
@@ -211,7 +177,7 @@ class Convolution:
     def _grouped(self) -> Any:
         """Several groups at a time."""
         channels, deep, height, width = self.weights.weight.shape
-        x = _laid_out(self.x, _CHANNELS_LAST)
+        x = laid_out(self.x, CHANNELS_LAST)
         _, _, h, w = x.get_size()
         _, _, oh, ow = self._out()
         found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_channel)
@@ -230,12 +196,12 @@ class Convolution:
             f"{found.code}\n  const backquant::Geometry g{{count, {sizes}, {steps}, outside}};"
             f"\n  backquant::grouped<{call}>(x, weight, g, e, out);"
         )
-        return self._call("grouped", arguments, body)
+        return self._call("grouped", arguments, body, GROUPED)
 
     def _depthwise(self) -> Any:
         stride, padding, _, _ = self.geometry
         channels, _, height, width = self.weights.weight.shape
-        x = _laid_out(self.x, _CHANNELS_LAST)
+        x = laid_out(self.x, CHANNELS_LAST)
         _, _, h, w = x.get_size()
         _, _, oh, ow = self._out()
         found = epilogue(self.result, self.weights, self.x_scale, self.zero_point, by_lane)
@@ -269,7 +235,7 @@ class Convolution:
             x = constant_pad_nd(x, both, self.zero_point)
         geometry = (stride, folded.inside, dilation, groups)
         self._check_here()
-        size = [1, weights.weight.shape[1] * groups, *(_hint(n) for n in x.get_size()[2:])]
+        size = [1, weights.weight.shape[1] * groups, *(hint(n) for n in x.get_size()[2:])]
         packed = torch.ops.onednn.qconv_prepack(
             weights.weight, weights.scale, self.x_scale, folded.zero_point, *geometry, size
         )
@@ -289,7 +255,7 @@ class Convolution:
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        return tuple(_hint(n) for n in self.x.get_size())
+        return tuple(hint(n) for n in self.x.get_size())
 
     def _is_right_here(self, zero_point: int = 0) -> bool:
         stride, padding, dilation, groups = self.geometry
@@ -323,18 +289,6 @@ def _lower_convolution(*arguments: Any) -> Any:
     return Convolution(*arguments).lowered()
 
 
-def _lower_image(x: Any, scale: float, zero_point: int) -> Any:
-    n, c, h, w = x.get_size()
-    if not (has_kernels() and c == 3 and _known(h, w)):
-        quantize = lowerings[torch.ops.quantized_decomposed.quantize_per_tensor.default]
-        return quantize(x, scale, zero_point, 0, 255, torch.uint8)
-    arguments = {"x": _laid_out(x, (0, 1, 2, 3))}
-    numbers = f"{1.0 / scale!r}f, {float(zero_point)}f"
-    body = f"backquant::quantize3(x, count, {h * w}, {numbers}, out);"
-    stride = (c * h * w, 1, c * w, c)
-    return kernel_node(KernelCall("image", arguments, body, (n, c, h, w), stride, torch.uint8, n))
-
-
 def _lower_linear(x: Any, x_scale: float, zero_point: int, *rest: Any) -> Any:
     weights, result = _Weights.of(*rest[:3]), Result(*rest[3:])
     *lead, deep = x.get_size()
@@ -349,10 +303,10 @@ def _lower_linear(x: Any, x_scale: float, zero_point: int, *rest: Any) -> Any:
 def _our_linear(x: Any, source: tuple[float, int], weights: _Weights, result: Result) -> Any:
     rows, deep = x.get_size()
     channels = weights.weight.shape[0]
-    product = Product.of(weights.weight.unsqueeze(1), _hint(rows))
+    product = Product.of(weights.weight.unsqueeze(1), hint(rows))
     found = epilogue(result, weights, *source, by_channel)
     arguments = {
-        "x": _laid_out(x, (0, 1)),
+        "x": laid_out(x, (0, 1)),
         "weight": constant(product.weight, "weight"),
         "scale": constant(found.scale, "scale"),
         "shift": constant(found.shift, "shift"),
@@ -386,5 +340,5 @@ def _onednn_linear(x: Any, source: tuple[float, int], weights: _Weights, result:
 def register_lowerings() -> None:
     """Tell Inductor; once is enough."""
     register_lowering(convolution, type_promotion_kind=None)(_lower_convolution)
-    register_lowering(image, type_promotion_kind=None)(_lower_image)
     register_lowering(linear, type_promotion_kind=None)(_lower_linear)
+    register_images()

@@ -23,7 +23,7 @@ from backquant.lower.kernels.norm import BatchNorm, Norm
 from backquant.lower.kernels.packed import PackedKernel
 from backquant.lower.kernels.postop import PostOp
 from backquant.lower.kernels.quantized import QuantizedWeighted
-from backquant.runtime.compiled import operators
+from backquant.runtime.compiled import images, operators
 from backquant.runtime.compiled.as_run import AS_RUN, AsItRuns
 from backquant.runtime.compiled.dynamic import dynamic_linear
 from backquant.runtime.compiled.functions import as_float, as_integer
@@ -147,20 +147,35 @@ class _Norm(nn.Module):
         return as_integer(value, c.out_scale, c.out_zero_point, x.dtype)
 
 
-class _BatchNorm(nn.Module):
+class JoinedNorm(nn.Module):
+    """Batch norm of integers; of several tensors: of them along the channels."""
+
     mean: torch.Tensor
     var: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor
+    slope: torch.Tensor
+    shift: torch.Tensor
 
     def __init__(self, kernel: BatchNorm) -> None:
         super().__init__()
-        self.config = kernel.config
+        self.config = c = kernel.config
         for name in ("mean", "var", "weight", "bias"):
             self.register_buffer(name, getattr(kernel, name))
+        factor = self.weight.double() / (self.var.double() + c.eps).sqrt()
+        slope = factor * (c.x_scale / c.out_scale)
+        offset = (self.bias.double() - self.mean.double() * factor) / c.out_scale
+        self.register_buffer("slope", slope.float().reshape(-1, 1))
+        shift = offset - slope * c.x_zero_point + c.out_zero_point
+        self.register_buffer("shift", shift.float().reshape(-1, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
         c = self.config
+        if all(images.is_image(x) for x in parts):
+            low = c.out_zero_point if c.relu else 0
+            made: torch.Tensor = images.rescaled(list(parts), self.slope, self.shift, low, 255)
+            return made
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         value = as_float(x, c.x_scale, c.x_zero_point)
         value = F.batch_norm(value, self.mean, self.var, self.weight, self.bias, eps=c.eps)
         value = value.relu() if c.relu else value
@@ -180,7 +195,7 @@ _MODULES: dict[type, Callable[[Any], nn.Module | None]] = {
     GroupedLinear: lambda kernel: kernel,  # one operator of its own
     Lookup: _Lookup,
     Norm: _Norm,
-    BatchNorm: _BatchNorm,
+    BatchNorm: JoinedNorm,
     DynamicLinear: dynamic_linear,
     QuantizedWeighted: _transposed,
     **dict.fromkeys(AS_RUN, AsItRuns),

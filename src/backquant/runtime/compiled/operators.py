@@ -29,11 +29,8 @@ _RESULT = (
 _LIBRARY.define(f"convolution({_SOURCE}, {_GEOMETRY}, {_OTHER}, {_RESULT}) -> Tensor")
 _LIBRARY.define(f"linear({_SOURCE}, {_RESULT}) -> Tensor")
 
-_LIBRARY.define("image(Tensor x, float scale, int zero_point) -> Tensor")
-
 convolution = torch.ops.backquant.convolution.default
 linear = torch.ops.backquant.linear.default
-image = torch.ops.backquant.image.default
 
 _PLAIN: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
 
@@ -104,19 +101,9 @@ def _linear_shape(x: torch.Tensor, *rest: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], rest[2].shape[0]), dtype=rest[7])
 
 
-def _image(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    made = quantize(x, scale, zero_point, 0, 255, torch.uint8)
-    return made.contiguous(memory_format=torch.channels_last)
-
-
-def _image_shape(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:  # noqa: ARG001
-    return torch.empty_like(x, dtype=torch.uint8, memory_format=torch.channels_last)
-
-
 for _name, _run, _shape in (
     ("convolution", _convolution, _convolution_shape),
     ("linear", _linear, _linear_shape),
-    ("image", _image, _image_shape),
 ):
     _LIBRARY.impl(_name, _run, "CPU")
     torch.library.register_fake(f"backquant::{_name}", _shape, lib=_LIBRARY)

@@ -11,13 +11,18 @@ _DEFINED = re.compile(r'extern "C"\s+void\s+(cpp_fused_\w+)\([^;{]*\{')
 _CALLED = re.compile(
     r"^\s+(?:AOTI_TORCH_ERROR_CODE_CHECK\()?(cpp_fused_\w+|aoti_torch_cpu_\w+)\(", re.M
 )
-_OURS = re.compile(r"backquant::(convolution|tiled_convolution|grouped|Depthwise|quantize3)[<(]")
+_OURS = re.compile(
+    r"backquant::(convolution|tiled_convolution|grouped|Depthwise|quantize3|join|gate|average)[<(]"
+)
 _NAMES = {
     "convolution": "backquant.convolution",
     "tiled_convolution": "backquant.convolution",
     "grouped": "backquant.convolution",
     "Depthwise": "backquant.depthwise",
     "quantize3": "backquant.image",
+    "join": "backquant.join",
+    "gate": "backquant.gate",
+    "average": "backquant.average",
 }
 
 

@@ -1,7 +1,7 @@
 """A call of one of our kernels as a node of Inductor's graph.
 
-The node's code includes ``kernels.h`` or ``tiles.h`` and calls one of its templates with all sizes as
-literals; only the batch may be symbolic. Nothing is fused into it: its epilogue is complete.
+The node's code includes ``kernels.h`` or a header beside it and calls one of its templates with all sizes
+as literals; only the batch may be symbolic. Nothing is fused into it: its epilogue is complete.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from backquant.native import SOURCES
 from backquant.runtime.compiled.inductor import CppTemplate, V, ir
 
 HEADER = SOURCES / "kernels.h"
+GROUPED = SOURCES / "grouped.h"
+IMAGES = SOURCES / "images.h"
 TILES = SOURCES / "tiles.h"
-_INCLUDED = (SOURCES / "lanes.h", HEADER, TILES)
+_INCLUDED = (SOURCES / "lanes.h", HEADER, GROUPED, IMAGES, TILES)
 # weights are packed for these: see lanes.h
 _PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::WEIGHT_BYTES == 1);"
 
@@ -93,8 +95,9 @@ class _Template(CppTemplate):
 
 
 def constant(values: torch.Tensor, name: str) -> Any:
-    """A tensor that the compiled code carries along."""
-    return V.graph.add_tensor_constant(values.contiguous(), name=name)
+    """A tensor that the compiled code carries along. Its name is none of the model's own: PyTorch loads what
+    is called like a buffer of the model from that buffer."""
+    return V.graph.add_tensor_constant(values.contiguous(), name=f"backquant_kernel_{name}")
 
 
 def _buffer(value: Any) -> Any:

@@ -1,0 +1,186 @@
+// What images of 8-bit integers meet between convolutions: joined and scaled by channel, times one number a channel, their
+// means, and floats of three planes as integers. Images are [batch, height, width, channels].
+#ifndef BACKQUANT_IMAGES
+#define BACKQUANT_IMAGES
+#include "lanes.h"
+
+namespace backquant {
+
+// Bytes of NB registers of channels, scaled: x * scale + shift, rounded, within low and high. stride: of the pixels of
+// x and of out; the last register holds `tail` channels, all where WHOLE.
+template <int NB, bool WHOLE>
+BACKQUANT_APART static void rescale_registers(
+    const uint8_t* x, int64_t stride, const float* scales, const float* shifts, int low, int high, int64_t pixels,
+    int64_t tail, uint8_t* out, int64_t out_stride) {
+  Floats scale[NB], shift[NB];
+#pragma GCC unroll 4
+  for (int j = 0; j < NB; j++) scale[j] = load(scales + j * LANES), shift[j] = load(shifts + j * LANES);
+  const Bytes least = bytes_everywhere(low), most = bytes_everywhere(high);
+  for (int64_t i = 0; i < pixels; i++, x += stride, out += out_stride) {
+    Ints found[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < NB; j++) {
+      const uint8_t* from = x + j * LANES;
+      const Floats v = WHOLE || j < NB - 1 ? widened(from) : widened(from, tail);
+      found[j] = to_ints(multiply_add(v, scale[j], shift[j]));
+    }
+#pragma GCC unroll 4
+    for (int j = NB; j < 4; j++) found[j] = found[NB - 1];
+    const Bytes bytes = limited(by_register(narrowed(found[0], found[1], found[2], found[3])), least, most);
+    if constexpr (NB == 4 && WHOLE)
+      store(out, bytes);
+    else
+      store_first(out, bytes, (NB - 1) * LANES + (WHOLE ? LANES : tail));
+  }
+}
+
+// The same for any number of channels.
+static inline void rescale(
+    const uint8_t* x, int64_t channels, int64_t stride, const float* scale, const float* shift, int low, int high,
+    int64_t pixels, uint8_t* out, int64_t out_stride) {
+  int64_t at = 0;
+  for (; at + WIDTH <= channels; at += WIDTH)
+    rescale_registers<4, true>(x + at, stride, scale + at, shift + at, low, high, pixels, LANES, out + at, out_stride);
+  const int64_t left = channels - at, tail = (left - 1) % LANES + 1;
+  if (left == 0) return;
+  const auto rest = [&](auto run) {
+    run(x + at, stride, scale + at, shift + at, low, high, pixels, tail, out + at, out_stride);
+  };
+  const int64_t registers = (left + LANES - 1) / LANES;
+  const bool whole = tail == LANES;
+  if (registers == 1) return rest(whole ? rescale_registers<1, true> : rescale_registers<1, false>);
+  if (registers == 2) return rest(whole ? rescale_registers<2, true> : rescale_registers<2, false>);
+  if (registers == 3) return rest(whole ? rescale_registers<3, true> : rescale_registers<3, false>);
+  rest(rescale_registers<4, false>);
+}
+
+// A part of the channels of an image.
+struct Part {
+  const uint8_t* x;
+  int64_t channels;
+};
+
+constexpr int64_t JOINED = 1 << 14;  // bytes of the result that are written at a time
+
+// Parts next to each other, each channel scaled. scale, shift: of all channels, and a register more.
+static void join(
+    const Part* parts, int64_t count, int64_t channels, const float* scale, const float* shift, int low, int high,
+    int64_t pixels, uint8_t* out) {
+  const int64_t group = JOINED / channels > 1 ? JOINED / channels : 1;
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for
+#endif
+  for (int64_t first = 0; first < pixels; first += group) {
+    const int64_t some = first + group < pixels ? group : pixels - first;
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+      const Part& part = parts[i];
+      const uint8_t* x = part.x + first * part.channels;
+      rescale(x, part.channels, part.channels, scale + at, shift + at, low, high, some, out + first * channels + at,
+              channels);
+      at += part.channels;
+    }
+  }
+}
+
+// What a product of integers is made of: (x - x_zero) * (y - y_zero) * scale + zero.
+struct Factors {
+  float x_zero, y_zero, scale, zero;
+  int low, high;
+};
+
+constexpr int64_t GATED = 256;  // channels at a time
+
+// Each pixel of an image times one number a channel. x: [images, pixels, channels], y: [images, channels].
+static void gate(
+    const uint8_t* x, const uint8_t* y, const Factors& f, int64_t images, int64_t pixels, int64_t channels,
+    uint8_t* out) {
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for collapse(2)
+#endif
+  for (int64_t image = 0; image < images; image++)
+    for (int64_t at = 0; at < channels; at += GATED) {
+      const int64_t some = channels - at < GATED ? channels - at : GATED, start = image * pixels * channels + at;
+      float scale[GATED + LANES], shift[GATED + LANES];
+      for (int64_t i = 0; i < some; i++) {
+        scale[i] = ((float)y[image * channels + at + i] - f.y_zero) * f.scale;
+        shift[i] = f.zero - f.x_zero * scale[i];
+      }
+      for (int64_t i = some; i < some + LANES; i++) scale[i] = shift[i] = 0;
+      rescale(x + start, some, channels, scale, shift, f.low, f.high, pixels, out + start, channels);
+    }
+}
+
+// The mean of each channel of an image, in the integers of x. Four pixels at a time are added up by one product.
+static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t channels, uint8_t* out) {
+  alignas(64) int8_t ones[WEIGHTS];
+  for (int i = 0; i < WEIGHTS; i++) ones[i] = WEIGHT_BYTES == 1 || i % 2 == 0;
+  const Floats scale = splat(1.0f / pixels);
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for collapse(2)
+#endif
+  for (int64_t image = 0; image < images; image++)
+    for (int64_t at = 0; at < channels; at += WIDTH) {
+      const int64_t left = channels - at;
+      const uint8_t* from = x + image * pixels * channels + at;
+      Ints sums[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t i = 0; i < pixels; i += 4) {
+        Bytes rows[4], mixed[4];
+        for (int k = 0; k < 4; k++) {
+          const uint8_t* row = from + (i + k) * channels;
+          rows[k] = i + k >= pixels ? zero() : left >= WIDTH ? load(row) : load_first(row, left);
+        }
+        interleave(rows, mixed);
+        for (int j = 0; j < 4; j++) sums[j] = dot(sums[j], fours(mixed[j]), ones);
+      }
+      for (int j = 0; j < 4; j++) sums[j] = to_ints(multiply(to_floats(sums[j]), scale));
+      const Bytes bytes = narrowed(sums[0], sums[1], sums[2], sums[3]);
+      store_first(out + image * channels + at, bytes, left < WIDTH ? left : WIDTH);
+    }
+}
+
+#if BACKQUANT_LANES == 16
+
+// Floats of three planes as integers with the planes next to each other. pixels: of one image.
+BACKQUANT_APART static void quantize3(
+    const float* x, int64_t images, int64_t pixels, float inverse, float shift, uint8_t* out) {
+  const __m512 scale = _mm512_set1_ps(inverse), zero = _mm512_set1_ps(shift);
+  __m128i place[3][3];  // [register of the result][plane]: which byte of the plane goes where
+  for (int part = 0; part < 3; part++)
+    for (int plane = 0; plane < 3; plane++) {
+      alignas(16) int8_t from[16];
+      for (int i = 0; i < 16; i++) from[i] = (part * 16 + i) % 3 == plane ? (part * 16 + i) / 3 : -1;
+      place[part][plane] = _mm_load_si128((const __m128i*)from);
+    }
+#ifdef BACKQUANT_THREADS
+#pragma omp parallel for collapse(2)
+#endif
+  for (int64_t image = 0; image < images; image++)
+    for (int64_t i = 0; i < (pixels + 15) / 16; i++) {
+      const int64_t left = pixels - i * 16;
+      const __mmask16 mask = left >= 16 ? 0xffff : (1 << left) - 1;
+      __m128i bytes[3];
+      for (int plane = 0; plane < 3; plane++) {
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + (image * 3 + plane) * pixels + i * 16);
+        // round, then add the zero point: as quantize_per_tensor does
+        const __m512 whole = _mm512_add_ps(_mm512_roundscale_ps(_mm512_mul_ps(v, scale), 8), zero);
+        const __m512 most = _mm512_min_ps(whole, _mm512_set1_ps(255.0f));
+        bytes[plane] = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(most, _mm512_setzero_ps())));
+      }
+      alignas(16) uint8_t some[48];
+      uint8_t* to = left >= 16 ? out + (image * pixels + i * 16) * 3 : some;
+      for (int part = 0; part < 3; part++) {
+        const __m128i mixed = _mm_or_si128(
+            _mm_shuffle_epi8(bytes[0], place[part][0]),
+            _mm_or_si128(_mm_shuffle_epi8(bytes[1], place[part][1]), _mm_shuffle_epi8(bytes[2], place[part][2])));
+        _mm_storeu_si128((__m128i*)(to + part * 16), mixed);
+      }
+      if (left < 16) memcpy(out + (image * pixels + i * 16) * 3, some, left * 3);
+    }
+}
+
+#endif
+
+}  // namespace backquant
+
+#endif
