@@ -16,7 +16,7 @@ import torch
 from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.lower.kernels.zero_point import fold_zero_point, pad_with, plan_padding
 
-_LIBRARY = torch.library.Library("backquant", "FRAGMENT")
+LIBRARY = torch.library.Library("backquant", "FRAGMENT")
 _SOURCE = (
     "Tensor x, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias"
 )
@@ -26,8 +26,8 @@ _RESULT = (
     "float out_scale, int out_zero_point, ScalarType out_dtype, "
     "str post_op, float[] post_numbers, str post_algorithm"
 )
-_LIBRARY.define(f"convolution({_SOURCE}, {_GEOMETRY}, {_OTHER}, {_RESULT}) -> Tensor")
-_LIBRARY.define(f"linear({_SOURCE}, {_RESULT}) -> Tensor")
+LIBRARY.define(f"convolution({_SOURCE}, {_GEOMETRY}, {_OTHER}, {_RESULT}) -> Tensor")
+LIBRARY.define(f"linear({_SOURCE}, {_RESULT}) -> Tensor")
 
 convolution = torch.ops.backquant.convolution.default
 linear = torch.ops.backquant.linear.default
@@ -105,5 +105,5 @@ for _name, _run, _shape in (
     ("convolution", _convolution, _convolution_shape),
     ("linear", _linear, _linear_shape),
 ):
-    _LIBRARY.impl(_name, _run, "CPU")
-    torch.library.register_fake(f"backquant::{_name}", _shape, lib=_LIBRARY)
+    LIBRARY.impl(_name, _run, "CPU")
+    torch.library.register_fake(f"backquant::{_name}", _shape, lib=LIBRARY)

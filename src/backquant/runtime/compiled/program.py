@@ -23,7 +23,9 @@ from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims
 from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
+from backquant.native.epilogue import has_kernels
 from backquant.runtime.compiled.as_run import AsItRuns, calls_as_they_run
+from backquant.runtime.compiled.attention import join_attention
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
 from backquant.runtime.compiled.readback import called_kernels, lacks_weights
 
@@ -78,14 +80,19 @@ def compile_graph(
     from backquant.runtime.compiled.inductor import check_inductor
 
     check_inductor()
+    from backquant.runtime.compiled.attention_lowering import register_attention
     from backquant.runtime.compiled.lowerings import register_lowerings
 
     register_lowerings()
+    register_attention()
     start = time.perf_counter()
     signature = arguments_of(graph_module.graph)
     given, _ = with_plain_arguments(graph_module, arguments, {})
     given = tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
     exported = _exported(graph_module, given, dynamic_shapes)
+    if has_kernels():
+        join_attention(exported.graph)
+        exported.graph_module.recompile()
     try:
         with workspace() as folder, quiet(), torch.no_grad():
             path = folder / "model.pt2"

@@ -22,7 +22,8 @@ HEADER = SOURCES / "kernels.h"
 GROUPED = SOURCES / "grouped.h"
 IMAGES = SOURCES / "images.h"
 TILES = SOURCES / "tiles.h"
-_INCLUDED = (SOURCES / "lanes.h", HEADER, GROUPED, IMAGES, TILES)
+ATTENTION = SOURCES / "attention.h"
+_INCLUDED = (SOURCES / "lanes.h", HEADER, GROUPED, IMAGES, TILES, ATTENTION)
 # weights are packed for these: see lanes.h
 _PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::WEIGHT_BYTES == 1);"
 
