@@ -14,6 +14,7 @@ from backquant.native.plan import Shape
 
 pytestmark = pytest.mark.usefixtures("native_library")
 POST_OPS = [("none", (), ""), ("relu", (), ""), ("hardtanh", (0.0, 6.0), ""), ("swish", (), "")]
+POST_OPS += [("gelu", (), "none"), ("gelu", (), "tanh")]
 
 
 @st.composite
@@ -40,7 +41,9 @@ def layers(draw: st.DrawFn) -> Case:
     shape = Shape(weight, stride, padding, dilation, groups)
     dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
     scale, zero_point = (0.05, 17) if dtype == torch.uint8 else (1.0, 0)
-    result = Result(scale, zero_point, dtype, *draw(st.sampled_from(POST_OPS)))
+    result = Result(
+        scale, zero_point, dtype, *draw(st.sampled_from(POST_OPS[:4] if depthwise else POST_OPS))
+    )
     adds = not depthwise and result.activation is None and draw(st.booleans())
     return Case((draw(st.integers(1, 3)), channels, height, width), shape, result, adds)
 
@@ -57,6 +60,16 @@ def test_any_layer_is_right(case: Case) -> None:
     else:
         assert off <= 1e-5 * float(expected.abs().max())
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.02, 0.0008, 0.0004])
+def test_gelu_of_bytes(scale: float) -> None:
+    """A shorter polynomial where its error is a 64th of a step at most; the exact one for finer steps."""
+    result = Result(scale, 17, torch.uint8, "gelu", (), "none")
+    assert result.activation == ("GELU_BYTES" if scale > 0.0005 else "GELU")
+    case = Case((1, 20, 40, 40), Shape((72, 20, 1, 1)), result)
+    found, expected = computed(case, torch.Generator().manual_seed(1), layout())
+    assert (found.double() - expected).abs().max() <= 0.5 + 1 / 64
 
 
 def test_what_is_no_plan_is_refused() -> None:

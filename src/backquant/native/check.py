@@ -112,6 +112,8 @@ def _finished(value: torch.Tensor, result: Result) -> torch.Tensor:
         value = value.clamp(*result.numbers)
     elif result.post_op == "swish":
         value = F.silu(value)
+    elif result.post_op == "gelu":
+        value = F.gelu(value, approximate=result.algorithm)
     if result.dtype == torch.float32:
         return value
     return (value / result.scale + result.zero_point).clamp(0, 255)

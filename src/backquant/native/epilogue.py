@@ -11,6 +11,7 @@ import torch
 from backquant.native.instructions import AVX512_VNNI
 
 _LIMIT = 3.0e38
+_SHORT_GELU = 64 * 1.2e-5  # its error is a 64th of a step then
 _ACTIVATIONS = {
     ("swish", ""): "SWISH",
     ("hardswish", ""): "HARDSWISH",
@@ -65,7 +66,9 @@ class Result:
 
     @property
     def activation(self) -> str | None:
-        return _ACTIVATIONS.get((self.post_op, self.algorithm))
+        found = _ACTIVATIONS.get((self.post_op, self.algorithm))
+        short = found == "GELU" and self.dtype == torch.uint8 and self.scale >= _SHORT_GELU
+        return "GELU_BYTES" if short else found
 
     def as_floats(self) -> Result:
         """The value before its post-op."""

@@ -218,6 +218,7 @@ Finish<OUT> finish_of(int64_t activation, bool adds) {
     case GELU_TANH: return finish<NB, GELU_TANH, false, OUT>;
     case TANH: return finish<NB, TANH, false, OUT>;
     case LEAKY: return finish<NB, LEAKY, false, OUT>;
+    case GELU_BYTES: return finish<NB, GELU_BYTES, false, OUT>;
   }
   throw std::runtime_error("no such activation");
 }

@@ -32,7 +32,9 @@ from backquant.native.packing import (
 _MAGIC = 0x32306B71626C6E00
 _HEAD, _ALIGNED = 256, 64
 _LARGE = 2**12  # 1 / 4096 of a step
-_ACTIVATIONS = ("NONE", "CLAMP", "SWISH", "HARDSWISH", "GELU", "GELU_TANH", "TANH", "LEAKY")
+_ACTIVATIONS = (
+    *("NONE", "CLAMP", "SWISH", "HARDSWISH", "GELU", "GELU_TANH", "TANH", "LEAKY", "GELU_BYTES"),
+)
 _DEPTHWISE = ("NONE", "CLAMP", "SWISH", "HARDSWISH")
 
 
