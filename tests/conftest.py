@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -47,6 +48,18 @@ def _allowed() -> set[str]:
 def _named(item: pytest.Item) -> str:
     """The id without the group that xdist adds to it."""
     return item.nodeid.partition("@")[0]
+
+
+@pytest.fixture(scope="session")
+def quietly() -> Callable[..., Any]:
+    """Call a function with warnings off: the oracle warns of its own deprecations."""
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs)
+
+    return call
 
 
 @pytest.fixture(autouse=True)

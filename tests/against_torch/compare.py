@@ -12,7 +12,6 @@ hold one of the fusions that PyTorch gets wrong (``fusion_causes``). Anything el
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from against_torch.kernels import KernelCheck, check_kernels
 from against_torch.operations import FUNCTIONAL
 from against_torch.oracle import BACKENDS, Backend, pattern_key, torch_matches
 from against_torch.torch_rules import FAILS, IN_PLACE, TorchPlacement
+from against_torch.torch_side import quietly
 from backquant.api import convert_fx, convert_to_reference_fx, prepare_fx
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
@@ -108,13 +108,6 @@ def compare(seed: int, backend_name: str) -> Comparison:
     return result
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 class _Run:
     def __init__(self, seed: int, backend: Backend, result: Comparison) -> None:
         self.backend = backend
@@ -133,7 +126,7 @@ class _Run:
             self._explained(causes)
             self._check_alone()
             return
-        with torch.no_grad(), _quietly():
+        with torch.no_grad(), quietly():
             try:
                 theirs = self.backend.torch_prepare(self.model, self.batches[0])
             except AttributeError:
@@ -261,7 +254,7 @@ class _Run:
 
     def _check_alone(self, prepared: fx.GraphModule | None = None) -> None:
         """Where PyTorch is no measure: the reference model is near the model, the kernels near it."""
-        with torch.no_grad(), _quietly():
+        with torch.no_grad(), quietly():
             prepared = self._prepare() if prepared is None else prepared
             for batch in self.batches:
                 prepared(batch.clone())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,16 +12,10 @@ import torch
 import torch.ao.quantization as tq
 import torch.ao.quantization.quantize_fx as torch_fx  # the backend configs need it imported first
 from torch import fx, nn
-from torch.ao.quantization.backend_config import (
-    get_fbgemm_backend_config,
-    get_native_backend_config,
-    get_onednn_backend_config,
-    get_qnnpack_backend_config,
-)
-from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 from torch.ao.quantization.observer import MinMaxObserver as TorchMinMax
 
 import backquant.qconfig as bq
+from against_torch.torch_side import TORCH_BACKENDS, min_max, quietly
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.observe import MinMaxObserver
 
@@ -54,28 +47,28 @@ class Backend:
         return self.get_torch()
 
     def mapping(self) -> bq.QConfigMapping:
-        return _min_max(bq.get_default_qconfig_mapping(self.engine), bq.QConfig, MinMaxObserver)
+        return min_max(bq.get_default_qconfig_mapping(self.engine), bq.QConfig, MinMaxObserver)
 
     def torch_mapping(self) -> Any:
-        return _min_max(tq.get_default_qconfig_mapping(self.engine), tq.QConfig, TorchMinMax)
+        return min_max(tq.get_default_qconfig_mapping(self.engine), tq.QConfig, TorchMinMax)
 
     def torch_prepare(self, model: nn.Module, example: torch.Tensor) -> fx.GraphModule:
         """PyTorch's prepared model; ``model`` is copied."""
-        with _quietly():
+        with quietly():
             return torch_fx.prepare_fx(
                 copy.deepcopy(model), self.torch_mapping(), (example,), backend_config=self.theirs
             )
 
     def torch_reference(self, prepared: fx.GraphModule) -> fx.GraphModule:
         """PyTorch's reference model on plain tensors; ``prepared`` is copied."""
-        with _quietly():
+        with quietly():
             return torch_fx._convert_to_reference_decomposed_fx(
                 copy.deepcopy(prepared), backend_config=self.theirs
             )
 
     def torch_lowered(self, prepared: fx.GraphModule) -> fx.GraphModule:
         """PyTorch's lowered model; run it under ``running``. ``prepared`` is copied."""
-        with _quietly(), self.running():
+        with quietly(), self.running():
             return torch_fx.convert_fx(copy.deepcopy(prepared), backend_config=self.theirs)
 
     @contextmanager
@@ -92,31 +85,13 @@ class Backend:
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("native", get_native_backend_config, "fbgemm"),
-        Backend("fbgemm", get_fbgemm_backend_config, "fbgemm"),
-        Backend("qnnpack", get_qnnpack_backend_config, "qnnpack"),
-        Backend("x86", get_x86_backend_config, "x86"),
-        Backend("onednn", get_onednn_backend_config, "onednn"),
+        Backend("native", TORCH_BACKENDS["native"], "fbgemm"),
+        *(
+            Backend(name, TORCH_BACKENDS[name], name)
+            for name in ("fbgemm", "qnnpack", "x86", "onednn")
+        ),
     )
 }
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the oracle's own
-        yield
-
-
-def _min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
-    """A default mapping with min/max observers of the same settings in place of histograms."""
-    general = mapping.global_qconfig
-    activation = observer.with_args(reduce_range=general.activation().reduce_range)
-    mapping.set_global(qconfig(activation, general.weight))
-    for target, asked in list(mapping.object_type_qconfigs.items()):
-        if asked is not None and "Histogram" in repr(asked.activation):
-            mapping.set_object_type(target, qconfig(activation, asked.weight))
-    return mapping
 
 
 @dataclass
@@ -196,6 +171,6 @@ def torch_prepares(
 ) -> Any:
     """What PyTorch remembers of prepare: observed names, the QConfig of each node."""
     prepare = torch_fx.prepare_qat_fx if is_qat else torch_fx.prepare_fx
-    with _quietly():
+    with quietly():
         prepared = prepare(copy.deepcopy(model), mapping, inputs, backend_config=backend)
     return prepared.meta["_observed_graph_module_attrs"]

@@ -18,6 +18,7 @@ from torch.ao.quantization.quantize_fx import prepare_fx
 
 import backquant.observe as bo
 import backquant.qconfig as bq
+from against_torch.torch_side import min_max
 from backquant.backend_config import BackendConfig, get_x86_backend_config
 from backquant.fuse import apply_fusion
 from backquant.graph import capture
@@ -189,16 +190,6 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def _min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
-    """A default mapping with min/max observers in place of histograms."""
-    activation = observer.with_args(reduce_range=True)
-    mapping.set_global(qconfig(activation, mapping.global_qconfig.weight))
-    for target, asked in list(mapping.object_type_qconfigs.items()):
-        if asked is not None and "Histogram" in repr(asked.activation):
-            mapping.set_object_type(target, qconfig(activation, asked.weight))
-    return mapping
-
-
 @dataclass(frozen=True)
 class Flow:
     """Our steps and PyTorch's, both for x86."""
@@ -219,7 +210,7 @@ class Flow:
 
     def mapping(self) -> bq.QConfigMapping:
         mapping = bq.get_default_qconfig_mapping("x86")
-        return _min_max(mapping, bq.QConfig, bo.MinMaxObserver)
+        return min_max(mapping, bq.QConfig, bo.MinMaxObserver)
 
     def prepare(
         self,
@@ -243,7 +234,7 @@ class Flow:
         )
 
     def torch_mapping(self) -> Any:
-        return _min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
+        return min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
 
     def torch_prepare(self, model: nn.Module, example: Any, mapping: Any = None) -> fx.GraphModule:
         examples = example if isinstance(example, tuple) else (example,)

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch.ao.quantization import get_default_qconfig_mapping as torch_mapping
-from torch.ao.quantization.backend_config import (
-    get_executorch_backend_config,
-    get_fbgemm_backend_config,
-    get_native_backend_config,
-    get_onednn_backend_config,
-    get_qnnpack_backend_config,
-    get_tensorrt_backend_config,
-)
-from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 
+from against_torch.torch_side import TORCH_BACKENDS
 from backquant.backend_config import get_backend_config
 from backquant.backend_config.pattern import to_reversed
 from backquant.fuse import apply_fusion
@@ -25,15 +17,6 @@ from backquant.graph import capture
 from backquant.match import Outcome, make_plan, plan_fusion
 from backquant.qconfig import get_default_qconfig_mapping
 
-BACKENDS: dict[str, Any] = {
-    "native": get_native_backend_config,
-    "fbgemm": get_fbgemm_backend_config,
-    "qnnpack": get_qnnpack_backend_config,
-    "x86": get_x86_backend_config,
-    "onednn": get_onednn_backend_config,
-    "tensorrt": get_tensorrt_backend_config,
-    "executorch": get_executorch_backend_config,
-}
 ENGINES = {"native": "x86", "tensorrt": "x86", "executorch": "qnnpack"}
 
 
@@ -52,13 +35,13 @@ def ours(model: torch.nn.Module, backend_name: str, engine: str) -> SimpleNamesp
     )
 
 
-@pytest.mark.parametrize("backend_name", list(BACKENDS))
+@pytest.mark.parametrize("backend_name", list(TORCH_BACKENDS))
 def test_decisions_equal(
     zoo_model: SimpleNamespace, backend_name: str, oracle: Any, key_of_pattern: Any
 ) -> None:
     engine = ENGINES.get(backend_name, backend_name)
     expected = oracle(
-        zoo_model.model, zoo_model.inputs, torch_mapping(engine), BACKENDS[backend_name]()
+        zoo_model.model, zoo_model.inputs, torch_mapping(engine), TORCH_BACKENDS[backend_name]()
     )
     found = ours(zoo_model.model, backend_name, engine)
     assert [n.name for n in found.captured.module.graph.nodes] == expected.captured_names

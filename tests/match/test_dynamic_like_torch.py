@@ -9,17 +9,9 @@ import torch
 import torch.ao.quantization as tq
 import torch.nn.functional as F
 from torch import nn
-from torch.ao.quantization.backend_config import (
-    get_executorch_backend_config,
-    get_fbgemm_backend_config,
-    get_native_backend_config,
-    get_onednn_backend_config,
-    get_qnnpack_backend_config,
-    get_tensorrt_backend_config,
-)
-from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 
 import backquant.qconfig as bq
+from against_torch.torch_side import TORCH_BACKENDS
 from backquant.backend_config import BackendConfig, DTypeConfig, get_backend_config
 from backquant.fuse import plan_fused
 from backquant.graph import capture
@@ -28,15 +20,6 @@ from backquant.observe import PlaceholderObserver
 from backquant.operators import linear
 from unkept import as_kept
 
-BACKENDS: dict[str, Any] = {
-    "native": get_native_backend_config,
-    "fbgemm": get_fbgemm_backend_config,
-    "qnnpack": get_qnnpack_backend_config,
-    "x86": get_x86_backend_config,
-    "onednn": get_onednn_backend_config,
-    "tensorrt": get_tensorrt_backend_config,
-    "executorch": get_executorch_backend_config,
-}
 # Backends whose tables have another dtype than the weight-only QConfigs ask for.
 _OTHER_TABLES = ("executorch",)
 QCONFIGS = [
@@ -104,14 +87,16 @@ def _quantized(model: nn.Module, backend: BackendConfig, mapping: bq.QConfigMapp
 
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("qconfig", QCONFIGS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
 def test_decisions_equal(
     observed_by_torch: Any, model_name: str, qconfig: str, backend: str
 ) -> None:
     make, example = MODELS[model_name]
     model = make().eval()
     theirs = tq.QConfigMapping().set_global(getattr(tq.qconfig, qconfig))
-    expected = observed_by_torch(model, (example,), theirs, as_kept(backend, BACKENDS[backend]()))
+    expected = observed_by_torch(
+        model, (example,), theirs, as_kept(backend, TORCH_BACKENDS[backend]())
+    )
     ours = bq.QConfigMapping().set_global(getattr(bq, qconfig))
     found = _quantized(model, get_backend_config(backend), ours)
     assert found <= expected

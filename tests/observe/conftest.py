@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.ao.quantization as ao
-
-
-@pytest.fixture(scope="session")
-def quietly() -> Callable[..., Any]:
-    """Call a function with warnings off: the oracle warns of its own deprecations."""
-
-    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function(*args, **kwargs)
-
-    return call
 
 
 @pytest.fixture(scope="session")

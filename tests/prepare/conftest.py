@@ -15,6 +15,7 @@ from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_f
 
 import backquant.observe as bo
 import backquant.qconfig as bq
+from against_torch.torch_side import min_max
 from backquant.backend_config import get_x86_backend_config
 from backquant.calibrate import calibrate
 from backquant.convert import convert_to_reference
@@ -24,22 +25,13 @@ from backquant.match import make_plan, plan_fusion
 from backquant.prepare import PreparedModule, Record, insert_observers
 
 
-def _min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
-    activation = observer.with_args(reduce_range=True)
-    mapping.set_global(qconfig(activation, mapping.global_qconfig.weight))
-    for target, asked in list(mapping.object_type_qconfigs.items()):
-        if asked is not None and "Histogram" in repr(asked.activation):
-            mapping.set_object_type(target, qconfig(activation, asked.weight))
-    return mapping
-
-
 class Flow:
     def mapping(self) -> bq.QConfigMapping:
         mapping = bq.get_default_qconfig_mapping("x86")
-        return _min_max(mapping, bq.QConfig, bo.MinMaxObserver)
+        return min_max(mapping, bq.QConfig, bo.MinMaxObserver)
 
     def torch_mapping(self) -> Any:
-        return _min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
+        return min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
 
     def prepare(
         self, model: nn.Module, mapping: Any = None, backend: Any = None, custom: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,6 @@ import torch.ao.quantization as ao
 
 # The oracle's histogram keeps its state otherwise.
 HISTOGRAM = {"histogram", "upsample_rate", "dst_nbins"}
-
-
-@pytest.fixture(scope="session")
-def quietly() -> Callable[..., Any]:
-    """Call a function with warnings off: the oracle warns of its own deprecations."""
-
-    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function(*args, **kwargs)
-
-    return call
 
 
 def _settings(module: Any) -> dict[str, Any]:

@@ -18,16 +18,7 @@ from torch.ao.quantization.fx import custom_config as torch_custom
 from torch.ao.quantization.observer import MinMaxObserver as TorchMinMax
 
 import backquant as bq
-
-
-def _min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
-    """A default mapping with min/max observers in place of histograms."""
-    activation = observer.with_args(reduce_range=True)
-    mapping.set_global(qconfig(activation, mapping.global_qconfig.weight))
-    for target, asked in list(mapping.object_type_qconfigs.items()):
-        if asked is not None and "Histogram" in repr(asked.activation):
-            mapping.set_object_type(target, qconfig(activation, asked.weight))
-    return mapping
+from against_torch.torch_side import min_max
 
 
 @dataclass(frozen=True)
@@ -43,8 +34,8 @@ class Side:
 
     def mapping(self) -> Any:
         if self.is_torch:
-            return _min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
-        return _min_max(bq.get_default_qconfig_mapping("x86"), bq.QConfig, bq.MinMaxObserver)
+            return min_max(tq.get_default_qconfig_mapping("x86"), tq.QConfig, TorchMinMax)
+        return min_max(bq.get_default_qconfig_mapping("x86"), bq.QConfig, bq.MinMaxObserver)
 
     def backend(self) -> Any:
         return torch_x86() if self.is_torch else bq.get_x86_backend_config()
