@@ -1,6 +1,6 @@
-"""Observers become quantize/dequantize nodes, or go where nothing around them is quantized.
+"""Observers become quantize/dequantize nodes; those with no quantized operator around them are removed.
 
-Which are needed is said by ``float_results``. One quantize and one dequantize node serve all users of a site.
+``float_results`` says which are needed. One quantize and one dequantize node serve all users of a site.
 """
 
 from __future__ import annotations

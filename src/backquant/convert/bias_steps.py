@@ -1,4 +1,4 @@
-"""How coarse the integers are that hardware adds as a bias: input × weight / output scale."""
+"""The step of integer biases, counted in steps of the output: input scale × weight scale / output scale."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from backquant.match.plan import Match
 def bias_steps(
     work: Conversion, match: Match, scales: Mapping[tuple[str, str], Sequence[float]]
 ) -> list[float]:
-    """One step of the products in steps of the result, for each channel whose bias is not 0.
+    """Input scale × weight scale / output scale, for each channel whose bias is not 0.
 
-    Empty without a bias, or where a scale is not known or not the same for a whole activation. Of a bias that
-    is computed all channels count.
+    Empty without a bias, where a scale is not known, and where an activation has several scales. If the
+    bias is computed in the graph, all channels count.
     """
     inputs, outputs = (set(scales.get((match.anchor, role), ())) for role in ("input", "output"))
     weights = list(scales.get((match.anchor, "weight"), ()))
@@ -48,7 +48,8 @@ def _of_module(trained: nn.Module) -> torch.Tensor | None:
 
 
 def _beside(bias: torch.Tensor, steps: torch.Tensor) -> list[float]:
-    """The steps of channels whose bias is not 0; all groups of a transposed convolution have those of one."""
+    """The steps of channels whose bias is not 0. In a transposed convolution each group has the same
+    steps."""
     if steps.numel() == 1 or bias.numel() % steps.numel():
         return steps.tolist() if bool((bias.detach() != 0).any()) else []
     each = steps.repeat(bias.numel() // steps.numel())

@@ -28,7 +28,8 @@ def observers_are_called(prepared: fx.GraphModule, work: Conversion) -> Iterator
 def groups_are_measured(
     found: Mapping[str, ObservedQParams], *arguments: object
 ) -> Iterator[Breach]:
-    """Each group of sites has qparams; the conversion is the last argument of both steps that ensure this."""
+    """Each group of sites has qparams. (Two steps ensure this; both take the conversion as their last
+    argument.)"""
     work = arguments[-1]
     assert isinstance(work, Conversion)
     for head in work.prepared.sites.groups():

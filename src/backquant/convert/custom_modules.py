@@ -124,7 +124,8 @@ def _make_float(work: Conversion, node: fx.Node, module: nn.Module) -> None:
 
 
 def _from_the_start(work: Conversion, decision: Decision, swap: CustomSwap) -> CustomSwap:
-    """A swap of an observed module that ``prepare_fx`` did not make; the plan learns of it."""
+    """The swap for an observed module that was in the model before ``prepare_fx``; it is added to the
+    plan."""
     module = work.module.get_submodule(str(swap.node.target))
     name = type(module).__name__
     if swap.takes_quantized_tensors:
@@ -233,7 +234,8 @@ def _quantized(module: nn.Module, swap: CustomSwap) -> nn.Module:
 
 
 def _pass_quantized(work: Conversion, node: fx.Node, module: nn.Module) -> None:
-    """Lead the arguments that the module takes quantized around their dequantize nodes."""
+    """Pass the quantized values themselves for arguments that the module takes quantized, not the
+    dequantized ones."""
     for value in dict.fromkeys(_quantized_arguments(node, module)):
         if not is_dequantize(value):
             continue

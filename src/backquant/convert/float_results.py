@@ -26,9 +26,9 @@ class Needed(NamedTuple):
 def needed_sites(work: Conversion, by_default: Iterable[LeaveFloat] = ()) -> Needed:
     """The sites that a quantized operator reads, or that are the output of one.
 
-    An output that the rules of the backend's ``qdq``, or those ``by_default``, leave in float is not needed
-    where no quantized operator reads it, unless the model gives it quantized. Where there are such outputs,
-    what only moves values (``view``, ``transpose``) to float operators moves floats.
+    Not needed are outputs that rules leave in float (of the backend's ``qdq``, or ``by_default``) and
+    that no quantized operator reads, unless the model returns them quantized. Operators behind them that
+    only move values (``view``, ``transpose``) to float operators then move floats.
     """
     qdq = work.prepared.backend_config.qdq
     graph, config = GraphIndex(work.module), work.prepared.backend_config

@@ -1,4 +1,4 @@
-"""Biases as the hardware adds them: integers of the scale that the description says, dequantized.
+"""Biases as the hardware adds them: rounded to integers at the scale of the description, and dequantized.
 
 1. ``bias_scale: input_times_weight``: one scale for each that the weight has; ``output``: that of the output.
 2. The rounded bias is what the reference model adds. A module that is called with several such scales gets
@@ -28,8 +28,8 @@ _BITS_40 = (-(1 << 39), (1 << 39) - 1)
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of what an operator reads and gives, as far as there is one for all of a tensor; ``weight``:
-    that of a function's."""
+    """The input and output scale of an operator, where the tensor has a single one; ``weight``: the scale
+    of a function's weight."""
 
     inputs: tuple[float, ...] = ()
     weight: torch.Tensor | None = None

@@ -1,11 +1,11 @@
-"""Relations between scales that the description demands: ``requantization_ratio``, input × weight / output.
+"""Changes scales until input × weight / output scale is within the description's ``requantization_ratio``.
 
-1. Above the largest ratio, the output's scale is raised, operator by operator in the order of the graph,
-   so that what reads it sees the raised one.
-2. Below the smallest, and where the ratio is to be a power of two, the weight's scale is raised: of modules
-   when they are converted (``hardware_scales.weight_maker``), of functions here.
+1. Where the ratio is too large, the output's scale is raised, operator by operator in the order of the graph,
+   so that the operators behind it see the raised scale.
+2. Where it is too small, or has to be a power of two, the weight's scale is raised: that of a module when
+   it is converted (``hardware_scales.weight_maker``), that of a function here.
 
-What is left is judged after it (``match.recheck``): an operator whose scales are shared or fixed stays float.
+Where neither helps, because scales are shared or fixed, ``match.recheck`` leaves the operator in float.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backquant.prepare import Role
 
 
 class _Groups:
-    """The group of what each operator reads and gives; None where there are several."""
+    """The group of observers of each operator's input and of its output; None where there are several."""
 
     def __init__(self, work: Conversion) -> None:
         self.inputs: dict[str, set[str]] = {}

@@ -1,8 +1,10 @@
-"""Results as the hardware makes them of sums: ``rounding`` and ``requantization`` of a dtype config.
+"""Quantize outputs with the arithmetic of the hardware: ``rounding`` and ``requantization`` of a dtype
+config.
 
-Behind weighted operators whose description says so, the quantize node becomes one that takes the sums back to
-integers and requantizes them by the arithmetic that is named; behind others, and where one scale of the input
-is not known, one that only rounds as named. The dequantize node stays.
+Behind a convolution, linear layer or matrix product, the quantize node is replaced by one that computes
+the integer sums and requantizes them with the named arithmetic. Behind other operators, and where the
+input has no single known scale, it is replaced by one that only rounds as named. The dequantize node
+stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scales as the description says that the hardware has them: demands make qparams of what was measured.
+"""Changes measured qparams into ones that the hardware has, by the constraints of the description.
 
 1. A zero point that is demanded alone: the smallest scale whose range holds what was measured around it.
 2. ``scale_range``: moved to its nearest end; values beyond the largest saturate.
@@ -140,7 +140,8 @@ def produced_dict(qparams: dict[str, Any], demand: DTypeWithConstraints) -> dict
 def _met(
     pair: _Pair, bounds: tuple[int, int], demand: DTypeWithConstraints, *, kept: bool
 ) -> _Pair:
-    """Scale and zero point as demanded; ``kept``: the zero point does not move with the scale."""
+    """Scale and zero point that satisfy the constraints; ``kept``: the zero point does not move with the
+    scale."""
     scale, zero_point = pair
     fixed = demand.zero_point_exact_match
     if fixed is not None and demand.scale_exact_match is None:

@@ -1,7 +1,7 @@
-"""The plan of a conversion that is asked for less, or for another backend, than its preparation.
+"""A new plan for ``convert_fx`` with another mapping or backend than ``prepare_fx`` had.
 
-The decisions are made anew, by ``match``, on the prepared graph without its observers. What was not
-prepared cannot become quantized any more:
+``match`` decides again, on the prepared graph without its observers. An operator that was not prepared cannot
+be quantized any more:
 
 1. A QConfig at conversion is that of the preparation, or ``None``: leave it in float. Rules may be
    added; none may be missing. (As in PyTorch, where ``None`` for a fused part, a custom or a

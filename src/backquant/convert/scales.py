@@ -1,4 +1,4 @@
-"""Measured scales by match, for the constraints that only they can answer."""
+"""The measured scales of each match, for the constraints that can be checked only after calibration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _module_weight(work: Conversion, match: Match, constrained: set[str]) -> lis
 
 
 def _spans(work: Conversion, group: str) -> list[tuple[float, float]]:
-    """The range that was measured, in steps of the scale that was made of it."""
+    """The measured range, counted in steps of the scale that was calculated from it."""
     was, scale = work.measured[group], work.qparams[group].scale
     if was.scale is None or was.zero_point is None or scale is None:
         return []

@@ -123,7 +123,8 @@ def _quantized_calls(work: Conversion) -> dict[str, Match]:
 
 
 def _variant(work: Conversion, match: Match | None) -> Any:
-    """Calls of equal variants share one module; None: the call stays in float."""
+    """What tells the reference modules of several calls of a module apart: calls with the same share one.
+    None: the call stays in float."""
     if match is None:
         return None
     spec = _weight_spec(work, match)

@@ -1,7 +1,8 @@
-"""Do the conditions of an entry hold at a match? What does not is a refusal, with the nearest that would.
+"""Check the conditions of a backend entry (kernel sizes, groups, shapes) at one match.
 
-Three answers, as in SQL: holds, does not, not known. What is not known is refused: its reason says what
-would tell (example inputs), or that the operator has no such quantity.
+As in SQL there are three answers: true, false and unknown. A condition that is false becomes a refusal
+whose fix is the nearest value that the condition admits. An unknown one is refused as well: the reason
+says what is missing (example inputs), or that the operator does not have this quantity.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _EACH: dict[str, Callable[[Any], Any]] = {"abs": abs, "ceil": math.ceil, "floor"
 def unmet(
     condition: Condition | None, use: UseFacts, beside: Condition | None = None
 ) -> tuple[Refusal, ...]:
-    """The refusals of the conditions that do not hold, or of which that is not known. The fixes respect what
-    is asked ``beside`` them.
+    """One refusal for each condition that is false or unknown. The proposed fixes also satisfy the conditions
+    ``beside``.
 
     >>> from torch import fx, nn
     >>> from backquant.backend_config.conditions import condition_from
@@ -77,7 +78,7 @@ def unmet(
 
 @dataclass(frozen=True)
 class _Answer:
-    """``holds`` is ``None`` when it is not known; then, and when it is False, ``refusal`` says why."""
+    """``holds`` is ``None`` where the answer is unknown. Unless it is true, ``refusal`` says why."""
 
     holds: bool | None
     refusal: Refusal | None = None
@@ -174,7 +175,7 @@ def _facts(
 
 
 def _listed(values: tuple[Any, ...]) -> str:
-    """The values; of many numbers the least and the greatest."""
+    """The values as text; of many numbers only the smallest and the largest."""
     if len(values) > _SHOWN and all(isinstance(value, (int, float)) for value in values):
         return f"from {_one(min(values))} to {_one(max(values))}"
     return ", ".join(map(_one, values))
@@ -231,7 +232,8 @@ def _applied(expression: Apply, sides: list[tuple[Any, ...]]) -> tuple[Any, ...]
 
 
 def _paired(one: tuple[Any, ...], two: tuple[Any, ...]) -> list[tuple[Any, Any]] | None:
-    """Values in pairs; one value is paired with each. ``None`` where they are not as many."""
+    """Pairs of values from both sides; a single value is paired with every value of the other side. ``None``
+    where both sides have several values, and not equally many."""
     if len(two) == 1:
         return [(value, two[0]) for value in one]
     if len(one) == 1:
@@ -269,8 +271,8 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _nearest(comparison: Comparison, value: Any, bound: tuple[Any, ...], use: _Use) -> str:
-    """The nearest value that everything that is asked of this quantity admits, in place of ``value``, to
-    which ``comparison`` compares ``bound``."""
+    """The value nearest to ``value`` that satisfies all conditions on this quantity; ``value`` is what failed
+    ``comparison`` with ``bound``."""
     others = replace(use, together=tuple(part for part in use.together if part != comparison))
     own = [(comparison.relation, bound)] if bound else []
     asked = [*own, *_relations(comparison.left, others)]
@@ -279,7 +281,7 @@ def _nearest(comparison: Comparison, value: Any, bound: tuple[Any, ...], use: _U
 
 
 def _relations(left: Expression, use: _Use) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """What is asked of a quantity, by relation, with the values."""
+    """The conditions on one quantity: each relation (``max``, ``in``, …) with its values."""
     for part in use.together:
         inner = part.condition if isinstance(part, NotSo) else part
         if not isinstance(inner, Comparison) or str(inner.left) != str(left):
@@ -292,7 +294,7 @@ def _relations(left: Expression, use: _Use) -> Iterator[tuple[str, tuple[Any, ..
 
 
 def _divided(left: Expression, use: _Use) -> Iterator[int]:
-    """The numbers of channels, which a number of groups divides."""
+    """The numbers of channels that the number of groups has to divide."""
     if left != Quantity("groups"):
         return
     for name in ("in_channels", "out_channels"):
@@ -304,7 +306,7 @@ def _divided(left: Expression, use: _Use) -> Iterator[int]:
 def _broken(
     comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The values that a comparison does not hold for, each with what it is compared with."""
+    """The pairs of values for which a comparison is false."""
     if comparison.relation == "one_of":
         yield from ((v, right) for v in left if not any(_same(v, each) for each in right))
         return

@@ -1,7 +1,8 @@
-"""Constraints against requests: one function per rule, each pure. Those about scales: ``scale_rules``.
+"""Compare the request for one tensor with the constraints of the backend: one pure function per constraint.
 
-Every rule takes what is asked and what the backend demands of one tensor and returns a ``Refusal``,
-or ``None`` when there is nothing to refuse. A demand that is not set refuses nothing.
+Each function takes the request and the backend's ``DTypeWithConstraints`` and returns a ``Refusal``, or
+``None`` where the request satisfies it. A constraint that is not set is always satisfied. Constraints on
+scales are in ``scale_rules``.
 
 PyTorch checks a range only when both of its bounds are set; here each is enforced on its own.
 """
@@ -85,7 +86,8 @@ def symmetry(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | 
 
 
 def granularity(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal | None:
-    """One scale is for what is demanded; without a demand, for a tensor or a channel.
+    """The granularity of the scales is the one that the backend demands; by default per tensor or per
+    channel.
 
     >>> import torch
     >>> request = TensorRequest(torch.qint8, "PerChannelMinMaxObserver", qscheme="per_channel_symmetric")
@@ -108,7 +110,7 @@ def granularity(request: TensorRequest, demand: DTypeWithConstraints) -> Refusal
 def divides(
     request: TensorRequest, shape: Sequence[int], axes: Sequence[str] = ()
 ) -> Refusal | None:
-    """The groups or blocks that are asked for divide a weight of this shape; ``axes`` names its axes.
+    """The requested group or block size divides a weight of this shape; ``axes`` names the axes for messages.
 
     >>> import torch
     >>> request = TensorRequest(torch.int4, "O", granularity="per_group(size=128)")

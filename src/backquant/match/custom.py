@@ -17,7 +17,7 @@ from backquant.qconfig.quant_type import quant_type_of
 
 @dataclass(frozen=True)
 class CustomMatching:
-    """Modules that are no patterns: quantized on their own, by their own classes, or not traced.
+    """Modules that are not matched with patterns: standalone modules, custom modules, modules not traced.
 
     ``with_own_request`` holds the names and classes of standalone modules that have a QConfigMapping of
     their own; ``custom_modules`` the float classes with the kind of quantization that their
@@ -144,7 +144,8 @@ class CustomMatching:
 def requested_kind(
     activation: TensorRequest | None, weight: TensorRequest | None
 ) -> QuantType | None:
-    """The kind of quantization that two requests amount to.
+    """The kind of quantization (static, dynamic, weight-only) that the requests for activation and weight
+    mean.
 
     >>> import torch
     >>> static = TensorRequest(torch.quint8, "MinMaxObserver")

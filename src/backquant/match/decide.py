@@ -165,14 +165,14 @@ class _Facts:
         return QConfigRequest(activation, weight, output)
 
     def request(self, occurrence: Occurrence) -> str:
-        """What could be asked for an occurrence that no rule asks for."""
+        """A QConfig, as code, that would quantize an occurrence for which no rule asks."""
         roles = roles_of(occurrence, self.graph, self.patterns, self.valueless)
         return self.suggestions.request(occurrence.match.entry, roles)
 
     def unmet(
         self, occurrence: Occurrence, config: BackendPatternConfig, hit: Hit
     ) -> tuple[tuple[Refusal, ...], ...]:
-        """What of the entry's conditions does not hold, for each of its dtype configs."""
+        """For each dtype config of the entry, refusals for those of its conditions that do not hold."""
         requests = self.read(hit, occurrence.anchor)
         asked, given = requests.weight, requests.activation
         shared = None if asked is None else asked.shared_over
@@ -197,7 +197,7 @@ class _Facts:
         )
 
     def base(self, node: fx.Node, hit: Hit) -> Decision:
-        """A decision for float without reasons: what is known of a node by itself."""
+        """The decision "float" without reasons yet: only the fields that follow from the node itself."""
         key = self.graph.key(node)
         scope = self.scopes.get(node.name)
         requests = self.read(hit, node)
@@ -278,9 +278,10 @@ def _judged(
 
 
 def _rule_of(occurrence: Occurrence, facts: _Facts) -> Hit:
-    """The anchor's rule, or the ``None`` of any node of the match: a skip is honoured.
+    """The rule that applies to the match's anchor; a rule that leaves any node of the match in float wins.
 
-    What would be one fused module but for training takes the rule of its root, as the module would.
+    A pattern that is fused for inference but not for training takes the rule of its root, as the fused module
+    would.
     """
     config = occurrence.config
     unfused = config is not None and config.fuser_method is not None

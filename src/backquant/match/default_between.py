@@ -1,7 +1,7 @@
-"""Defaults of a backend for operators that stand between float operators, as rules of the mapping.
+"""Rules for operators whose neighbours stay float, from the backend's defaults for such operators.
 
-As ``default_places``: the choice of ``quantize`` and ``explain`` when nobody passes a mapping. The plan for
-the usual defaults tells what would be quantized around an operator.
+Like ``default_places``, used by ``quantize`` and ``explain`` when no mapping was passed. A first plan, made
+with the usual defaults, shows which neighbours would be quantized.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rules_between_floats(
 ) -> ChosenRules | None:
     """The rules for operators between float operators; ``None`` where there are none.
 
-    A module that is called several times gets its rule when every call stands so.
+    A module that is called several times gets a rule only where this is true of every call.
     """
     defaults = backend.defaults
     overrides = [o for o in defaults.overrides if o.beside_float] if defaults else []
@@ -72,7 +72,7 @@ class _Around:
         self.entries = {name: match.entry for match in plan.matches for name in match.nodes}
 
     def between_floats(self, override: DefaultOverride) -> list[fx.Node]:
-        """The nodes to make rules for: of each pattern the root, of each module all calls or none."""
+        """The nodes that get rules: the root of each such pattern. Of a module either all calls or none."""
         wanted = keys_of(override.operators)
         found: list[fx.Node] = []
         elsewhere: set[str] = set()

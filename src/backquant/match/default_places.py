@@ -28,8 +28,8 @@ _SHOWN = 3
 
 class ChosenRules(NamedTuple):
     """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
-    stay float, by name, where there is more to say than that no rule asks for them. ``apart``: recurrent
-    modules to be taken apart by layers, by name, before the same is asked again."""
+    stay float, by name, where there is a better reason than that no rule asks for them. ``apart``: names of
+    stacked recurrent modules that are to be split into their layers; the rules are then chosen again."""
 
     mapping: QConfigMapping
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a description says of each operator that it has quantized."""
+"""The dtype config of the backend's description by which each quantized operator was admitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backquant.match.plan import Match, Plan
 
 
 def chosen_dtype_config(plan: Plan, backend: BackendConfig, match: Match) -> DTypeConfig | None:
-    """The dtype config that a match is quantized by; None if it stays float, or no entry is behind it."""
+    """The dtype config that admitted a match; None if it stays float, or is a standalone or custom module."""
     decision = plan.decisions[match.anchor]
     if not decision.quantized or decision.dtype_config is None or match.entry < 0:
         return None
@@ -15,7 +15,7 @@ def chosen_dtype_config(plan: Plan, backend: BackendConfig, match: Match) -> DTy
 
 
 def described_by_node(plan: Plan, backend: BackendConfig) -> dict[str, DTypeConfig]:
-    """The same for every operator of the matches, by its name."""
+    """``chosen_dtype_config`` for every operator of the matches, by the name of its node."""
     found: dict[str, DTypeConfig] = {}
     for match in plan.matches:
         config = chosen_dtype_config(plan, backend, match)

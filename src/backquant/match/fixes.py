@@ -1,4 +1,4 @@
-"""The nearest request that would be admitted: data that prints as code.
+"""The QConfig nearest to the requested one that the backend would admit, as data that prints as code.
 
 The code uses names of ``backquant`` and ``torch`` and the variable ``qconfig_mapping``.
 """
@@ -196,7 +196,7 @@ def _weight_fix(config: DTypeConfig, request: TensorRequest | None, roles: Roles
 
 
 def _merged(first: DTypeWithConstraints, second: DTypeWithConstraints) -> DTypeWithConstraints:
-    """The demands on input and output at once, where both are for one dtype."""
+    """The constraints on input and output combined, where both are for the same dtype."""
     if second.dtype != first.dtype:
         return first
     low = [b for b in (first.quant_min_lower_bound, second.quant_min_lower_bound) if b is not None]
@@ -245,7 +245,8 @@ def _observer(
 def _narrow_float(
     demand: DTypeWithConstraints, request: TensorRequest | None, *, weight: bool
 ) -> ObserverFix:
-    """Measured by the largest magnitude; the range is named: hardware may end before the format."""
+    """An observer of the largest magnitude. It is given the range: hardware may use less than the format
+    has."""
     assert demand.dtype is not None
     row = qdtype(demand.dtype)
     per_channel = _wants_channels(demand, request, weight=weight)
@@ -257,7 +258,8 @@ def _narrow_float(
 
 
 def _blocks(demand: DTypeWithConstraints, request: TensorRequest | None) -> Granularity | None:
-    """The groups or blocks that are demanded; of a free size those asked for, else the usual ones."""
+    """The demanded granularity. Where the backend leaves the size open: the requested one, else the usual
+    one."""
     wanted = None if demand.granularity is None else Granularity.parse(demand.granularity)
     if wanted is None or not wanted.has_blocks:
         return None

@@ -54,7 +54,7 @@ def find_float_places(
 
 
 def keys_of(operators: Iterable[Any]) -> set[OperatorKey | None]:
-    """What nodes call that call one of ``operators``.
+    """The keys under which calls of ``operators`` are found in a graph.
 
     >>> import torch
     >>> keys_of((torch.add,)) == {OperatorKey("function", torch.add)}
@@ -111,7 +111,7 @@ def _made_by(graph: GraphIndex, value: fx.Node, operators: set[OperatorKey | Non
 
 
 def _readers(graph: GraphIndex, node: fx.Node) -> list[fx.Node]:
-    """Who reads a value, and who reads what moves make of it."""
+    """The nodes that read a value, directly or through operators that only move values."""
     found: list[fx.Node] = []
     pending = list(node.users)
     seen: set[fx.Node] = set()

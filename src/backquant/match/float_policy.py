@@ -132,7 +132,8 @@ class _Settling:
                 waiting += self._turn_to_float(occurrence, lack, moves)
 
     def _leave_moves_of_floats(self) -> None:
-        """Moves of a value that came as float, and that no quantized operator reads without a gap."""
+        """Leave moves (``view``, ``transpose``) in float that get a float value and pass it only to float
+        operators."""
         moves = {
             node: self.of_node[node.name]
             for node in self.graph.graph.nodes

@@ -40,7 +40,7 @@ def unseen_rank(nodes: Iterable[fx.Node], graph: GraphIndex, values: GraphValues
 def _norms(
     nodes: Iterable[fx.Node], graph: GraphIndex
 ) -> Iterator[tuple[fx.Node, nn.Module, _BatchNorm]]:
-    """The batch norms among ``nodes``, each with the node and the module before it, which are there, too."""
+    """The batch norms among ``nodes``, each with the node before it and the module which that one calls."""
     inside = set(nodes)
     for node in inside:
         norm, source = graph.module_of(node), node.args[0] if node.args else None

@@ -13,7 +13,7 @@ from torch import fx
 
 __all__ = ["MovesBetween"]
 
-_Asks = Callable[[fx.Node], bool]
+_Condition = Callable[[fx.Node], bool]
 
 
 class MovesBetween:
@@ -28,10 +28,10 @@ class MovesBetween:
     def __init__(
         self,
         nodes: Iterable[fx.Node],
-        is_move: _Asks,
-        is_tensor: _Asks,
-        gives_integers: _Asks,
-        reads_integers: _Asks,
+        is_move: _Condition,
+        is_tensor: _Condition,
+        gives_integers: _Condition,
+        reads_integers: _Condition,
     ) -> None:
         ordered = list(nodes)
         moves = [node for node in ordered if is_move(node)]

@@ -32,7 +32,8 @@ class NearMisses:
         self._patterns = patterns
 
     def text(self, node: fx.Node) -> str:
-        """Which entry nearly took ``node``, and what kept it; empty when none came near."""
+        """The entry whose pattern fitted the nodes around ``node`` best, and where it failed; empty if
+        none did."""
         nearest = self._nearest.get(node)
         if nearest is None:
             return ""

@@ -1,4 +1,5 @@
-"""The value nearest to the one at hand that all conditions on a quantity admit: what a fix proposes."""
+"""The value for a fix to propose: the nearest to the present one that satisfies all conditions on a
+quantity."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Admitted:
-    """What the conditions on one quantity leave.
+    """The values of one quantity that satisfy its conditions.
 
-    ``least`` and ``greatest``: bounds. ``steps``: what it is a multiple of. ``options``: sets that it is one
-    of. ``excluded``: what it is not. ``divides``: what it divides.
+    ``least`` and ``greatest``: bounds. ``steps``: the value is a multiple of each. ``options``: it is a
+    member of each set. ``excluded``: it is none of these. ``divides``: it divides each.
     """
 
     least: tuple[float, ...] = ()

@@ -162,7 +162,8 @@ def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> fro
 
 
 def _tuples_passed_on(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:
-    """What ``shares`` make of the tuple of a recurrent layer as a whole: a tuple, which none observes."""
+    """Values that the operators ``shares`` make of a recurrent layer's whole result: tuples, which are
+    not observed."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         source = node.args[0] if node in shares and node.args else None

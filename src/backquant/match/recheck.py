@@ -1,8 +1,9 @@
-"""The second look, after calibration: constraints on measured scales, and rules about results.
+"""Checks of the plan after calibration: constraints on measured scales, and outputs that stay float.
 
-PyTorch quantizes the output of every quantized operator. Where a residual addition or an attention in
-float reads it, that costs accuracy and a conversion, and saves nothing where the kernel gives floats, too:
-rules (``LeaveFloat``, ``results``) name such operators, and the plan is final when they are asked."""
+PyTorch quantizes the output of every quantized operator. Where only a float operator reads it (a residual
+addition, attention), that costs accuracy and a conversion, and saves nothing if the kernel can also return
+floats. A backend names such operators by rules (``LeaveFloat``, ``results``), which are applied to the final
+plan."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class MeasuredScales:
 
 
 def recheck(plan: Plan, measured: Iterable[MeasuredScales]) -> Plan:
-    """The plan in which matches whose measured scales the backend does not take stay float.
+    """The plan with those matches in float whose measured scales violate a constraint of the backend.
 
-    Roles that were not measured are not checked.
+    Tensors that were not measured are not checked.
 
     >>> recheck(Plan("x86"), [MeasuredScales("conv", "output", (0.1,))]) == Plan("x86")
     True
@@ -104,7 +105,8 @@ def _largest(wrong: Iterable[float]) -> str:
 
 
 def _wrong_side(found: MeasuredScales, sign: float) -> str:
-    """Values on the side of zero that there is no room for, if they are more than half a step away."""
+    """Measured values that the zero point leaves no integers for (below it, say), by more than half a
+    step."""
     for (low, high), scale in zip(
         found.ranges, found.scales, strict=False
     ):  # weights have no ranges
@@ -116,7 +118,7 @@ def _wrong_side(found: MeasuredScales, sign: float) -> str:
 def float_results(
     plan: Plan, graph: GraphIndex, backend: BackendConfig, rules: Iterable[LeaveFloat]
 ) -> frozenset[str]:
-    """Anchors of the matches whose results ``rules`` leave in float, where no integers are wanted of them."""
+    """Anchors of the matches whose outputs ``rules`` leave in float, if no quantized operator reads them."""
     keys = keys_of(operator for rule in rules if rule.results for operator in rule.operators)
     if not keys:
         return frozenset()

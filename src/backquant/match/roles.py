@@ -69,7 +69,7 @@ def roles_of(
 
 
 def sums_axis(spelling: Any) -> int | None:
-    """The axis of the weight along which the channels lie that come out; None of what is not known.
+    """The axis of the output channels in the weight of an operator; None where it is not known.
 
     >>> sums_axis(nn.Linear), sums_axis(nn.ConvTranspose2d), sums_axis(print)
     (0, 1, None)

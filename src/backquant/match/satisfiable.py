@@ -1,7 +1,8 @@
-"""Can a request satisfy each dtype config? One is made for each, from its own demands, and judged.
+"""Find dtype configs of a backend that no QConfig can satisfy.
 
-``unsatisfiable``: no observer gives the dtype, the observer that the demands ask for is refused by them, or
-the plan leaves the operator in float although it is asked for so (``backquant.match.tried``).
+For each dtype config a QConfig is made from its own constraints and checked against it. The dtype config is
+``unsatisfiable`` where no observer gives the dtype, where its constraints refuse the very observer that they
+ask for, or where the plan leaves the operator in float even so (``backquant.match.tried``).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _NOTHING = _Why("")
 
 
 def _refused(config: DTypeConfig) -> Iterator[_Why]:
-    """Why the request that ``config`` asks for is refused by it."""
+    """Why ``config`` refuses the QConfig that was made from its own constraints."""
     for role in ("input", "output", "weight"):
         dtype = getattr(config, f"{role}_dtype")
         if dtype not in (None, torch.float32, torch.float64) and find_dtype(dtype) is None:
@@ -91,7 +92,7 @@ def _refused(config: DTypeConfig) -> Iterator[_Why]:
 
 
 def _grouped(entry: BackendPatternConfig, config: DTypeConfig) -> _Why:
-    """What of the conditions excludes the groups of the weight; empty where nothing does."""
+    """The condition that excludes every group size of the weight, in words; empty where there is none."""
     asked = config.weight_dtype_with_constraints.granularity
     shared = Granularity.parse(asked) if asked else None
     if shared is None or shared.size is None:

@@ -157,7 +157,7 @@ SCALE_RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class ScaleDemand:
-    """What the measured scales of the tensor of a ``role`` have to satisfy; ``admitted``: in words."""
+    """A constraint on the measured scales of one tensor (``role``); ``admitted`` says it in words."""
 
     role: str
     rule: ReasonCode
@@ -198,7 +198,7 @@ def scale_demands(
 
 
 def ratio_demands(ratio: Ratio) -> Iterator[ScaleDemand]:
-    """What measured scales have to be to each other.
+    """Constraints on input scale × weight scale / output scale.
 
     >>> [demand.bound for demand in ratio_demands((2**-8, 1.0))]
     [-0.00390625, 1.0]
@@ -215,7 +215,7 @@ def ratio_demands(ratio: Ratio) -> Iterator[ScaleDemand]:
 
 
 def bias_step_demand(bound: float) -> ScaleDemand:
-    """What a step of the bias may be, in steps of the result.
+    """The constraint on the step of the bias (input × weight scale), counted in steps of the output.
 
     >>> bias_step_demand(1.0).admitted
     'a bias beside input × weight / output scale ≤ 1'
@@ -224,7 +224,8 @@ def bias_step_demand(bound: float) -> ScaleDemand:
 
 
 def _one_sided(request: TensorRequest, demand: DTypeWithConstraints) -> tuple[float, str] | None:
-    """The sign of the only values that a fixed zero point leaves room for, and that in words."""
+    """The sign of the values that can be represented with a fixed zero point at one end, and the same in
+    words."""
     zero_point = demand.zero_point_exact_match
     if zero_point is None or demand.scale_exact_match is not None:
         return None

@@ -1,16 +1,16 @@
-"""What is slower on integers than in float, from measured times. Measures nothing and edits nothing.
+"""Choose by measured times which operators run faster in float. Measures nothing and edits nothing.
 
-An operator costs its kernel's time on integers, or its time in float. Between operators of the two kinds
-stand a quantize or a dequantize, which cost something, too: an operator that gains little pays where its
-neighbours are integers already, and does not where it stands between floats. So all are decided together:
-the choice with the least sum is a minimum cut between integers (source) and float (sink).
+Each operator takes either the time of its integer kernel or its time in float; a quantize or dequantize
+between the two kinds takes time as well. So an operator with a small gain is worth quantizing between
+quantized neighbours, and is not between float ones. All operators are therefore decided together: the
+choice with the smallest total time is a minimum cut between integers (source) and float (sink).
 
 1. What the user asked for by name stays on integers (``Unit.kept``).
-2. A little gain is none: float counts ``MARGIN`` times its time, and ``QUIET`` more for each operator, so
-   that two measurements decide the same where it is clear, and for integers where it is not.
+2. Operators are only left in float for a clear gain: their time in float is multiplied by ``MARGIN``, plus
+   ``QUIET`` for each. So a small error of measurement does not change the choice.
 3. A value is quantized once for all that read it, and dequantized once.
-4. Who asks for a quantized model gets one: where no multiply-adds would stay on integers, the unit with
-   multiply-adds stays that loses the least.
+4. At least one operator stays on integers: where all with multiply-adds would be left in float, the one that
+   loses the least time is kept.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ def slower_as_a_whole(
     """The reasons of operators that are left in float so that the whole is not slower than float, by
     position of their match.
 
-    Its parts promised more than the whole holds: what still pays if integers, and what converts to them
-    and back, take ``factor`` times as long stays on integers. ``integer``, ``floating``: microseconds of the
-    whole model, quantized and in float.
+    For a model that is slower as a whole than the times of its operators suggested. Only those stay on
+    integers that would still be faster if their kernels and conversions took ``factor`` times as long.
+    ``integer``, ``floating``: microseconds of the whole model, quantized and in float.
     """
     units = tuple(replace(unit, integer=factor * unit.integer) for unit in costs.units)
     values = tuple(

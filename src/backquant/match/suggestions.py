@@ -1,4 +1,4 @@
-"""What could be asked for an operator that no rule asks for, as code."""
+"""A QConfig, as code, for an operator that no rule of the mapping quantizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = QConfigRequest(None, None)
 
 
 class Suggestions:
-    """The backend's default QConfig where the entry admits it, else one that the entry admits.
+    """Suggests the backend's default QConfig where the entry admits it, else another that the entry admits.
 
     >>> import torch
     >>> from backquant.backend_config import get_backend_config

@@ -1,8 +1,9 @@
-"""Does the plan quantize an operator that is asked for exactly as a dtype config demands?
+"""Try whether a plan quantizes an operator whose QConfig is made from a dtype config of its entry.
 
-The operator is the example of its record (``backquant.operators``), alone in a graph, without the conditions
-of its entry, which are about shapes; weights in groups are not tried, for the same reason. Nor are patterns
-of several operators, and what has no record. What the operator has no place for is said first.
+The graph holds only the example of the operator's record (``backquant.operators``). Conditions of the
+entry, and weights in groups, depend on shapes and are left out. Patterns of several operators, and
+operators without a record, are not tried. A dtype for a tensor that the operator does not have is
+reported first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def plan_refusal(entry: BackendPatternConfig, config: DTypeConfig, asked: QConfi
 
 
 def _contradiction(entry: BackendPatternConfig, config: DTypeConfig) -> str:
-    """What of ``config`` the operator of ``entry`` has no place for: no plan would ask for it."""
+    """What ``config`` says of a tensor that the operator of ``entry`` does not have (a weight of ``add``,
+    say)."""
     spelling = entry.normal_pattern.anchor.op
     operator = find(spelling)
     given, output = config.input_dtype_with_constraints, config.output_dtype_with_constraints

@@ -1,4 +1,4 @@
-"""What of a QConfigMapping did nothing."""
+"""Rules of a QConfigMapping that applied to no node."""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def _refusals(
 def _no_step_of_sums(
     config: DTypeConfig, request: TensorRequest, roles: Roles
 ) -> Iterator[tuple[str, Refusal]]:
-    """Sums have one step, input × weight scale, only where scales lie along the channels that come out."""
+    """Refuses scales along other axes than the output channels where the hardware needs one step for each
+    sum: products with different weight scales cannot be summed as integers."""
     if config.bias_scale == "input_times_weight" and request.shared_over.has_blocks:
         admitted = "one scale, or one for each channel that comes out, for integer biases"
         yield "weight", Refusal(ReasonCode.GRANULARITY, request.shared_over.words, admitted)
@@ -175,7 +176,7 @@ def _no_step_of_sums(
 
 
 def reads_sums(config: DTypeConfig) -> bool:
-    """Whether the hardware computes with the integers that the operator sums.
+    """Whether the description says something of the integer sums themselves (requantization, bias or ratio).
 
     >>> reads_sums(DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float, requantization="shift"))
     True

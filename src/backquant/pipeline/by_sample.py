@@ -1,7 +1,9 @@
-"""Layers whose samples no one range holds, found on the calibration data before anything is quantized.
+"""Finds layers whose input differs so much in size from sample to sample that one static range cannot
+serve all.
 
-A static range is that of the loudest sample. A sample whose values are a hundredth of it has two or three
-steps of 8 bits: its own result is noise. The choice of ``quantize`` when nobody passes a mapping:
+A static range has to hold the largest sample. A sample whose values are a hundredth of that is left with
+two or three of 256 steps, so that its own result is noise. ``quantize`` looks for such layers on the
+calibration data, before anything is quantized, when no mapping was passed:
 
 1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
    ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
@@ -68,8 +70,9 @@ def layers_by_sample(
     *,
     batches: Callable[[], Iterable[Any]],
 ) -> dict[str, BySample]:
-    """The layers whose inputs are to be scaled, by name of their nodes; where the backend rounds the results
-    of one that only float operators read, with the largest values of its channels."""
+    """The layers whose inputs are to be scaled sample by sample, by the name of their node. With the
+    largest value of each output channel where the backend would round an output that only float operators
+    read."""
     rules = (*(() if backend.defaults is None else backend.defaults.leave_float), *_of_qdq(backend))
     if not rules:
         return {}
@@ -98,8 +101,8 @@ def rules_before_scaling(  # size: the graph, the plan for it, and what is asked
     _: BackendConfig,
     mapping: QConfigMapping,
 ) -> ChosenRules | None:
-    """Rules that leave in float what makes a value that is scaled, back to the operators with weights and
-    products of matrices: else it is rounded in one range before.
+    """Rules that leave in float the operators before a scaled value, back to those with weights and matrix
+    products: quantized, they would round the value in a single range before it is scaled.
     """
     places = places_of(module, scopes)
     result = copy.copy(mapping)
@@ -228,7 +231,8 @@ class _Measured:
         self.largest = torch.maximum(self.largest, sizes.nan_to_num(0.0, 0.0, 0.0).amax(0))
 
     def sizes(self) -> tuple[float, ...]:
-        """Of each channel, but a thousandth of the largest at least: what is new may be larger."""
+        """The largest value of each channel, but at least a thousandth of the largest of all: new data
+        may exceed it."""
         least = self.largest.max() / _CHANNELS
         return tuple(self.largest.clamp(min=float(least)).tolist()) if least > 0 else ()
 
@@ -268,8 +272,9 @@ def _needs_own_ranges(seen: list[_Samples]) -> bool:
 
 
 def _worst(seen: list[_Samples]) -> tuple[float, float]:
-    """What the worst tenth of the samples has at most over the noise of rounding in the range of all, and
-    what ranges of its own would give it more. Samples of zeros do not count; of too few ``(inf, 0)``.
+    """Two figures for the worst tenth of the samples, in dB: its signal-to-noise ratio when rounded in
+    the range of all samples, and how much more each sample's own range would give. Samples of zeros do
+    not count; with too few samples ``(inf, 0)``.
     """
     low, high, power = (torch.cat(parts) for parts in zip(*seen, strict=True))
     alive = power > 0
@@ -284,8 +289,8 @@ def _worst(seen: list[_Samples]) -> tuple[float, float]:
 
 
 def _decibels(power: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    """Over the noise of rounding to steps of ``span``: a twelfth of a step's square, and no more than what
-    is lost where all becomes zero.
+    """Signal power over the noise of rounding to steps of ``span``, in dB. The noise is a twelfth of a step's
+    square, but no more than the signal itself, which is lost where all becomes zero.
     """
     noise = torch.minimum((span / _STEPS).square() / 12, power)
     return 10 * torch.log10(power / noise.clamp(min=torch.finfo(torch.float32).tiny))

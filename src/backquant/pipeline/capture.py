@@ -133,10 +133,10 @@ def captured_with(
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
-    """``traced``, if no change in place is lost in it.
+    """``traced``, unless it writes to a view and reads the changed tensor by another name.
 
-    Such a change is one of the tensor, which only ``torch.export`` writes as values: with quantize nodes
-    between the two it would be lost. ``as_pytorch``: a note in place of the refusal.
+    Only ``torch.export`` writes such a change as a new value; in a trace, quantize nodes in between would
+    lose it. ``as_pytorch``: such a trace is taken, with a note.
     """
     name = traced.lost_change
     if not name:
@@ -312,8 +312,9 @@ _FIXED = (
 
 
 def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
-    """``model``, exported; where the graph does not give what the model gives, without the arguments that a
-    call leaves out (``backquant.graph.export.as_called``), or for the sizes of the inputs alone."""
+    """``model``, exported. Where that graph gives other values than the model, it is exported again:
+    without the arguments that the call leaves out (``backquant.graph.export.as_called``), or for fixed
+    input sizes."""
     captured = capture_export(model, example_inputs, AtenSpeller(), options)
     if isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs):
         return captured

@@ -19,9 +19,9 @@ _LEAST = 0.01  # of all multiply-adds, in calls that an export might take apart
 
 
 def kept_whole(module: fx.GraphModule, plan: Plan, named: CustomMatching) -> list[fx.Node]:
-    """The calls of ``module`` that stay float and are no operator, in order.
+    """The calls that stay float because the trace keeps them whole (layers, wrapped functions), in order.
 
-    What a user names, to be left whole or to be quantized on its own, is none of them.
+    Modules that the user asked to leave whole, or to quantize on their own, are not among them.
     """
     return [
         node

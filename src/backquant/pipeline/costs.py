@@ -1,4 +1,5 @@
-"""What each operator costs, found by running the traced graph; which shows whether it can be run."""
+"""Multiply-adds of each operator, counted in one run of the captured graph; the run also shows that it
+works."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ from backquant.qconfig.build import ptq_qconfig
 
 @dataclass(frozen=True)
 class DefaultedRequest:
-    """What ``quantize`` and ``explain`` ask for: ``request``, beside what the backend itself would ask, as
-    PyTorch has it and as here (``own``). ``notes``: what was chosen for the user. ``implied``: the rules were
-    derived from a word of the user's."""
+    """The request of ``quantize`` and ``explain``. ``own``: the backend's default mappings, PyTorch's and
+    ours, to tell whether the request is a default. ``notes``: what was chosen for the user. ``implied``:
+    the rules were derived from another argument, such as ``weights``."""
 
     request: Request
     own: tuple[QConfigMapping, ...]
@@ -159,8 +159,8 @@ def _narrow(weight: QuantDefault | None) -> QuantDefault:
 
 
 def _has_open_tensor_weights(config: BackendConfig) -> bool:
-    """Whether weights get one scale for a whole tensor by default, where its entries admit one for each
-    channel: of one row that is much larger than others, it makes zeros of these.
+    """Whether weights get one scale per tensor by default although the backend's entries admit one per
+    channel. With one scale, a row that is much larger than the others makes zeros of these.
     """
     weight = config.defaults.weight if config.defaults is not None else None
     if weight is None or weight.qscheme is not torch.per_tensor_symmetric:
@@ -175,7 +175,8 @@ def _has_open_tensor_weights(config: BackendConfig) -> bool:
 
 
 def _by_channel(defaults: BackendDefaults) -> BackendDefaults:
-    """With a scale for each channel; transposed convolutions keep one, as no engine's kernels take more."""
+    """The mapping with per-channel weights; transposed convolutions keep one scale, since no kernel takes
+    more."""
     overrides = tuple(
         replace(each, weight=defaults.weight, qat_weight=defaults.qat_weight)
         if each.weight is None and any(map(_is_transposed, each.operators))

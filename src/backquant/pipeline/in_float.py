@@ -27,10 +27,10 @@ def planned_in_float(
 ) -> Planned:
     """The graph of ``model`` with PyTorch's layers whole, as PyTorch's own tracer leaves them.
 
-    Attention and transformer layers keep the fast paths that they have in PyTorch. Only what
-    ``request.custom`` names is quantized; ``reason``: of what could have been. What could not has its own
-    reason, as of a plan for ``request``, or of ``without_kernel`` (by the names of operators). Raises
-    ``CaptureError`` as ``planned``.
+    Attention and transformer layers keep their fast paths. Only what ``request.custom`` names is
+    quantized. Operators that could have been quantized stay float for ``reason``; the others for their
+    own reason, from the plan for ``request`` or from ``without_kernel`` (by the names of operators).
+    Raises ``CaptureError`` as ``planned``.
 
     >>> import torch
     >>> from backquant.backend_config import BackendConfig

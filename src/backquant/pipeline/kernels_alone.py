@@ -22,8 +22,8 @@ from backquant.qconfig import QConfig, QConfigMapping
 
 
 class KernelsAlone(NamedTuple):
-    """``kernels``: by path. ``plan`` and ``left_in_float``: of the modules that have none. ``modules``: what
-    stands at each path, kernel or not."""
+    """``kernels``: the kernels by path. ``plan``, ``left_in_float``: why other modules have none.
+    ``modules``: the module at each path, kernel or not."""
 
     kernels: dict[str, KernelModule]
     plan: Plan

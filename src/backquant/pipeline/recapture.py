@@ -26,7 +26,7 @@ from backquant.runtime.record import LoweredRecord
 
 
 def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any) -> fx.GraphModule:
-    """The graph that ``record.plan`` speaks of, with the float weights of ``model``, which is not changed.
+    """The graph that ``record.plan`` was made for, with the float weights of ``model``, which is not changed.
 
     The fusions are those of the plan, so that each node has the name that it has there.
 
@@ -54,8 +54,8 @@ def float_graph_of(model: nn.Module, record: LoweredRecord, example_inputs: Any)
 
 
 def _ways(record: LoweredRecord, example_inputs: Any) -> Iterator[Capturing]:
-    """Ways to capture the model: as it was captured; then as models are captured of which nothing is
-    quantized.
+    """Ways to capture the model, in the order of trial: as for quantization, then as for a model that is
+    given back in float.
     """
     how = "trace" if record.interface is None else "export"
     base = Capturing(how, example_inputs)
@@ -70,7 +70,7 @@ def _ways(record: LoweredRecord, example_inputs: Any) -> Iterator[Capturing]:
 
 
 def _mappings(record: LoweredRecord) -> Iterator[QConfigMapping]:
-    """What was asked for; a loaded model does not know it, and most often it is the default."""
+    """The mapping of the record; for a loaded model, which has none, the default."""
     if any(rule.qconfig is not None for rule in record.qconfig_mapping.rules()):
         yield record.qconfig_mapping
         return

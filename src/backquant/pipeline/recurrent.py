@@ -123,7 +123,8 @@ def _to_take_apart(
     data: Any,
     backend: BackendConfig,
 ) -> Iterator[str]:
-    """The calls whose layers get different answers, which one answer for all would hide."""
+    """Stacked recurrent modules some layers of which can be quantized and some not: they are decided by
+    layer."""
     calls = Counter(str(node.target) for node in nodes)
     for node in nodes:
         path = str(node.target)

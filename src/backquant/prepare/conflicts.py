@@ -1,7 +1,7 @@
-"""Sites that share one observer have to agree on what it gives.
+"""Checks that one observer suits all values that share it.
 
-The observer is that of the head of the group. It has to be of the dtype that every member asks for,
-and within what the backend's entries admit for the members' operators. *Different:* PyTorch puts the
+The observer is that of the first site of the group (its head). Its dtype has to be the one that every member
+asks for, and the backend's entries for the members' operators have to admit it. *Different:* PyTorch puts the
 first observer everywhere, whatever that violates.
 """
 
@@ -87,7 +87,8 @@ class _Check:
                     yield anchor, refusal
 
     def _configs(self, anchor: str) -> list[DTypeConfig]:
-        """What may apply at ``anchor``: the chosen one; all where the dtype is that of the input."""
+        """The dtype configs that may apply at ``anchor``: the chosen one, or all if the output takes its
+        input's dtype."""
         decision = self._plan.decisions.get(anchor)
         if decision is None or decision.dtype_config is None or decision.match is None:
             return []

@@ -271,8 +271,8 @@ class Placement:
             self._groups.unite(partners[0], other)
 
     def _partners(self, anchor: fx.Node, match: Match) -> list[str] | None:
-        """The sites that the first argument (each entry of a list; all of an operator that selects) is read
-        through; None: one has none."""
+        """The sites of the first argument (of a list: of each entry; of an operator that selects: of all
+        arguments); None if one of these values is not observed."""
         if anchor.op != "call_module" and shares_all_inputs(anchor.target):
             pair = [argument for argument in anchor.args if isinstance(argument, fx.Node)]
             both = [self._partner(anchor, argument, match) for argument in pair]
@@ -306,7 +306,8 @@ class Placement:
         return site
 
     def _share_inputs(self, match: Match) -> bool:
-        """Unite the sites of inputs that share; False, refused: one of two has no observer."""
+        """Let the inputs that share qparams use one observer. False where one of two is not observed:
+        refused."""
         for port in match.ports[:-1]:
             mine = self._port_sites(match, port.name)
             others = self._port_sites(match, port.shares_with) if port.shares_with else []

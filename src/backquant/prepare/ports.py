@@ -1,4 +1,5 @@
-"""Which inputs of a match are observed, and as what; with whom its output shares."""
+"""Which inputs of a match are observed, in which role, and with which of them its output shares an
+observer."""
 
 from __future__ import annotations
 
@@ -50,9 +51,10 @@ def _port_role(reader: fx.Node, argument: fx.Node, match: Match) -> Role:
 
 
 def shared_port(match: Match, *, shares: bool) -> str:
-    """The port of a graph pattern whose observer the output uses; empty for one of its own.
+    """The port of a graph pattern whose observer the output shares; empty if the output has its own.
 
-    ``shares``: the entry, or what is asked, wants the input's, which is that of the first activation.
+    ``shares``: the entry or the request wants the output to share the input's, that is the first
+    activation's.
 
     >>> from backquant.match.plan import PortUse
     >>> ports = (PortUse("x", ("x",), ("relu",), "activation"), PortUse("y", ("relu",), (), "activation"))

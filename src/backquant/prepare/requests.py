@@ -1,4 +1,4 @@
-"""What is asked for one tensor: from which rule, and what observer that makes.
+"""The observer for one tensor: the rule that asks for it, and the module that it makes.
 
 A spec is data (it travels with the prepared model); ``ObserverSource`` turns it into modules.
 Each spec is probed once: one throw-away observer tells type, dtype and kind.
@@ -132,7 +132,7 @@ class ObserverSource:
         return made
 
     def reused(self, spec: ObserverSpec) -> nn.Module:
-        """An observer that is as good as fresh until the next call: to look at one tensor.
+        """An observer without measurements, for one tensor; the next call resets and returns the same module.
 
         Raises ConfigError when the spec asks for none.
         """

@@ -1,7 +1,8 @@
 """What standalone and custom modules take and give, for the observers around them.
 
 1. A standalone module's inputs are observed where they are to arrive quantized (by position or by
-   keyword; PyTorch overlooks keywords). Its output is never observed: it is inside, if at all.
+   keyword; PyTorch overlooks keywords). Its output is not observed here, but inside of
+   the module, if at all.
    *Different:* its output counts as quantized only if it leaves so. PyTorch takes it for quantized
    always, and leaves the operator behind a standalone module with float output in float.
 2. Static custom modules: as operators, inputs and output are observed.
