@@ -1,4 +1,5 @@
-"""What stands between dequantize and quantize nodes in a file, for targets that no runtime reads back.
+"""Reads from an exported file which operators stand between dequantize and quantize nodes, for targets
+without a runtime here.
 
 A planned operator is written as planned where every value that its nodes compute with is dequantized, a
 constant that needs no scale (a bias), or computed inside of it. One whose activations stay float has a

@@ -1,4 +1,4 @@
-"""``rounding`` and ``requantization`` of a description in files: what targets can state, what they cannot.
+"""``rounding`` and ``requantization`` of a description in exported files, where the format can express them.
 
 1. Results that are rounded half to even, from sums in float: every target's quantize operator does that.
 2. All else has no operator in PyTorch or ONNX. ``qdq-onnx`` and ``pt2e`` compute it from operators that there
@@ -62,7 +62,7 @@ def described_quantizes(job: ExportJob) -> dict[str, fx.Node]:
 
 
 def arithmetic_words(made_for: fx.Node) -> dict[str, str]:
-    """What a file says by the side of a quantize operator that only the hardware computes as described.
+    """The attributes written beside a quantize operator that only the hardware computes as described.
 
     ``fixed_point_twice`` rounds as it does, whatever ``rounding`` says.
     """

@@ -1,4 +1,4 @@
-"""Nodes in place of others in an exported program, with the values that other passes ask them for."""
+"""Replaces nodes of an exported program; new nodes have the ``meta["val"]`` that other passes read."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ class AtenCalls:
 
 
 def replace(node: Any, by: Any) -> None:
-    """``by`` for all readers of ``node``, which goes."""
+    """Let all readers of ``node`` read ``by``, and remove ``node``."""
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

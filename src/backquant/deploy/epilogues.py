@@ -1,4 +1,4 @@
-"""No quantize/dequantize pair between a weighted operator and what its kernel computes at its end.
+"""Removes quantize/dequantize pairs between a weighted operator and the epilogue that its kernel computes.
 
 Rule 7 of ``QDQRules``. A pair is taken out where all of this holds:
 

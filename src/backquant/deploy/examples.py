@@ -1,4 +1,4 @@
-"""Example inputs that an axis of free size can be seen on."""
+"""Example inputs from which an export can see which sizes are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed activations on engines whose kernels take unsigned ones: the same numbers, 128 further up.
+"""Signed activations on engines whose kernels take unsigned ones: integers and zero points plus 128.
 
 ``(integer - zero_point) * scale`` is the same number when both integer and zero point are larger by 128. So
 what is int8 between a quantize node and its dequantize nodes is uint8 there instead: equal bit for bit.

@@ -40,7 +40,7 @@ def index_rules(rules: Sequence[LowerRule]) -> RuleIndex:
 
 
 def steps_of(graph_module: GraphModule, node: Node) -> tuple[Step, ...]:
-    """The operators of one node: one, or those inside the fused module that it calls."""
+    """The operators of one node: a single one, or those of the fused module that it calls."""
     if node.op == "call_module":
         module = get_module(graph_module, str(node.target))
         return tuple(_step(part, node) for part in _parts(module))

@@ -57,7 +57,7 @@ def _name(node: Any) -> str:
 
 
 def dynamic_input(node: Any) -> DynamicInput | None:
-    """What ``node`` is the dequantized form of; ``None`` if nothing dynamic.
+    """The dynamically quantized value that ``node`` dequantizes; ``None`` if it dequantizes no such value.
 
     >>> graph = torch.fx.Graph()
     >>> x = graph.placeholder("x")
@@ -100,7 +100,7 @@ def _is_item(node: Any, number: int) -> bool:
 
 
 def _chosen(scale: Any, zero_point: Any) -> Node | None:
-    """The node that both qparams are items of."""
+    """The ``choose_qparams`` node from which scale and zero point both come."""
     if not _is_item(scale, 0) or not _is_item(zero_point, 1):
         return None
     chosen: Node = scale.args[0]
@@ -125,7 +125,7 @@ def narrow_constant(node: Any) -> Node | None:
 
 
 def static_cast(node: Any) -> tuple[Node, torch.dtype] | None:
-    """What ``node`` casts, and to which dtype, where the cast may not be left out."""
+    """The value that ``node`` casts to a narrower dtype and the dtype, if the cast changes the result."""
     return (node.args[0], node.args[1]) if _name(node) == _STATIC_CAST else None
 
 

@@ -189,7 +189,7 @@ def is_built_in(name: str) -> bool:
 
 
 def _guarded(function: Callable[..., _Made], name: str, what: str) -> Callable[..., _Made]:
-    """``function`` of another package, whose errors say whose they are."""
+    """``function`` of another package, with errors that name the package."""
 
     def guarded(*arguments: Any) -> _Made:
         try:

@@ -1,4 +1,4 @@
-"""Whether an engine computes in the dtypes that a plan chose, asked before anything is measured.
+"""Checks before calibration that the engine has kernels for the dtypes that the plan chose.
 
 A description may promise more than its engine does.
 """

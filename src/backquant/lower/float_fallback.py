@@ -1,4 +1,4 @@
-"""What a lowering left in float, and why.
+"""The operators that a lowering left in float, with the reasons.
 
 1. A node that rules refused: their reasons.
 2. A node that reads quantized values and has no rule: ``no-kernel``.
@@ -75,7 +75,7 @@ class FloatFallback:
         return tuple(found)
 
     def float_in_reference(self, node: Node) -> Reason:
-        """Rule 3, and what is to compute in float between integers."""
+        """Rule 3, and operators that the mapping leaves in float between quantized ones."""
         return Reason(
             node.name,
             ReasonCode.FLOAT_IN_REFERENCE,
@@ -102,7 +102,7 @@ def _reads_size(node: Node) -> bool:
 
 
 def _may_be_size(node: Node) -> bool:
-    """Modules compute on tensors, and random numbers are tensors, however many a size says."""
+    """Whether the value may be a size: not that of a module, nor random numbers, which are tensors."""
     is_random_function = is_random(getattr(node.target, "__name__", ""))
     return bool(node.all_input_nodes) and node.op != "call_module" and not is_random_function
 

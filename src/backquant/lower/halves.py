@@ -1,4 +1,5 @@
-"""What only moves values between two casts to float16 or bfloat16 moves the narrow values.
+"""Operators that only move values (``view``, ``transpose``) between two casts to float16 or bfloat16 move
+the narrow values.
 
 They are rounded already: to widen them for the operator and to round them again behind it changes nothing.
 """

@@ -42,7 +42,7 @@ def read_results(graph: fx.Graph, modules: nn.Module) -> None:
 
 
 def _changed(node: fx.Node, modules: nn.Module) -> fx.Node | None:
-    """The dequantized value that a call changes in place and gives back."""
+    """The dequantized value that a call changes in place and returns."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     if not isinstance(first, fx.Node) or not is_dequantize(first):
         return None

@@ -1,4 +1,4 @@
-"""Whose memory a kernel may write: that of a value which nothing reads afterwards."""
+"""Which values a kernel may overwrite: those that nothing reads afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def may_overwrite(
 
 
 def makes_memory(graph_module: GraphModule, node: Node) -> bool:
-    """Whether ``node`` gives integers in memory of their own."""
+    """Whether ``node`` returns integers in newly allocated memory."""
     if is_quantize(node):
         return True
     if node.op == "call_module":

@@ -1,4 +1,4 @@
-"""The records of kernels that became one."""
+"""One record for two kernels that were fused."""
 
 from __future__ import annotations
 

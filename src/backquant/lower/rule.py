@@ -64,7 +64,7 @@ class Operand:
 
 
 def operand(node: Node) -> Operand:
-    """How ``node`` can be read: below its dequantize node if it is one."""
+    """``node`` as an operand: if it is a dequantize node, the integers that it dequantizes."""
     if is_dequantize(node):
         return Operand(integer_source(node), qparams_of(node))
     return Operand(node, None)
@@ -111,14 +111,14 @@ class Site:
 
     @property
     def arithmetic(self) -> tuple[str, str]:
-        """How the result is made of sums and how it is rounded: the description's names."""
+        """The requantization and rounding of the result, by the names of the description."""
         return (
             ("float", "half_even") if self.quantize is None else described_arithmetic(self.quantize)
         )
 
     @property
     def table_entries(self) -> int | None:
-        """How many entries the described table of the result has; None: one for each integer."""
+        """The size of the lookup table that the description demands; None: one entry for each integer."""
         return None if self.described is None else self.described.table_entries
 
     @property

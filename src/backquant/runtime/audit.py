@@ -1,4 +1,4 @@
-"""Counting what a lowered model computes with: integer kernels, and what is left in float.
+"""Counts the integer kernels of a lowered model, and the operators that it computes in float.
 
 The count reads the graph only, so that it works on a model that was loaded from a file.
 """

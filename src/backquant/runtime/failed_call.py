@@ -1,4 +1,4 @@
-"""What a model that cannot run on its inputs says, in place of an operator's own words alone."""
+"""The error of a model that cannot run on its inputs, with more than the failing operator's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model does not run on, found before its first operator.
+"""Checks of inputs before a model's first operator runs.
 
 1. A NaN or an infinity in an input that is quantized, which becomes a number like others.
    An input counts where the graph quantizes it as it comes, or after what moves values, converts floats

@@ -53,7 +53,7 @@ class Interpreted:
 
 
 def check_not_traced() -> None:
-    """Raise ``UsageError`` where operators get stand-ins for the data."""
+    """Raise ``UsageError`` in a trace, where operators get proxies or fake tensors instead of data."""
     found = stand_ins()
     if found:
         raise traced(found)

@@ -67,7 +67,7 @@ def kernel_qparams(graph_module: GraphModule, node: Node) -> KernelQParams | Non
 
 
 def _settings(graph_module: GraphModule, node: Node) -> Mapping[str, Any]:
-    """The numbers that a kernel was given, by name: of its configuration, or of its arguments."""
+    """The numbers of a kernel by name: from its configuration, or from the arguments of its call."""
     if node.op == "call_module":
         module = get_module(graph_module, str(node.target))
         if isinstance(module, Lookup) and module.config.post_op == "none":

@@ -1,4 +1,4 @@
-"""Results that are the caller's own: no tensor of the model, and none of an earlier call.
+"""Results never share memory with the model, nor with the result of an earlier call.
 
 What depends on no input (a state of zeros, a table) is a tensor of the graph, computed once; the model that
 was quantized may have made it anew at each call. The caller may write into what it got.

@@ -126,12 +126,12 @@ class QuantizedModel(PlainlyCalled):
 
     @property
     def engine(self) -> EngineInfo | None:
-        """What it runs on; ``None`` for a reference model."""
+        """The engine, with its instruction set; ``None`` for a reference model."""
         return self.record.engine
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """The kernels, with the operators that each stands for."""
+        """The kernels, each with the operators that it computes."""
         return self.record.kernels
 
     @property
@@ -151,7 +151,8 @@ class QuantizedModel(PlainlyCalled):
 
     @property
     def interface(self) -> Interface | None:
-        """What ``torch.export`` knows of inputs, which are checked, and output. ``None``: it was traced."""
+        """The inputs and outputs as ``torch.export`` describes them; inputs are checked. ``None``: it was
+        traced."""
         return self.record.interface
 
     @property
@@ -241,7 +242,7 @@ class QuantizedModel(PlainlyCalled):
         return result if interface is None else interface.restored(result)
 
     def _checks_calls(self) -> bool:
-        """Recordings know which calls were."""
+        """Whether the arguments are checked here; where there are recordings, the search for one does it."""
         return self.replays is None or bool(self.record.inputs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

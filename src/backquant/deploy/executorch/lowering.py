@@ -178,7 +178,7 @@ def _reasons() -> Iterator[dict[str, str]]:
 
 
 def _left(module: fx.GraphModule) -> Iterator[fx.Node]:
-    """What is outside of delegates and computes something."""
+    """The operators outside of delegates that compute something."""
     for node in module.graph.nodes:
         if node.op == "call_function" and _name(node.target) not in (_DELEGATE_CALL, "getitem"):
             yield node
@@ -215,7 +215,7 @@ def _to_float(exported: ExportedProgram, origins: set[str]) -> None:
 
 
 def _weight_to_float(exported: ExportedProgram, dequantize: Any) -> None:
-    """The floats take the place of the integers under their name."""
+    """Store the dequantized weight under the name of the integer one."""
     weight, scale, zero_point, *more = dequantize.args
     signature = exported.graph_signature
     names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}

@@ -1,5 +1,5 @@
-"""Kernels at the edges of the integer part of a model: quantize, dequantize, requantize, saturate; and to
-and from the quantized tensors that custom modules take and give."""
+"""Kernels between float and integer parts of a model: quantize, dequantize, requantize, saturate; and
+conversion from and to the quantized tensors of custom modules."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _numbers = count(1)  # of threads that drop at once each has its own
 
 
 def packings() -> int:
-    """A number that changes whenever a kernel drops what it derived from its buffers."""
+    """A number that changes whenever a kernel drops its packed weights."""
     return _packings[0]
 
 
@@ -70,7 +70,7 @@ class KernelModule(nn.Module):
 
     @staticmethod
     def note_dropped() -> None:
-        """What was derived from the buffers is void: recordings of models, too."""
+        """Declare packed weights invalid; recordings that read them become invalid, too."""
         _packings[0] = next(_numbers)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

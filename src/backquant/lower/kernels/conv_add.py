@@ -215,7 +215,8 @@ class OnednnConvAdd(PackedKernel):
 
     @staticmethod
     def _spreads(other: torch.Tensor, shape: list[int]) -> bool:
-        """Whether the sum is larger than the convolution, which the kernel cannot do."""
+        """Whether broadcasting makes the sum larger than the convolution, which the kernel does not
+        support."""
         return list(torch.broadcast_shapes(other.shape, shape)) != shape
 
     def _spread(

@@ -66,7 +66,8 @@ class PackedKernel(KernelModule):
         self._channels = inputs if transposed else inputs * groups
 
     def check_input(self, x: torch.Tensor) -> None:
-        """Raise ``InputError`` for what the engine might read past the end of: it checks not all."""
+        """Raise ``InputError`` for inputs whose shape the engine does not check, and would read past the
+        end of."""
         extra = x.dim() - self._dims  # channels, and of a convolution at most a batch
         fits = extra in (1, 2) if self._dims else extra > 0
         if fits and not x.numel() and x.shape[:1].numel():
@@ -146,7 +147,7 @@ class PackedKernel(KernelModule):
         return self
 
     def _drop(self) -> None:
-        """What was made from the buffers is void."""
+        """Drop everything that was derived from the buffers."""
         self._packed = {}
         self.note_dropped()
 

@@ -216,7 +216,8 @@ def adaptive_avg_pool3d(
 
 
 def _check_not_empty(x: torch.Tensor, dimensions: int) -> None:
-    """torch's kernels give averages of padding for a map of nothing, which its float ones refuse."""
+    """Raise ``InputError`` for an empty image: torch's float kernels refuse it, its integer ones return
+    padding."""
     if not all(x.shape[-dimensions:]):
         raise InputError(
             "the average of no value is not a number, and has no integer",

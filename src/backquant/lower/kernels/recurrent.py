@@ -84,7 +84,8 @@ class _TwoWeights(RepackedKernel):
         return packed, biases
 
     def check_features(self, x: torch.Tensor, weight: torch.Tensor | None) -> None:
-        """Raise ``InputError`` where qnnpack, which does not look, would read past the end of ``weight``."""
+        """Raise ``InputError`` where qnnpack, which does not check the shape, would read past the end of
+        ``weight``."""
         assert weight is not None
         if x.dtype != torch.float32 or not x.dim() or x.shape[-1] != weight.shape[1]:
             raise InputError(

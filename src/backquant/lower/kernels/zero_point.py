@@ -41,7 +41,8 @@ def has_short_sums(weight: torch.Tensor, groups: int) -> bool:
 
 
 def plan_padding(padding: tuple[int, ...], zero_point: int, summed: bool) -> Padding:
-    """Who pads the input of a convolution. ``summed``: the kernel may sum the weight at every call.
+    """Whether we or the kernel pad the input of a convolution. ``summed``: the kernel may sum the weight
+    at every call.
 
     >>> plan_padding((1, 1), 7, summed=False)
     Padding(before=(1, 1), inside=[0, 0], zero_point=0, folded=7)

@@ -1,4 +1,4 @@
-"""Attention and products of two activations in bfloat16, entered and left by one step each.
+"""Attention and products of two activations in bfloat16, with one cast before and one behind.
 
 What lies beside them (layer norms, softmax, additions) is generated code that computes in float32 registers;
 these are calls, which bfloat16 may make faster. Only where the caller asks for it and the CPU has it.

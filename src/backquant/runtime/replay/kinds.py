@@ -99,7 +99,7 @@ class Arguments:
 
 
 def layout(tensor: torch.Tensor) -> Hashable | None:
-    """What recordings depend on of a tensor; ``None`` for one that they do not take.
+    """The properties of a tensor that a recording depends on; ``None`` for a tensor that cannot be recorded.
 
     >>> layout(torch.ones(2, 3).T)
     (torch.float32, torch.Size([3, 2]), (1, 3), 0)

@@ -154,7 +154,7 @@ class _Text:
         return self._number(value, _without(kind, "Optional["))
 
     def _object(self, value: torch.ScriptObject, kind: str) -> str:
-        """A packed weight. Each is an input at first, as text cannot hold it."""
+        """A packed weight: first an input of the graph, since the text form cannot hold it."""
         name = f"%packed{id(value)}"
         self.objects[name] = kind, value
         return name

@@ -124,7 +124,7 @@ def record(
 
 
 class _Reads(TorchFunctionMode):
-    """Notes what reads values without an operator that the dispatcher shows."""
+    """Notices reads of values that dispatch no operator."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()

@@ -185,7 +185,7 @@ class NodeTimes:
 
 
 class _Run:
-    """A program on its inputs, and what its last run gave: what was timed need not run again."""
+    """A program with its inputs and its last result, so that what was timed need not run once more."""
 
     def __init__(self, program: Program, tensors: list[torch.Tensor]) -> None:
         self.func, self._tensors = program, tensors
@@ -209,7 +209,7 @@ def _positional(
 
 
 class _Walk(Interpreter):
-    """Runs a graph module, and knows where it is."""
+    """Runs a graph module, and keeps the node that is running."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
@@ -257,7 +257,7 @@ class _Timed(_Walk):
 
 
 class _Call:
-    """A call of a node, and what it gave last."""
+    """A call of a node, and its last result."""
 
     def __init__(self, run: Callable[[Node], Any], node: Node) -> None:
         self.func, self._node = run, node

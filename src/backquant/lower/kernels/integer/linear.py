@@ -1,4 +1,4 @@
-"""Layers of the integer reference whose sums have several units: linear ones with weights in groups, and
+"""Layers of the integer reference with several scales in one sum: linear ones with weights in groups, and
 linear ones, convolutions and products of matrices whose inputs are quantized at each call.
 
 Sums of one group are exact integers. What they stand for are float64: they are added in the order of the

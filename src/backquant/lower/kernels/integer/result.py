@@ -1,4 +1,5 @@
-"""How sums of integers become the integers that come out, and what all kernels of the reference share."""
+"""Requantization of integer sums to the output, and the base class of all kernels of the integer
+reference."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The qparams of the integers that come out, and how they are made of sums."""
+    """The qparams of the output, and how sums are requantized to it."""
 
     out_scale: float
     out_zero_point: int

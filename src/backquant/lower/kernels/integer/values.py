@@ -1,4 +1,4 @@
-"""Functions of one value as tables, and integers under other qparams."""
+"""Functions of one value as lookup tables; requantization to other qparams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def every_integer(dtype: torch.dtype) -> Tensor:
 
 
 def filled(dtype: torch.dtype, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The table of ``function``: its integer for each integer of ``dtype``, as int32.
+    """The lookup table of ``function``: for each integer of ``dtype`` the integer of its result, as int32.
 
     >>> filled(torch.uint8, lambda q: 255 - q.int())[[0, 255]]
     tensor([255,   0], dtype=torch.int32)
