@@ -306,8 +306,7 @@ class Placement:
         return site
 
     def _share_inputs(self, match: Match) -> bool:
-        """Let the inputs that share qparams use one observer. False where one of two is not observed:
-        refused."""
+        """Let inputs that share qparams use one observer; False, refused: one of two has none."""
         for port in match.ports[:-1]:
             mine = self._port_sites(match, port.name)
             others = self._port_sites(match, port.shares_with) if port.shares_with else []

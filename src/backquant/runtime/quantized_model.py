@@ -151,8 +151,7 @@ class QuantizedModel(PlainlyCalled):
 
     @property
     def interface(self) -> Interface | None:
-        """The inputs and outputs as ``torch.export`` describes them; inputs are checked. ``None``: it was
-        traced."""
+        """Inputs and outputs as ``torch.export`` describes them; inputs are checked. ``None``: traced."""
         return self.record.interface
 
     @property
