@@ -144,7 +144,7 @@ LINES: tuple[Line, ...] = (
         "a quantized input is observed: plain integers do not say what they stand for",
     ),
     Line(
-        r"(backend_config = BackendConfig\(\))(\.set_backend_pattern_config\(\s*BackendPatternConfig)",
+        r"(backend_config = BackendConfig\(\))([\s\\]*\.set_backend_pattern_config\(\s*BackendPatternConfig)",
         r"\1.set_engine(backquant.get_native_backend_config().engine)\2",
         "a description says which engine runs it, or the reference model is what converts; PyTorch always "
         "runs its current engine",

@@ -40,6 +40,14 @@ REWRITTEN = {
     "unbind": lambda x: x.unbind(1)[1],
     "prelu-of-two-dimensions": lambda x: F.prelu(x.flatten(1), torch.full((144,), 0.2)),
     "softmax": lambda x: x.softmax(-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "vector-norm": lambda x: torch.linalg.vector_norm(x, dim=(1, 3)),
+    "power-of-two": lambda x: x.pow(2.0),
+    "root": lambda x: x.abs().pow(0.5),
+    "inverse-root": lambda x: (x.abs() + 1.0).pow(-0.5),
+    "roll": lambda x: torch.roll(x, (-2, 1), (2, -1)),
+    "roll-by-more-than-all": lambda x: torch.roll(x, (13, 6), (3, 2)),
+    "expand": lambda x: x * x[:, :1].expand(2, 4, 6, 6),
     "softmax-function": lambda x: F.softmax(F.relu(x), 3),
 }
 
@@ -58,7 +66,15 @@ def test_values_stay(name: str) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.mean(1), lambda x: x.softmax(1), lambda x: x.mean((2, 3), keepdim=True)],
+    [
+        lambda x: x.mean(1),
+        lambda x: x.softmax(1),
+        lambda x: x.mean((2, 3), keepdim=True),
+        lambda x: torch.linalg.vector_norm(x, 1, dim=-1),
+        lambda x: x.abs().pow(0.3),
+        lambda x: torch.roll(x, 3),
+        lambda x: x[:, :1].expand(2, 4, 6, 6) * 2.0,
+    ],
 )
 def test_others_are_left_alone(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with quiet(), torch.no_grad():
@@ -263,3 +279,15 @@ def test_a_norm_behind_a_linear_layer_is_not_folded_into_it(
         wanted = made(x)
         noise = (wanted - found).square().sum() / wanted.square().sum()
     assert noise < 1e-4
+
+
+def test_norms_rolls_and_expansions_run_in_the_delegate(tmp_path) -> None:
+    """One delegate, and the sum outside of it; ExecuTorch by itself runs powers and expansions outside."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 4, 6, 6)
+    net = Behind(lambda x: torch.roll(F.normalize(x, dim=-1), (2, -1), (2, 3))).eval()
+    model = backquant.quantize(net, backend="xnnpack", calibration=[x])
+    found = backquant.export(model, tmp_path / "m.pte", example_inputs=x)
+    outside = {use.kernel for use in found.kernels if not use.kernel.startswith("XNNPACK")}
+    assert outside == {"aten::sum.IntList_out"}
+    torch.testing.assert_close(ExecuTorchModel(tmp_path / "m.pte")(x), model(x), rtol=0, atol=1e-5)

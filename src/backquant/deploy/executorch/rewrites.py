@@ -21,6 +21,10 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 11. ``batch_norm`` behind a linear layer, on three dimensions, reads a view of four: ExecuTorch 1.5 folds it
    into the layer as if its channels were the layer's output features. That is an error, or, where the two
    are equally many, a silently wrong result.
+12. The Euclidean norm of vectors becomes products, a sum and a root; ``pow`` with one of the exponents 2.0,
+   0.5 and -0.5 a product or a root; ``roll`` slices that are joined; and what an operator repeats by itself
+   is not expanded for it. All run outside of the delegate otherwise, which they cut into parts: of Swin v2,
+   with a norm of each query and key, half of the time.
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ _LINEARS = overloads("linear")
 _RELUS = overloads("relu")
 _ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
+_REPEATING = {overload(name, "Tensor") for name in ("add", "sub", "mul", "div")}
+_EXPANSIONS = overloads("expand")
+_SUM = overload("sum", "dim_IntList")
 _VIEWS = overloads("view", "reshape", "flatten")
 _SQUEEZES = overloads("squeeze", "unsqueeze")
 _SOFTMAXES = {*overloads("softmax"), *(each.ends_in for each in named("softmax").decompositions)}
@@ -189,6 +196,58 @@ def _batch_norm(node: Any) -> None:
             replace(item, write.view(before(node, operator.getitem, (made, 0)), sizes))
 
 
+def _vector_norm(node: Any) -> None:
+    """Rule 12."""
+    source, order, axes, keep = (*node.args, *(None, 2, None, False)[len(node.args) :])[:4]
+    if order != 2 or axes is None or node.kwargs or source.meta["val"].dtype is not torch.float32:
+        return
+    write = AtenCalls(node)
+    total = write.call(_SUM, write.mul(source, source), axes, keep)
+    replace(node, write.sqrt(total))
+
+
+def _power(node: Any) -> None:
+    """Rule 12."""
+    source, exponent = node.args
+    if source.meta["val"].dtype is not torch.float32:
+        return
+    write = AtenCalls(node)
+    if exponent == 2:
+        replace(node, write.mul(source, source))
+    elif exponent in (0.5, -0.5):
+        replace(node, write.sqrt(source) if exponent > 0 else write.rsqrt(source))
+
+
+def _roll(node: Any) -> None:
+    """Rule 12, where the sizes are known."""
+    made, shifts, axes = (*node.args, [])[:3]
+    sizes = made.meta["val"].shape
+    if len(axes) != len(shifts) or not all(isinstance(sizes[axis], int) for axis in axes):
+        return
+    write = AtenCalls(node)
+    for shift, axis in zip(shifts, axes, strict=True):
+        size = sizes[axis]
+        start = size - shift % size if size else 0
+        if start not in (0, size):
+            parts = write.slice(made, axis, start, size), write.slice(made, axis, 0, start)
+            made = write.cat(parts, axis % len(sizes))
+    replace(node, made)
+
+
+def _expand(node: Any) -> None:
+    """Rule 12: readers that compute with another value of the full size repeat it themselves."""
+    source, value = node.args[0], node.meta["val"]
+    if source.meta["val"].dim() != value.dim():
+        return
+    for user in list(node.users):
+        pair = user.args[:2] if user.target in _REPEATING else ()
+        others = [each for each in pair if each is not node]
+        if [getattr(each, "meta", {}).get("val") is not None for each in others] != [True]:
+            continue
+        if others[0].meta["val"].shape == value.shape:
+            user.replace_input_with(node, source)
+
+
 _LAYOUT_GIVERS = overloads(
     *(
         "conv2d",
@@ -235,6 +294,10 @@ _RULES: dict[Any, Callable[[Any], None]] = {
         (named("matmul").aten, batched_product),
         (_RELUS, _clip),
         (overloads("hardtanh"), _clip),
+        ((overload("linalg_vector_norm"),), _vector_norm),
+        ((overload("pow", "Tensor_Scalar"),), _power),
+        (overloads("roll"), _roll),
+        (_EXPANSIONS, _expand),
     )
     for overload in names
 }
