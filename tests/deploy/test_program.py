@@ -13,6 +13,7 @@ from torch import fx, nn
 
 import backquant
 from backquant.deploy.program import export_program
+from backquant.errors import CaptureError
 
 
 class InPlace(nn.Module):
@@ -94,3 +95,24 @@ def test_resnet18_of_torchvision_exports_whole(tmp_path) -> None:
         exported = backquant.export(quantized, tmp_path / name)
         assert exported.integer_share == 1.0
         assert exported.integer == exported.expected == 32
+
+
+class Deciding(nn.Module):
+    """As the experts of transformers' Switch Transformers: a loop over what was chosen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for row in (x.sum(1) > 0).nonzero():
+            x = x * (row + 1)
+        return x
+
+
+def test_a_module_that_stays_whole_and_decides_by_values_is_named_with_its_line() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), Deciding()).eval(), torch.randn(3, 4)
+    result = backquant.quantize(model, x, backend="onnxruntime", calibration=[x], slower="keep")
+    with pytest.raises(CaptureError, match="what it computes next depends on the values") as told:
+        backquant.export(result, "never.onnx", example_inputs=x)
+    where = str(told.value.where)
+    assert where.startswith("module '1'") or where.startswith("module '_1'")
+    assert "for row in (x.sum(1) > 0).nonzero():" in where
+    assert "rewrite its forward" in str(told.value.fix)

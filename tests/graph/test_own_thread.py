@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import backquant
 from backquant.graph import capture
 from backquant.graph.own_thread import (
     capture_in_own_thread,
@@ -134,3 +135,34 @@ def test_other_threads_go_on_printing(monkeypatch: Any) -> None:
         in_other_thread(lambda: print("kept"))
     print("after")
     assert stream.getvalue() == "kept\nafter\n"
+
+
+class Moving(nn.Module):
+    """As the router of transformers' Switch Transformers: it makes sure of the dtype of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fc = self.fc.to(torch.float32)
+        return self.fc(x)
+
+
+def test_moves_that_change_nothing_do_nothing_in_an_export() -> None:
+    model, original = Moving().eval(), nn.Module.to
+    with capture_in_own_thread():
+        program = torch.export.export(model, (torch.zeros(2, 4),), strict=False)
+        assert model.to("cpu") is model
+        assert nn.Linear(2, 2).to(torch.float64).weight.dtype is torch.float64
+    assert nn.Module.to is original
+    x = torch.randn(2, 4)
+    assert torch.equal(program.module()(x), model(x))
+
+
+def test_a_model_that_moves_a_layer_is_quantized_and_exported(tmp_path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), Moving()).eval(), torch.randn(6, 4)
+    result = backquant.quantize(model, x, backend="onnxruntime", calibration=[x], slower="keep")
+    assert result.report.coverage == 1.0
+    backquant.export(result, tmp_path / "m.onnx", example_inputs=x)

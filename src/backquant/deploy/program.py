@@ -19,6 +19,7 @@ from backquant.deploy.sizes import check_assumptions, with_inferred_ranges
 from backquant.errors import CaptureError, ExportError
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
+from backquant.graph.export.program import DEPENDS, NotExportedError, failure_of
 from backquant.graph.quiet import quiet
 
 __all__ = ["Program", "as_dims", "export_program", "origins_of_stacks", "quiet"]
@@ -76,7 +77,7 @@ def export_program(
         if dynamic_shapes and "Constraints violated" in reason:
             found = _with_assumptions(module, args, kwargs, dynamic_shapes)
         if found is None:
-            raise _refusal(reason, dynamic_shapes) from error
+            raise _refusal(reason, dynamic_shapes, failure_of(error, module)) from error
         exported = found
     return _functional(Program(exported, _origins(exported.graph)))
 
@@ -152,7 +153,9 @@ def _leave_out_input_changes(exported: ExportedProgram) -> None:
     exported.graph_module.recompile()
 
 
-def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
+def _refusal(
+    reason: str, dynamic_shapes: Any, failure: NotExportedError
+) -> CaptureError | ExportError:
     first = " ".join(reason.splitlines()[:3])[:400]
     fixed = fixed_size(reason) if dynamic_shapes else None
     if fixed is not None:
@@ -168,17 +171,24 @@ def _refusal(reason: str, dynamic_shapes: Any) -> CaptureError | ExportError:
             where=f"dynamic_shapes={dynamic_shapes!r}",
             fix="leave that axis out, or give example inputs with a size above 1 on it",
         )
-    if "data-dependent" in reason:
+    where = ", ".join(filter(None, (failure.path and f"module {failure.path!r}", failure.line)))
+    if failure.path:
         return CaptureError(
-            "torch.export cannot capture the reference model: what it computes next depends on the values "
-            f"of a tensor ({first})",
-            where="export",
+            f"torch.export cannot capture a module that stays float as a whole: {failure.reason}",
+            where=where,
+            fix="rewrite its forward, as the reason says: a file has its operators, too; as quantized for\n"
+            'an engine that runs here (backend="x86") the module is called as it is',
+        )
+    if failure.reason == DEPENDS:
+        return CaptureError(
+            f"torch.export cannot capture the reference model: {failure.reason} ({first})",
+            where=where or "export",
             fix="quantize it without the input that decides, such as a mask that hides nothing, or leave\n"
             "the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
         )
     return CaptureError(
         f"torch.export cannot capture the reference model: {first}",
-        where="export",
+        where=where or "export",
         fix="leave the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
     )
 

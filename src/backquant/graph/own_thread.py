@@ -2,9 +2,9 @@
 
 While torch traces a model it replaces functions of the whole process: ``nn.Module.__call__`` and
 ``__getattr__``, functions that are wrapped for tracing, the flags behind ``torch.compiler.is_compiling``
-and ``is_exporting``. A model that another thread runs meanwhile would be traced, too, or take another
-way. Within ``capture_in_own_thread`` each of these replacements answers the thread that captures, and
-all others get what was there before.
+and ``is_exporting``; here ``nn.Module.to`` is replaced as well. A model that another thread runs meanwhile
+would be traced, too, or take another way. Within ``capture_in_own_thread`` each of these replacements
+answers the thread that captures, and all others get what was there before.
 
 Invariants
 
@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import _symbolic_trace
 
 _turn = SimpleNamespace(lock=threading.RLock())
@@ -74,6 +75,7 @@ def capture_in_own_thread() -> Iterator[None]:
         try:
             with capture.replaced as replaced:
                 replaced.enter_context(_own_patcher(capture))
+                replaced.enter_context(_own_moves(capture))
                 for module, name in product(filter(None, map(sys.modules.get, _ASKED)), _FLAGS):
                     replaced.enter_context(_own_flag(capture, module, name))
                 yield
@@ -109,6 +111,39 @@ def _own_patcher(capture: _Capture) -> Iterator[None]:
         yield
     finally:
         _symbolic_trace._Patcher = base  # type: ignore[misc]
+
+
+@contextmanager
+def _own_moves(capture: _Capture) -> Iterator[None]:
+    """To this thread ``module.to(...)`` gives the module where its tensors are so already. A model that makes
+    sure of the dtype of a layer in ``forward`` fails in an export otherwise: torch gives each parameter
+    anew, and cannot do that to one that an export stands in for."""
+    original = nn.Module.to
+
+    @functools.wraps(original)
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if capture.is_here() and _is_there(module, torch._C._nn._parse_to(*args, **kwargs)):
+            return module
+        return original(module, *args, **kwargs)
+
+    nn.Module.to = to  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.to = original  # type: ignore[method-assign]
+
+
+def _is_there(module: nn.Module, asked: tuple[Any, ...]) -> bool:
+    """Whether the tensors of ``module`` have the device and the dtype that ``Module.to`` is asked for."""
+    device, dtype, _, memory_format = asked
+    if memory_format is not None:
+        return False
+    tensors = (*module.parameters(), *module.buffers())
+    return all(
+        (device is None or tensor.device == device)
+        and (dtype is None or tensor.dtype == dtype or not tensor.dtype.is_floating_point)
+        for tensor in tensors
+    )
 
 
 def _for(
@@ -152,6 +187,25 @@ def without_attention_fastpath() -> Iterator[None]:
         return not capture.is_here() and original()
 
     with _turn.lock, _answering(torch.backends.mha, "get_fastpath_enabled", answer):
+        yield
+
+
+@contextmanager
+def untold_of_capture(*_: object) -> Iterator[None]:
+    """In this thread models that ask whether they are exported or compiled hear that they are not.
+
+    >>> with untold_of_capture(), torch._export.utils._compiling_state_context():
+    ...     torch.compiler.is_exporting()
+    False
+    """
+    capture = _Capture()
+
+    def answer(original: Callable[[], bool]) -> bool:
+        return not capture.is_here() and original()
+
+    with _turn.lock, ExitStack() as replaced:
+        for name in ("is_compiling", "is_exporting"):
+            replaced.enter_context(_answering(torch.compiler, name, answer))
         yield
 
 

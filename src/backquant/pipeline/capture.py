@@ -7,7 +7,6 @@ translated to aten operators (``backquant.operators.equivalents``).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +39,7 @@ from backquant.graph.example import as_arguments
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.export.as_called import as_called
 from backquant.graph.objects import fresh
+from backquant.graph.own_thread import untold_of_capture
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
@@ -311,25 +311,64 @@ _FIXED = (
 )
 
 
+_UNTOLD = (
+    "exported as if it were called: parts of the model fail where it asks whether it is exported, and makes "
+    "less then, such as no mask"
+)
+
+
 def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
-    """``model``, exported. Where that graph gives other values than the model, it is exported again:
-    without the arguments that the call leaves out (``backquant.graph.export.as_called``), or for fixed
-    input sizes."""
-    captured = capture_export(model, example_inputs, AtenSpeller(), options)
-    if isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs):
+    """``model``, exported. Where that graph gives other values than the model, or parts of the model cannot
+    be exported, it is exported again in another way:
+
+    1. without the arguments that the call leaves out (``backquant.graph.export.as_called``);
+    2. without telling the model that it is exported;
+    3. for fixed input sizes.
+    """
+    captured, failure = _attempted(model, example_inputs, options)
+    failed = set() if captured is None else captured.whole.keys() - options.whole.keys()
+    agrees = isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs)
+    if captured is not None and agrees and (not failed or isinstance(model, ExportedModel)):
         return captured
-    others = [(replace(options, around=as_called), _AS_CALLED)]
-    if options.dynamic_shapes is None:
-        others.append((replace(options, dynamic_shapes={}), _FIXED))
-    for other, note in others:
-        with contextlib.suppress(CaptureError):
-            again = capture_export(model, example_inputs, AtenSpeller(), other)
-            if _agrees(again, model, example_inputs):
-                return replace(again, notes=(*again.notes, note))
+    others = [(replace(options, around=untold_of_capture), _UNTOLD)]
+    if not agrees and captured is not None:
+        others.insert(0, (replace(options, around=as_called), _AS_CALLED))
+        if options.dynamic_shapes is None:
+            others.append((replace(options, dynamic_shapes={}), _FIXED))
+    for other, note in () if isinstance(model, ExportedModel) else others:
+        again, _ = _attempted(model, example_inputs, other)
+        if again is None or not _agrees(again, model, example_inputs):
+            continue
+        if not agrees or _is_less(again.whole.keys() - options.whole.keys(), failed):
+            return replace(again, notes=(*again.notes, note))
+    if captured is None:
+        assert failure is not None
+        raise failure
     return captured
 
 
-def _agrees(captured: Captured, model: nn.Module, example_inputs: Any) -> bool:
+def _attempted(
+    model: nn.Module, example_inputs: Any, options: ExportOptions
+) -> tuple[Captured | None, CaptureError | None]:
+    try:
+        return capture_export(model, example_inputs, AtenSpeller(), options), None
+    except CaptureError as error:
+        return None, error
+
+
+def _is_less(left: Collection[str], failed: Collection[str]) -> bool:
+    """Whether all of ``left`` lies within modules that failed before, and not all of these did now.
+
+    >>> _is_less(["a.b"], {"a"}), _is_less(["a"], {"a"}), _is_less(["c"], {"a"})
+    (True, False, False)
+    """
+    inside = all(any(f"{path}.".startswith(f"{top}.") for top in failed) for path in left)
+    return inside and set(left) != set(failed)
+
+
+def _agrees(captured: Captured | None, model: nn.Module, example_inputs: Any) -> bool:
+    if captured is None:
+        return False
     args, kwargs = as_arguments(example_inputs)
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():

@@ -160,7 +160,7 @@ def _exported(
                 program = _program(model, attempt)
         except Exception as error:
             failure = failure_of(error, model)
-            if attempt is attempts[-1] or failure.reason == _DEPENDS or trial.failed:
+            if attempt is attempts[-1] or failure.reason == DEPENDS or trial.failed:
                 raise failure from error
             continue
         if attempt.is_doubled and _fixes_the_batch(program):
@@ -182,7 +182,7 @@ def _program(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
     try:
         return _run(model, attempt)
     except Exception as error:
-        if failure_of(error, model).reason != _DEPENDS or not keeps_numbers(model):
+        if failure_of(error, model).reason != DEPENDS or not keeps_numbers(model):
             raise
         try:
             with kept_as_numbers(model):
@@ -301,7 +301,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-_DEPENDS = "what it computes next depends on the values of a tensor"
+DEPENDS = "what it computes next depends on the values of a tensor"
 
 
 def _reason(error: BaseException) -> str:
@@ -309,8 +309,8 @@ def _reason(error: BaseException) -> str:
     for link in _chain(error):
         kind = type(link).__name__
         if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-            return _DEPENDS
+            return DEPENDS
         if "data-dependent" in str(link) or "torch.cond" in str(link):
-            return _DEPENDS
+            return DEPENDS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
