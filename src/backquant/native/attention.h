@@ -80,6 +80,18 @@ BACKQUANT_INLINE Floats load_floats(const float* from, int64_t count) {
 #endif
 }
 
+// The first `count` lanes; minus infinity in the others.
+BACKQUANT_INLINE Floats before(Floats x, int64_t count) {
+#if BACKQUANT_LANES == 16
+  return _mm512_mask_mov_ps(splat(-INFINITY), (__mmask16)((1 << count) - 1), x);
+#else
+  alignas(32) float some[LANES];
+  store(some, x);
+  for (int64_t i = count; i < LANES; i++) some[i] = -INFINITY;
+  return load(some);
+#endif
+}
+
 BACKQUANT_INLINE float largest(Floats x) {
 #if BACKQUANT_LANES == 16
   return _mm512_reduce_max_ps(x);
@@ -311,11 +323,7 @@ BACKQUANT_APART static float softmax_row(
 #pragma GCC unroll 2
     for (int i = 0; i < ADDED; i++)
       v = add(v, k + LANES <= a.keys ? load(added[i] + k) : load_floats(added[i] + k, a.keys - k));
-    if (k + LANES > a.keys) {  // behind the last key
-      store(scores + k, v);
-      for (int64_t i = a.keys; i < k + LANES; i++) scores[i] = -INFINITY;
-      v = load(scores + k);
-    }
+    if (k + LANES > a.keys) v = before(v, a.keys - k);
     store(scores + k, v);
     high = most(high, v);
   }
@@ -337,7 +345,10 @@ BACKQUANT_INLINE void finish_row(const float* sums, const Attention& a, float fa
   for (int64_t e = 0; e < a.wide; e += LANES) {
     const Ints x = to_ints(multiply_add(load(sums + e), scale, shift));
     const Bytes bytes = by_register(narrowed(x, x, x, x));
-    store_first(out + e, bytes, a.wide - e < LANES ? a.wide - e : LANES);
+    if (a.wide - e >= LANES)
+      memcpy(out + e, &bytes, LANES);
+    else
+      store_first(out + e, bytes, a.wide - e);
   }
 }
 
