@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backquant.native.check import Case, computed
+from backquant.native.check import Case, computed, image_results
 from backquant.native.epilogue import Result
 from backquant.native.library import layout
 from backquant.native.plan import Shape
@@ -70,6 +70,26 @@ def test_gelu_of_bytes(scale: float) -> None:
     case = Case((1, 20, 40, 40), Shape((72, 20, 1, 1)), result)
     found, expected = computed(case, torch.Generator().manual_seed(1), layout())
     assert (found.double() - expected).abs().max() <= 0.5 + 1 / 64
+
+
+@given(st.tuples(*(st.integers(1, most) for most in (3, 300, 9, 9))))
+@example((1, 64, 3, 3))
+@example((2, 257, 1, 1))
+def test_any_image_is_right(size: tuple[int, int, int, int]) -> None:
+    for _, found, expected in image_results(size, torch.Generator().manual_seed(1)):
+        assert found.shape == expected.shape
+        assert (found.double() - expected.clamp(0, 255)).abs().max() <= 0.5 + 2e-3
+
+
+def test_what_is_no_image_is_refused() -> None:
+    run = torch.ops.backquant_kernels
+    x = torch.zeros(1, 4, 2, 2, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="channels last"):
+        run.averaged(torch.zeros(1, 4, 2, 2, dtype=torch.uint8))
+    with pytest.raises(RuntimeError, match="one number a channel"):
+        run.gated(x, x, 0.0, 0.0, 1.0, 0.0, 0)
+    with pytest.raises(RuntimeError, match="scales and shifts"):
+        run.rescaled(x, torch.zeros(8), 0)
 
 
 def test_what_is_no_plan_is_refused() -> None:

@@ -448,6 +448,80 @@ void linear(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+// ---- images
+
+struct Image {
+  int64_t n, pixels, c;
+};
+
+// x as an image of bytes, channels last.
+Image image_of(const Owned& x) {
+  const int64_t* size = x.sizes();
+  const bool fits = x.is_bytes() && x.dim() == 4 && is_dense(x, CHANNELS_LAST, 4);
+  check(fits, "an image is uint8 [batch, channels, height, width], channels last");
+  check(size[0] * size[1] * size[2] * size[3] > 0, "an empty image");
+  return {size[0], size[2] * size[3], size[1]};
+}
+
+// A new image of the size of x; `pixel`: of one pixel.
+Tensor made_as(const Owned& x, bool pixel) {
+  const int64_t c = x.sizes()[1], h = pixel ? 1 : x.sizes()[2], w = pixel ? 1 : x.sizes()[3];
+  const int64_t sizes[4] = {x.sizes()[0], c, h, w}, strides[4] = {h * w * c, 1, w * c, c};
+  return made(4, sizes, strides, false);
+}
+
+double number(Value value) {
+  double found;
+  memcpy(&found, &value, sizeof(found));
+  return found;
+}
+
+void averaged(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]);
+  const Image image = image_of(x);
+  Owned out(made_as(x, true));
+  in_parallel(image.n, image.n * image.pixels * image.c, [&](int64_t begin, int64_t end) {
+    const uint8_t* from = x.data() + begin * image.pixels * image.c;
+    average(from, end - begin, image.pixels, image.c, out.data() + begin * image.c);
+  });
+  stack[0] = out.given();
+}
+
+void gated(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), y(stack[1]);
+  const Image image = image_of(x), numbers = image_of(y);
+  check(numbers.n == image.n && numbers.pixels == 1 && numbers.c == image.c, "a gate has one number a channel");
+  const Factors f{(float)number(stack[2]), (float)number(stack[3]), (float)number(stack[4]), (float)number(stack[5]),
+                  (int)stack[6], 255};
+  Owned out(made_as(x, false));
+  in_parallel(image.n * image.pixels, image.n * image.pixels * image.c, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t of = begin / image.pixels, some = std::min(end, (of + 1) * image.pixels) - begin;
+      gate(x.data() + begin * image.c, y.data() + of * image.c, f, 1, some, image.c, out.data() + begin * image.c);
+      begin += some;
+    }
+  });
+  stack[0] = out.given();
+}
+
+void rescaled(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), numbers(stack[1]);
+  const Image image = image_of(x);
+  int32_t dtype;
+  done(torch.dtype(numbers.tensor, &dtype));
+  const int64_t size = image.c + SPAN;  // a register more
+  const bool fits = dtype == torch.float32() && numbers.dim() == 1 && numbers.sizes()[0] == 2 * size;
+  check(fits && is_dense(numbers, nullptr, 1), "scales and shifts are float32 [2 * (channels + 16)]");
+  const float *scale = (const float*)numbers.data(), *shift = scale + size;
+  const int low = (int)stack[2];
+  Owned out(made_as(x, false));
+  in_parallel(image.n * image.pixels, image.n * image.pixels * image.c, [&](int64_t begin, int64_t end) {
+    const Part part{x.data() + begin * image.c, image.c};
+    join(&part, 1, image.c, scale, shift, low, 255, end - begin, out.data() + begin * image.c);
+  });
+  stack[0] = out.given();
+}
+
 template <typename F>
 bool find(void* handle, const char* name, F& function) {
   function = (F)dlsym(handle, name);
@@ -493,6 +567,9 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "convolution(Tensor x, Tensor plan) -> Tensor",
       "convolution_add(Tensor x, Tensor other, Tensor plan) -> Tensor",
       "linear(Tensor x, Tensor plan) -> Tensor",
+      "averaged(Tensor x) -> Tensor",
+      "gated(Tensor x, Tensor y, float x_zero, float y_zero, float scale, float zero, int low) -> Tensor",
+      "rescaled(Tensor x, Tensor numbers, int low) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -501,7 +578,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
   void* cpu;
   if (torch.implementations("backquant_kernels", "CPU", __FILE__, __LINE__, &cpu)) return "aoti_torch_library_init_impl";
   if (torch.implement(cpu, "convolution", convolution) || torch.implement(cpu, "convolution_add", convolution_add) ||
-      torch.implement(cpu, "linear", linear))
+      torch.implement(cpu, "linear", linear) || torch.implement(cpu, "averaged", averaged) ||
+      torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled))
     return "aoti_torch_library_impl";
   return nullptr;
 }

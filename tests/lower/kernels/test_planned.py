@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import backquant
-from backquant.lower.kernels import planned
+from backquant.lower.kernels import elementwise, images, norm, planned, pooling
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.linear import LinearConfig, OnednnLinear
+from backquant.lower.kernels.norm import BatchNorm, BatchNormConfig
 from backquant.lower.kernels.packed import WeightTensors
 from kernel_audit.check import check
 
 pytestmark = pytest.mark.usefixtures("native_library")
 STEPS = (1, 1), (1, 1), (1, 1)
+NORM = ("weight", "bias", "mean", "var")
 
 
 def tensors(*shape: int) -> WeightTensors:
@@ -45,7 +48,7 @@ def test_within_one_step_of_the_reference_model(family: str, seed: int) -> None:
     assert [str(finding) for finding in check(family, seed, "x86").findings] == []
 
 
-@pytest.mark.parametrize("groups", [1, 48])
+@pytest.mark.parametrize("groups", [1, 3, 4, 6, 12, 48])
 @pytest.mark.parametrize("post_op", ["none", "relu", "swish", "hardswish"])
 def test_the_integers_are_those_of_onednn(
     groups: int, post_op: str, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +58,9 @@ def test_the_integers_are_those_of_onednn(
         bytes_of(2, 48, 29, 31) // 2,
     )  # without VNNI oneDNN saturates at 8 bits
     found = kernel(x)
-    assert kernel.name.startswith("backquant.depthwise" if groups > 1 else "backquant.convolution")
+    assert kernel.name.startswith(
+        "backquant.depthwise" if groups == 48 else "backquant.convolution"
+    )
     monkeypatch.setattr(planned, "is_here", lambda: False)
     other = conv(groups, post_op)
     assert other.name.startswith("onednn.qconv2d_pointwise")
@@ -84,7 +89,7 @@ def test_lines_are_images_of_one_line() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_decide_nothing(threads: int) -> None:
-    cases = [(conv(), (3, 48, 40, 40)), (conv(48), (3, 48, 40, 40))]
+    cases = [(conv(groups), (3, 48, 40, 40)) for groups in (1, 4, 6, 48)]
     for kernel, shape in cases:
         x = bytes_of(*shape)
         expected = kernel(x)
@@ -131,7 +136,7 @@ def test_new_weights_are_read() -> None:
 
 
 def test_what_the_library_lacks_runs_as_before() -> None:
-    grouped = conv(groups=4)
+    grouped = conv(groups=16)  # of three channels
     assert grouped.name.startswith("onednn.") and grouped(bytes_of(1, 48, 9, 9)).shape[1] == 48
     add = ConvAddConfig(*STEPS, 1, 0.05, 9, 0.03, 7, 0.8, 3, relu=True)
     kernel = OnednnConvAdd(add, tensors(48, 48, 3, 3))
@@ -142,6 +147,51 @@ def test_what_the_library_lacks_runs_as_before() -> None:
     linear = OnednnLinear(LinearConfig(0.05, 9, 0.8, 3, torch.uint8), tensors(7, 5))
     assert linear.name == "backquant.linear"
     assert linear(bytes_of(2, 0, 5)).shape == (2, 0, 7)
+
+
+def test_batch_norms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BatchNormConfig(2, 1e-5, True, 0.05, 120, 0.03, 9)
+    kernel = BatchNorm(config, {name: torch.rand(70) + 0.5 for name in NORM})
+    x = bytes_of(2, 70, 9, 8)
+    found = kernel(x)
+    assert kernel.name == "backquant.batch_norm2d_relu"
+    assert [part.numel() for part in kernel.packed_tensors()] == [2 * 86]
+    again = pickle.loads(pickle.dumps(kernel))
+    assert not list(again.packed_tensors()) and torch.equal(again(x), found)
+    state = {name: value.clone() for name, value in kernel.state_dict().items()}
+    kernel.load_state_dict({**state, "weight": -state["weight"]})
+    assert not torch.equal(kernel(x), found)
+    kernel.load_state_dict(state)
+    monkeypatch.setattr(norm, "is_here", lambda: False)
+    assert kernel.name == "quantized.batch_norm2d_relu"
+    off = (found.int() - kernel(x).int()).abs()
+    assert off.max() <= 1 and (off > 0).float().mean() < 1e-2  # ties
+
+
+@pytest.mark.parametrize("function", [elementwise.mul, elementwise.mul_relu])
+@pytest.mark.parametrize("first", [True, False])
+def test_gates_are_those_of_torch(
+    function: Any, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, gate = (bytes_of(2, 70, 9, 8), 0.0513, 120), (bytes_of(2, 70, 1, 1), 0.0391, 3)
+    pair = (*x, *gate) if first else (*gate, *x)
+    found = function(*pair, 0.0617, 100)
+    monkeypatch.setattr(images, "is_here", lambda: False)
+    off = (found.int() - function(*pair, 0.0617, 100).int()).abs()
+    assert off.max() <= 1 and (off > 0).float().mean() < 1e-2
+    # one number for all channels is no gate
+    assert function(*x, bytes_of(2, 1, 1, 1), 1.0, 0, 9.0, 0).shape == x[0].shape
+
+
+def test_means_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = bytes_of(2, 70, 9, 7)
+    exact = x.double().mean((2, 3))
+    found = pooling.adaptive_avg_pool2d(x, 0.1, 3, (1, 1))
+    assert found.shape == (2, 70, 1, 1) and (found.flatten(1) - exact).abs().max() <= 0.5 + 1e-4
+    assert torch.equal(pooling.mean(x, 0.1, 3, [-1, -2], False), found.flatten(1))
+    assert torch.equal(pooling.mean(x, 0.1, 3, [2, 3], True), found)
+    monkeypatch.setattr(images, "is_here", lambda: False)
+    assert (pooling.adaptive_avg_pool2d(x, 0.1, 3, (1, 1)).int() - found.int()).abs().max() <= 1
 
 
 class Block(nn.Module):

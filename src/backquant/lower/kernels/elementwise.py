@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from backquant.lower.kernels.boundary import quantize
+from backquant.lower.kernels.images import gated
 from backquant.lower.kernels.views import as_quantized, integer_view
 
 _add = torch.ops.quantized.add.default
@@ -83,6 +84,9 @@ def mul(
     >>> mul(x, 0.5, 0, x, 0.5, 0, 1.0, 0)
     tensor([4, 9], dtype=torch.uint8)
     """
+    of = (x, (x_scale, x_zero_point), y, (y_scale, y_zero_point), (out_scale, out_zero_point))
+    if x.shape != y.shape and (found := gated(*of, 0)) is not None:
+        return found
     qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     if x.shape != y.shape:
         return quantize(_product(qx, qy), out_scale, out_zero_point, *_full(x.dtype))
@@ -106,6 +110,9 @@ def mul_relu(
     >>> mul_relu(x, 0.5, 10, torch.tensor([2, 2], dtype=torch.uint8), 1.0, 0, 1.0, 3)
     tensor([3, 5], dtype=torch.uint8)
     """
+    of = (x, (x_scale, x_zero_point), y, (y_scale, y_zero_point), (out_scale, out_zero_point))
+    if x.shape != y.shape and (found := gated(*of, out_zero_point)) is not None:
+        return found
     qx, qy = as_quantized(x, x_scale, x_zero_point), as_quantized(y, y_scale, y_zero_point)
     if x.shape != y.shape:
         return quantize(_product(qx, qy).relu_(), out_scale, out_zero_point, *_full(x.dtype))

@@ -1,18 +1,22 @@
-"""Normalisations on plain integer tensors, by the ``quantized::`` kernels.
+"""Normalisations on plain integer tensors, by the ``quantized::`` kernels; batch norms of images by the
+library of kernels, where it is here.
 
 Batch norm applies stored statistics; layer, group and instance norm measure theirs on the integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.lower.kernels.images import rescaled
 from backquant.lower.kernels.views import as_quantized_image, integer_view
+from backquant.native.library import is_here
+from backquant.native.packing import by_channel
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,58 @@ class BatchNorm(KernelModule):
         self.config = config
         for name in ("weight", "bias", "mean", "var"):
             self.register_buffer(name, tensors[name].detach().float())
+        self._numbers: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
-        return f"quantized.batch_norm{self.config.dims}d" + ("_relu" if self.config.relu else "")
+        family = "backquant" if self._is_planned else "quantized"
+        return f"{family}.batch_norm{self.config.dims}d" + ("_relu" if self.config.relu else "")
+
+    @property
+    def _is_planned(self) -> bool:
+        """Whether the library of kernels computes it, on images of more than one pixel."""
+        return self.config.dims == 2 and is_here()
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        return () if self._numbers is None else (self._numbers,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_numbers": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self._drop()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._drop()
+
+    def _drop(self) -> None:
+        """What was made from the buffers is void."""
+        self._numbers = None
+        self.note_dropped()
+
+    def scaled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``scale`` and ``shift`` by channel: what integers of the input are times and plus in the result.
+
+        >>> config = BatchNormConfig(2, 0.0, False, 0.5, 10, 1.0, 0)
+        >>> one = torch.ones(1)
+        >>> BatchNorm(config, {"weight": one, "bias": 0 * one, "mean": -one, "var": one}).scaled()
+        (tensor([0.5000]), tensor([-4.]))
+        """
+        c = self.config
+        factor = self.weight.double() / (self.var.double() + c.eps).sqrt()
+        scale = factor * (c.x_scale / c.out_scale)
+        shift = (self.bias.double() - self.mean.double() * factor) / c.out_scale
+        shift = shift - scale * c.x_zero_point + c.out_zero_point
+        return scale.float(), shift.float()
+
+    def _scaled(self) -> torch.Tensor:
+        """As the library reads them; made once."""
+        if self._numbers is None:
+            self._numbers = torch.cat([by_channel(values) for values in self.scaled()])
+        return self._numbers
 
     @classmethod
     def from_artifact(
@@ -68,7 +120,12 @@ class BatchNorm(KernelModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """8-bit integers to 8-bit integers of the same shape."""
         c = self.config
-        kernel = getattr(torch.ops.quantized, self.name.removeprefix("quantized."))
+        if self._is_planned:
+            found = rescaled(x, self._scaled(), c.out_zero_point if c.relu else 0)
+            if found is not None:
+                return found
+        torch_name = f"batch_norm{c.dims}d" + ("_relu" if c.relu else "")
+        kernel = getattr(torch.ops.quantized, torch_name)
         q = kernel(
             as_quantized_image(x, c.x_scale, c.x_zero_point),
             self.weight,

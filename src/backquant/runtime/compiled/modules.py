@@ -159,15 +159,12 @@ class JoinedNorm(nn.Module):
 
     def __init__(self, kernel: BatchNorm) -> None:
         super().__init__()
-        self.config = c = kernel.config
+        self.config = kernel.config
         for name in ("mean", "var", "weight", "bias"):
             self.register_buffer(name, getattr(kernel, name))
-        factor = self.weight.double() / (self.var.double() + c.eps).sqrt()
-        slope = factor * (c.x_scale / c.out_scale)
-        offset = (self.bias.double() - self.mean.double() * factor) / c.out_scale
-        self.register_buffer("slope", slope.float().reshape(-1, 1))
-        shift = offset - slope * c.x_zero_point + c.out_zero_point
-        self.register_buffer("shift", shift.float().reshape(-1, 1))
+        slope, shift = kernel.scaled()
+        self.register_buffer("slope", slope.reshape(-1, 1))
+        self.register_buffer("shift", shift.reshape(-1, 1))
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
         c = self.config
