@@ -40,7 +40,9 @@ def quietly() -> Iterator[None]:
 def min_max(mapping: Any, qconfig: Any, observer: Any) -> Any:
     """A default mapping of either side with min/max observers of the same settings in place of histograms."""
     general = mapping.global_qconfig
-    activation = observer.with_args(reduce_range=general.activation().reduce_range)
+    with quietly():
+        reduced = general.activation().reduce_range
+    activation = observer.with_args(reduce_range=reduced)
     mapping.set_global(qconfig(activation, general.weight))
     for target, chosen in list(mapping.object_type_qconfigs.items()):
         if chosen is not None and "Histogram" in repr(chosen.activation):
