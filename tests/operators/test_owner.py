@@ -6,9 +6,10 @@ A pass writes an operator, or looks for one, by its name (``backquant.operators.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.tree_figures import names_overload
 
 import backquant
 
@@ -33,16 +34,8 @@ ALLOWED = {
 }
 
 
-def _names_overload(node: ast.AST) -> bool:
-    """``torch.ops.aten.add.Tensor``, ``_aten.add.Tensor``, ``_aten.add``, ``"aten.add.Tensor"``."""
-    if isinstance(node, ast.Attribute):
-        return any(name in ("aten", "_aten") for name in ast.unparse(node).split(".")[:-1])
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return is_text and re.fullmatch(r"aten\.\w+\.\w+", node.value) is not None
-
-
 def _named(tree: ast.Module) -> Iterator[int]:
-    yield from (node.lineno for node in ast.walk(tree) if _names_overload(node))
+    yield from (node.lineno for node in ast.walk(tree) if names_overload(node))
 
 
 def test_overloads_are_named_in_records() -> None:
