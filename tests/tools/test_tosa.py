@@ -8,12 +8,9 @@ from tools.tosa.agreement import calls_of
 from tools.tosa.cases import CASES
 
 from backquant.conformance.tosa.graph import Graph
-from backquant.conformance.tosa.translate import (
-    _windowed,
-    in_our_order,
-    multiplier_and_shift,
-    translated,
-)
+from backquant.conformance.tosa.scales import multiplier_and_shift
+from backquant.conformance.tosa.translate import in_our_order, translated
+from backquant.conformance.tosa.windows import windowed
 from backquant.dtypes.requantization import quantize_multiplier
 
 
@@ -48,7 +45,7 @@ def test_what_no_window_reads_is_not_given() -> None:
     graph = Graph()
     image = np.arange(8 * 9, dtype=np.int8).reshape(1, 8, 9, 1)
     geometry = {"stride": [3, 3], "pad": [1, 1, 0, 0]}
-    name, pad = _windowed(graph, image, (1, 3, 3, 1), (2, 2), geometry)
+    name, pad = windowed(graph, image, (1, 3, 3, 1), (2, 2), geometry)
     assert pad == [
         1,
         0,

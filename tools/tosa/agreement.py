@@ -29,7 +29,8 @@ from backquant import (
     prepare_fx,
 )
 from backquant.conformance.tosa.graph import TosaError, run
-from backquant.conformance.tosa.translate import NoTosaError, in_our_order, translated
+from backquant.conformance.tosa.scales import NoTosaError
+from backquant.conformance.tosa.translate import in_our_order, translated
 from backquant.lower.kernels.integer.result import IntegerKernel
 
 _DESCRIPTION = Path(__file__).with_name("tosa.yaml")

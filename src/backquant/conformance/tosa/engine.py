@@ -1,8 +1,8 @@
 """TOSA's reference model as an engine; for an Ethos-U, Vela is asked first whether it compiles each kernel.
 
 Each kernel of the integer reference model is written as TOSA operators (``translate``), and computed by
-TOSA's reference model (``pip install tosa-tools``) from the integers that it reads. What only moves values
-moves them here. A kernel that has no TOSA form here is not asked about (``NotAskedError``).
+TOSA's reference model (``pip install tosa-tools``) from the integers that it reads, and so is what moves
+integers. A kernel that has no TOSA form here is not asked about (``NotAskedError``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -22,12 +23,22 @@ from torch import Tensor, fx
 
 from backquant.conformance.seam import NotAskedError, Ran, RefusedByEngineError
 from backquant.conformance.torch_engines import REFERENCE, said, single
-from backquant.conformance.tosa.graph import TosaError, binary, run
-from backquant.conformance.tosa.translate import NoTosaError, in_our_order, translated
+from backquant.conformance.tosa.graph import Graph, TosaError, binary, run
+from backquant.conformance.tosa.moves import Move
+from backquant.conformance.tosa.scales import NoTosaError
+from backquant.conformance.tosa.translate import (
+    in_our_order,
+    translated,
+    translated_move,
+    translated_nearest,
+    translated_rescale,
+)
 from backquant.conformance.tosa.vela import compiled
 from backquant.convert import convert_to_reference
 from backquant.errors import BackquantError, EngineError
+from backquant.lower.kernels.integer.resize import nearest
 from backquant.lower.kernels.integer.result import IntegerKernel
+from backquant.lower.kernels.integer.values import rescale
 from backquant.pipeline.lower import quantized_model
 from backquant.version import __version__
 
@@ -35,6 +46,8 @@ PROGRAM = "tosa_reference_model"
 #: By the name of a description: the accelerator that Vela is asked for.
 ACCELERATORS = {"ethos_u55": "EthosU55", "ethos_u65": "EthosU65", "ethos_u85": "EthosU85"}
 TOSA = "tosa"
+_WITHOUT_BILINEAR = ("EthosU55", "EthosU65")
+_INTEGERS = (torch.int8, torch.int16)
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,8 @@ class BuiltTosa:
 
 
 class _Kernels(fx.Interpreter):
-    """Runs a model. Of each kernel on integers it asks Vela (``accelerator``), or lets TOSA compute it."""
+    """Runs a model. Of each kernel and each move of integers it asks Vela (``accelerator``), or lets TOSA
+    compute it."""
 
     def __init__(
         self, module: fx.GraphModule, program: Path, accelerator: str, *, compute: bool = False
@@ -113,17 +127,54 @@ class _Kernels(fx.Interpreter):
         self.names: list[str] = []
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = super().call_module(target, args, kwargs)
         kernel = self.fetch_attr(target)
         if not isinstance(kernel, IntegerKernel):
+            return self._moved(kernel, args, kwargs)
+        out = super().call_module(target, args, kwargs)
+        flat = args[0] if isinstance(args[0], (list, tuple)) else args
+        inputs = tuple(each for each in flat if isinstance(each, Tensor))
+        if any(each.dtype not in _INTEGERS for each in (*inputs, out)):
+            raise NotAskedError(f"{kernel.kernel}: TOSA has no kernel from or to these dtypes")
+        return self._done(kernel.kernel, lambda: translated(kernel, inputs, out), out, kernel)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._moved(target, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._moved(
+            lambda x, *rest, **named: getattr(x, target)(*rest, **named), args, kwargs
+        )
+
+    def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is called on integers and gives integers of that dtype moves them."""
+        out = target(*args, **kwargs)
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
             return out
-        inputs = tuple(args[0] if isinstance(args[0], (list, tuple)) else args)
-        if any(each.dtype != torch.int8 for each in (*inputs, out) if isinstance(each, Tensor)):
-            raise NotAskedError(f"{kernel.kernel}: TOSA files are written of 8-bit integers here")
+        if target is rescale:
+            return self._done("rescale", lambda: translated_rescale(x, out, args[1:]), out, rescale)
+        if isinstance(out, (tuple, list)):
+            return type(out)(
+                self._part(x, each, lambda t, at=at: target(t, *args[1:], **kwargs)[at])  # type: ignore[misc]
+                for at, each in enumerate(out)
+            )
+        return self._part(x, out, lambda t: target(t, *args[1:], **kwargs), target is nearest)
+
+    def _part(self, x: Tensor, out: Any, move: Move, interpolated: bool = False) -> Any:
+        if not isinstance(out, Tensor) or out.dtype != x.dtype:
+            return out
+        if interpolated and x.dim() == 4:
+            return self._done("nearest", lambda: translated_nearest(move, x), out, nearest)
+        return self._done("move", lambda: translated_move(move, x), out, move)
+
+    def _done(
+        self, name: str, form: Callable[[], tuple[Graph, str]], out: Tensor, kernel: Any
+    ) -> Any:
+        """What TOSA makes of it; ``out`` itself, where nothing is to be computed."""
         try:
-            graph, output = translated(kernel, inputs, out)
+            graph, output = form()
         except NoTosaError as error:
-            raise NotAskedError(f"{kernel.kernel} is not written as TOSA: {error}") from error
+            raise NotAskedError(f"{name} is not written as TOSA: {error}") from error
         self.names.append(graph.written())
         with tempfile.TemporaryDirectory() as folder:
             if self.compute:
@@ -133,7 +184,7 @@ class _Kernels(fx.Interpreter):
         return out
 
     def _computed(
-        self, graph: Any, output: str, folder: Path, out: Tensor, kernel: IntegerKernel
+        self, graph: Graph, output: str, folder: Path, out: Tensor, kernel: Any
     ) -> Tensor:
         try:
             found = run(graph, output, self.program, folder)
@@ -141,7 +192,12 @@ class _Kernels(fx.Interpreter):
             raise RefusedByEngineError(f"TOSA's reference model: {error}"[:300]) from error
         return torch.as_tensor(in_our_order(found, out, kernel).copy()).to(out.dtype)
 
-    def _asked(self, graph: Any, output: str, folder: Path) -> None:
+    def _asked(self, graph: Graph, output: str, folder: Path) -> None:
+        bilinear = any(each["attribute"].get("mode") == "BILINEAR" for each in graph.operators)
+        if bilinear and self.accelerator in _WITHOUT_BILINEAR:
+            raise NotAskedError(
+                f"Vela takes bilinear RESIZE of TFLite files for {self.accelerator}, of TOSA files it does not"
+            )
         try:
             compiled(binary(graph, output, self.program, folder), "TOSA", self.accelerator)
         except (TosaError, RuntimeError) as error:

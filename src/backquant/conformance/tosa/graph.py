@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_TYPES = {"int8": "INT8", "int16": "INT16", "int32": "INT32"}
+_TYPES = {"int8": "INT8", "int16": "INT16", "int32": "INT32", "int48": "INT48"}
+_BYTES = 6  # of a number of 48 bits
 
 
 class TosaError(Exception):
@@ -29,7 +30,7 @@ class Graph:
     inputs: dict[str, Array] = field(default_factory=dict)
 
     def tensor(self, shape: Sequence[int], dtype: str, data: bytes | None = None) -> str:
-        """A new tensor of this shape (``int8``, ``int16``, ``int32``)."""
+        """A new tensor of this shape (``int8``, ``int16``, ``int32``, ``int48``)."""
         name = f"t{len(self.tensors)}"
         made: dict[str, Any] = {"name": name, "shape": list(shape), "type": _TYPES[dtype]}
         if data is not None:
@@ -45,8 +46,12 @@ class Graph:
 
     def const(self, value: Any, dtype: str) -> str:
         """A constant."""
-        array = np.ascontiguousarray(value, dtype)
-        name = self.tensor(array.shape, dtype, array.tobytes())
+        wide = dtype == "int48"
+        array = np.ascontiguousarray(value, "int64" if wide else dtype)
+        data = array.tobytes()
+        if wide:
+            data = array.reshape(-1, 1).view(np.uint8)[:, :_BYTES].tobytes()
+        name = self.tensor(array.shape, dtype, data)
         self._operator("CONST", (), name, {})
         return name
 

@@ -1,0 +1,153 @@
+"""What only moves values as TOSA operators: written by which value of its input each value of a result is.
+
+The same call, made with the places of the values, says so, whatever the operator is called:
+
+1. nothing changes: IDENTITY; the order stays: RESHAPE;
+2. a constant around a box of values: PAD;
+3. each axis is picked from by itself: SLICE, REVERSE, TILE, or GATHER along it, in their order: TRANSPOSE;
+4. anything else: GATHER of single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backquant.conformance.tosa.graph import Array, Graph
+from backquant.conformance.tosa.scales import NoTosaError
+
+Move = Callable[[Tensor], Tensor]
+
+
+def moved(graph: Graph, move: Move, x: Array) -> str:
+    """``move(x)``; ``move`` takes integers of any dtype."""
+    count = x.size
+    if not count:
+        raise NoTosaError("no values")
+    own = torch.arange(count).reshape(x.shape)
+    places, further = move(own).numpy(), move(own + count).numpy()
+    values = further - places == count
+    given = graph.given(np.ascontiguousarray(x))
+    if not values.all():
+        return _padded(graph, given, x, places, values)
+    picked = _picked(graph, given, x.shape, places, x.dtype.name)
+    return picked if picked != given else graph.add("IDENTITY", [given], x.shape, x.dtype.name)
+
+
+def _padded(graph: Graph, given: str, x: Array, places: Array, values: Array) -> str:
+    """A box of values with one constant around them."""
+    fills, dtype = np.unique(places[~values]), x.dtype.name
+    if not values.any() or len(fills) != 1:
+        raise NoTosaError("more than one constant around values")
+    where = np.nonzero(values)
+    begin, end = [int(at.min()) for at in where], [int(at.max()) + 1 for at in where]
+    box = tuple(slice(low, high) for low, high in zip(begin, end, strict=True))
+    if not values[box].all():
+        raise NoTosaError("constants between values")
+    inner = _picked(graph, given, x.shape, places[box], dtype)
+    around = [
+        each
+        for low, high, size in zip(begin, end, places.shape, strict=True)
+        for each in (low, size - high)
+    ]
+    fill = graph.const([int(fills[0])], dtype)
+    return graph.add("PAD", [inner, graph.shape(around), fill], places.shape, dtype)
+
+
+def _picked(graph: Graph, x: str, given: Sequence[int], places: Array, dtype: str) -> str:
+    """The values at ``places``."""
+    shape = list(given)
+    if places.size == np.prod(shape) and np.array_equal(places.ravel(), np.arange(places.size)):
+        return _reshaped(graph, x, shape, places.shape, dtype)
+    by_axis = _by_axis(shape, places)
+    if by_axis is None:
+        whole = [int(np.prod(shape))]
+        flat = _reshaped(graph, x, shape, whole, dtype)
+        picked = _gathered(graph, flat, whole, 0, places.ravel(), dtype)
+        return _reshaped(graph, picked, [places.size], places.shape, dtype)
+    indices, order = by_axis
+    for axis, index in enumerate(indices):
+        x, shape = _along(graph, x, shape, axis, index, dtype)
+    if order != sorted(order):
+        shape = [shape[axis] for axis in order]
+        x = graph.add("TRANSPOSE", [x], shape, dtype, perms=order)
+    return _reshaped(graph, x, shape, places.shape, dtype)
+
+
+def _by_axis(given: Sequence[int], places: Array) -> tuple[list[Array], list[int]] | None:
+    """Of each axis the indices that are picked, and the order of axes; None: not each axis by itself."""
+    coordinates = np.unravel_index(places, given)
+    source: dict[int, int] = {}  # by axis of the result: the axis that it goes along
+    constant = []
+    for axis, coordinate in enumerate(coordinates):
+        along = [out for out in range(places.ndim) if (np.diff(coordinate, axis=out) != 0).any()]
+        if len(along) > 1 or any(out in source for out in along):
+            return None
+        if along:
+            source[along[0]] = axis
+        else:
+            constant.append(axis)
+    for out, size in enumerate(places.shape):  # an axis of one that is repeated
+        if size > 1 and out not in source:
+            free = [axis for axis in constant if given[axis] == 1]
+            if not free:
+                return None
+            source[out] = min(free, key=lambda axis: abs(axis - out))
+            constant.remove(source[out])
+    indices = []
+    for axis, coordinate in enumerate(coordinates):
+        outs = [out for out, of in source.items() if of == axis]
+        first = coordinate[(0,) * places.ndim]
+        indices.append(
+            np.moveaxis(coordinate, outs[0], 0).reshape(places.shape[outs[0]], -1)[:, 0]
+            if outs
+            else np.array([first])
+        )
+    moving = [source[out] for out in sorted(source)]
+    return indices, _order(len(given), moving)
+
+
+def _order(rank: int, moving: Sequence[int]) -> list[int]:
+    """All axes: those that ``moving`` names in its order, the others (of one value) where they are."""
+    taken = iter(moving)
+    return [next(taken) if axis in moving else axis for axis in range(rank)]
+
+
+def _along(
+    graph: Graph, x: str, shape: list[int], axis: int, index: Array, dtype: str
+) -> tuple[str, list[int]]:
+    """``x`` with the values at ``index`` of one axis, and its shape."""
+    size, count = shape[axis], len(index)
+    made = [*shape[:axis], count, *shape[axis + 1 :]]
+    if np.array_equal(index, np.arange(size)):
+        return x, shape
+    if np.array_equal(index, np.arange(count) + index[0]):
+        begin = [int(index[0]) if each == axis else 0 for each in range(len(shape))]
+        return graph.add("SLICE", [x, graph.shape(begin), graph.shape(made)], made, dtype), made
+    if np.array_equal(index, np.arange(size)[::-1]):
+        return graph.add("REVERSE", [x], shape, dtype, axis=axis), shape
+    if count % size == 0 and np.array_equal(index, np.arange(count) % size):
+        times = [count // size if each == axis else 1 for each in range(len(shape))]
+        return graph.add("TILE", [x, graph.shape(times)], made, dtype), made
+    return _gathered(graph, x, shape, axis, index, dtype), made
+
+
+def _gathered(
+    graph: Graph, x: str, shape: Sequence[int], axis: int, index: Array, dtype: str
+) -> str:
+    """GATHER along one axis: values ``[before, size, behind]``."""
+    before, behind = int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
+    whole = _reshaped(graph, x, shape, [before, shape[axis], behind], dtype)
+    places = graph.const(np.tile(index, (before, 1)), "int32")
+    picked = [before, len(index), behind]
+    found = graph.add("GATHER", [whole, places], picked, dtype)
+    return _reshaped(graph, found, picked, [*shape[:axis], len(index), *shape[axis + 1 :]], dtype)
+
+
+def _reshaped(graph: Graph, x: str, shape: Sequence[int], wanted: Sequence[int], dtype: str) -> str:
+    if list(shape) == list(wanted):
+        return x
+    return graph.add("RESHAPE", [x, graph.shape(wanted)], wanted, dtype)
