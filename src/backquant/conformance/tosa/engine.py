@@ -196,7 +196,7 @@ class _Kernels(fx.Interpreter):
         bilinear = any(each["attribute"].get("mode") == "BILINEAR" for each in graph.operators)
         if bilinear and self.accelerator in _WITHOUT_BILINEAR:
             raise NotAskedError(
-                f"Vela takes bilinear RESIZE of TFLite files for {self.accelerator}, of TOSA files it does not"
+                f"Vela takes bilinear RESIZE for {self.accelerator} of TFLite files, and of TOSA files not"
             )
         try:
             compiled(binary(graph, output, self.program, folder), "TOSA", self.accelerator)
