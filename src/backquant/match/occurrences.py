@@ -83,10 +83,12 @@ def find_occurrences(  # size: what is searched, for what, and what is known bes
     def accepts(match: Found) -> bool:
         if (match.anchor.name, match.candidate.entry) in declined:
             return False
-        if not is_for_inference_only(match.candidate.config.fuser_method):
+        fuser, nodes = match.candidate.config.fuser_method, match.members
+        if fuser is None:
             return True
-        nodes = match.members
-        return keeps_channels(nodes, graph, known) and unseen_rank(nodes, graph, known) is None
+        if not keeps_channels(nodes, graph, known):
+            return False  # it would not be fused: the layer and the norm are matched by themselves
+        return not is_for_inference_only(fuser) or unseen_rank(nodes, graph, known) is None
 
     found = Matcher(graph, patterns, accepts).run(skip=taken)
     matched = [_occurrence(match, graph, backend) for match in found]
