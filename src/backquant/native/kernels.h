@@ -88,7 +88,7 @@ static inline Floats normal_share(Floats x) {
   p = multiply_add(p, t, splat(0.00048363957f));
   p = multiply_add(p, t, splat(-0.0071602804f));
   p = multiply_add(p, t, splat(0.15354344f));
-  return least(most(multiply_add(p, u, splat(0.5f)), splat(0.0f)), splat(1.0f));
+  return multiply_add(p, u, splat(0.5f));
 }
 
 template <int ACT>
