@@ -16,7 +16,6 @@ import backquant
 SOURCE = Path(backquant.__file__).parent
 #: Files that name overloads, and why. This list may only shrink.
 ALLOWED = {
-    "deploy/executorch/rewrites.py": "ExecuTorch's own form of a norm, which no model calls",
     "graph/einsum.py": "graph stands below operators: the equation that it writes as a product",
     "graph/export/constants.py": "graph stands below operators: what makes memory of a given dtype",
     "graph/export/leaves.py": "graph stands below operators: the calls that recurrent modules make",
@@ -25,7 +24,6 @@ ALLOWED = {
     "graph/grouped.py": "graph stands below operators: the products that it writes as one linear layer",
     "graph/multiply_adds.py": "torch's flop registry goes by packets, below any spelling",
     "graph/unwritten.py": "graph stands below operators: memory without values, which no model computes",
-    "lower/dynamic.py": "the calls of the dialect that it reads, of two namespaces, in one list",
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
     "lower/kernels/views.py": "what gives a tensor the memory of another one",

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from backquant.dtypes import is_narrow_float
+from backquant.operators import overload
 
 _CHOOSE = {
     "quantized_decomposed.choose_qparams.tensor": False,
@@ -32,7 +34,6 @@ _TOKENS = (
     "quantized_decomposed.dequantize_per_token.default",
 )
 _STATIC_CAST = "quantized_decomposed.convert_element_type.no_fuse"
-_DYNAMIC_CAST = "aten.to.dtype"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class DynamicInput:
     quant_max: int = 0
     eps: float = 0.0
     symmetric: bool = False
+
+
+@cache
+def _dynamic_cast() -> str:
+    return str(overload("to"))
 
 
 def _name(node: Any) -> str:
@@ -66,7 +72,7 @@ def dynamic_input(node: Any) -> DynamicInput | None:
     >>> dynamic_input(back).dtype, dynamic_input(half)
     (torch.float16, None)
     """
-    cast = _cast(node, _DYNAMIC_CAST)
+    cast = _cast(node, _dynamic_cast())
     if cast is not None:
         return DynamicInput(*cast)
     if _name(node) != _DEQUANTIZE:
@@ -118,7 +124,7 @@ def _cast(node: Any, name: str) -> tuple[Node, torch.dtype] | None:
 
 def narrow_constant(node: Any) -> Node | None:
     """The stored tensor that ``node`` widens to float32: a float16 or bfloat16 weight of a function."""
-    if _name(node) not in (_DYNAMIC_CAST, _STATIC_CAST) or node.args[1] != torch.float32:
+    if _name(node) not in (_dynamic_cast(), _STATIC_CAST) or node.args[1] != torch.float32:
         return None
     stored = node.args[0]
     return stored if isinstance(stored, Node) and stored.op == "get_attr" else None
@@ -142,7 +148,7 @@ def is_dynamic_boundary(node: Any) -> bool:
     >>> is_dynamic_boundary(graph.call_function(torch.relu, (graph.placeholder("x"),)))
     False
     """
-    if _name(node) in (*_CHOOSE, *_TOKENS, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _DYNAMIC_CAST):
+    if _name(node) in (*_CHOOSE, *_TOKENS, _QUANTIZE, _DEQUANTIZE, _STATIC_CAST, _dynamic_cast()):
         return True
     chosen = (*_CHOOSE, _TOKENS[0])
     return (_is_item(node, 0) or _is_item(node, 1)) and _name(node.args[0]) in chosen

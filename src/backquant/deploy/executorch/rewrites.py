@@ -280,10 +280,10 @@ def _follows_convolution(node: Any) -> bool:
 
 
 _RULES: dict[Any, Callable[[Any], None]] = {
-    overload: rule
+    each: rule
     for names, rule in (
         (named("mean").aten, _mean),
-        ((torch.ops.aten._native_batch_norm_legit_no_training.default,), _batch_norm),
+        ((overload("_native_batch_norm_legit_no_training"),), _batch_norm),
         (overloads("prelu"), _prelu),
         (overloads("rms_norm"), _rms_norm),
         (named("select").aten, _select),
@@ -299,5 +299,5 @@ _RULES: dict[Any, Callable[[Any], None]] = {
         (overloads("roll"), _roll),
         (_EXPANSIONS, _expand),
     )
-    for overload in names
+    for each in names
 }
