@@ -15,13 +15,15 @@ from backquant.conformance.engines import find_conformance_engine
 from backquant.conformance.group import outcomes_of
 from backquant.conformance.plan import claims
 from backquant.conformance.tosa import engine as tosa
+from tosa_in_numpy import evaluated
 
-ETHOS = Path(__file__).resolve().parents[2] / "examples" / "backends" / "ethos_u85.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+ETHOS = ROOT / "examples" / "backends" / "ethos_u85.yaml"
 
 
-def outcomes(pattern: str) -> list[Outcome]:
-    backend = BackendConfig.load(ETHOS)
-    setting = Setting(backend, find_conformance_engine(backend, None))
+def outcomes(pattern: str, file: Path = ETHOS, engine: str | None = None) -> list[Outcome]:
+    backend = BackendConfig.load(file)
+    setting = Setting(backend, find_conformance_engine(backend, engine))
     claim = next(one for one in claims(backend) if one.pattern == pattern)
     return [each for _, each in outcomes_of([Trial(claim)], setting) if each is not None]
 
@@ -57,3 +59,17 @@ def test_what_the_reference_model_computes_is_compared(monkeypatch: pytest.Monke
     found = outcomes("torch.nn.ReLU(torch.nn.Conv2d)")
     assert {each.verdict for each in found} == {Verdict.WRONG}
     assert all(each.kernel == "CONV2D + RESCALE" and each.steps >= 1 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"), [(".unsqueeze_()", "RESHAPE"), (".chunk()", "SLICE, SLICE")]
+)
+def test_moves_in_place_and_lists(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, written: str
+) -> None:
+    """``unsqueeze_`` changes the sizes of what it reads, ``chunk`` gives a list."""
+    monkeypatch.setattr(tosa, "_program", lambda: Path("tosa_reference_model"))
+    monkeypatch.setattr(tosa, "run", lambda graph, output, *_: evaluated(graph, output))
+    found = outcomes(pattern, ROOT / "tools" / "tosa" / "tosa.yaml", "tosa")
+    assert {each.verdict for each in found} == {Verdict.CONFORMS}
+    assert {each.kernel for each in found} == {written}

@@ -6,6 +6,7 @@ weight of the model says needs no example inputs; shapes of activations do.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -277,7 +278,7 @@ class UseFacts:
                 return Unknown(f"there is no {subject}")
             nodes.append(read[place])
         if subject in ("output", "tensors"):
-            nodes.append(self.anchor)
+            nodes += self._results()
         if name == "constant":
             return tuple(_is_constant(node) for node in nodes)
         return _tensor_quantity(name, [self._facts(node) for node in nodes], subject)
@@ -315,6 +316,13 @@ class UseFacts:
 
     def _is_tensor(self, node: fx.Node) -> bool:
         return not self.graph.has_no_tensors(node)
+
+    def _results(self) -> list[fx.Node]:
+        """What the match gives: of a list of tensors the items that are read."""
+        known = find(self.anchor.target)
+        if known is None or not known.gives_items:
+            return [self.anchor]
+        return [user for user in self.anchor.users if user.target is operator.getitem]
 
     def _inputs(self) -> list[Any]:
         """What the operators of the match read from outside."""

@@ -130,6 +130,17 @@ def moves_values(target: Any) -> bool:
     return known is not None and known.moves_values
 
 
+def gives_items(target: Any) -> bool:
+    """Whether an operator (any spelling) gives a list of tensors.
+
+    >>> import torch
+    >>> gives_items(torch.split), gives_items("chunk"), gives_items(torch.cat)
+    (True, True, False)
+    """
+    known = find(target)
+    return known is not None and known.gives_items
+
+
 def shares_all_inputs(target: Any) -> bool:
     """Whether all tensors that an operator (any spelling) reads share their qparams with its output.
 

@@ -55,6 +55,8 @@ class Operator:
     ``moves_values``: the result holds values of the inputs and nothing else, so that it may be computed
     on integers as they are, and its range lies within that of the inputs.
 
+    ``gives_items``: the result is a list of tensors, of which each item is a value by itself.
+
     ``homogeneous``: a positive factor on the input is that factor on the output, channel by channel.
     ``clamps``: the result is the input, cut off at bounds.
 
@@ -96,6 +98,7 @@ class Operator:
     fused_qat: tuple[type[nn.Module], ...] = ()
     as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
     moves_values: bool = False
+    gives_items: bool = False
     homogeneous: bool = False
     clamps: bool = False
     decompositions: tuple[Decomposition, ...] = field(default=(), repr=False)

@@ -286,6 +286,7 @@ OPERATORS: tuple[Operator, ...] = (
     _moves(
         "chunk",
         Sample(call=(INPUT, 2, 1)),
+        gives_items=True,
         functions=(torch.chunk,),
         methods=("chunk",),
         aten=(_aten.chunk.default,),
@@ -293,6 +294,7 @@ OPERATORS: tuple[Operator, ...] = (
     _moves(
         "split",
         Sample(call=(INPUT, 2, 1)),
+        gives_items=True,
         functions=(torch.split,),
         methods=("split",),
         aten=(_aten.split.Tensor,),
@@ -301,6 +303,7 @@ OPERATORS: tuple[Operator, ...] = (
     _moves(
         "unbind",
         Sample(call=(INPUT, 1)),
+        gives_items=True,
         functions=(torch.unbind,),
         methods=("unbind",),
         aten=(_aten.unbind.int,),
@@ -308,6 +311,7 @@ OPERATORS: tuple[Operator, ...] = (
     _moves(
         "tensor_split",
         Sample(call=(INPUT, 2, 1)),
+        gives_items=True,
         functions=(torch.tensor_split,),
         methods=("tensor_split",),
         aten=(_aten.tensor_split.sections,),

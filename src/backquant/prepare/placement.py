@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig
-from backquant.graph.constants import input_independent
 from backquant.match.plan import Match, MatchKind, Plan, Reason, RuleRef
-from backquant.operators.index import computes_on_activations, shares_all_inputs, spellings
+from backquant.operators.index import (
+    computes_on_activations,
+    gives_items,
+    shares_all_inputs,
+    spellings,
+)
 from backquant.prepare.groups import Groups
 from backquant.prepare.ports import observed_arguments, shared_port
 from backquant.prepare.requests import ObserverSource, ObserverSpec, Probe, is_observed
 from backquant.prepare.roles import Role, argument_nodes, input_positions
 from backquant.prepare.separate_interfaces import interfaces
-from backquant.prepare.sites import PREFIX, Site, SiteTable
+from backquant.prepare.sites import PREFIX, Draft, Site, SiteTable
+from backquant.prepare.values import constants_left_alone, defaults_to_scalar, items
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
 
 _SHARES = "OUTPUT_SHARE_OBSERVER_WITH_INPUT"
 _NOT_OBSERVED = "INPUT_OUTPUT_NOT_OBSERVED"
 _FROM_INPUT = "the output takes its qparams from the input, which is not quantized"
+_FROM_ITEMS = "a list of tensors of which only items are used"
 _UNSIGNED = (torch.quint8, torch.uint8)
 _PRODUCTS = frozenset(spellings("matmul"))
-
-
-@dataclass
-class _Draft:
-    """A site in the making."""
-
-    name: str
-    value: str
-    role: Role
-    spec: ObserverSpec
-    producer: str = ""
-    readers: list[str] = field(default_factory=list)
 
 
 def observation_sites(
@@ -59,7 +52,7 @@ class Placement:
 
     ``_dtype`` maps a node to the dtype of its value (None: no float tensor; absent: float32),
     ``_current`` a node to the site that its users read instead, ``_read`` a pair (reader, node) to
-    the site that this reader's argument becomes.
+    the site that this reader's argument becomes, ``_lists`` what gives a list to the sites of its input.
     """
 
     def __init__(
@@ -80,9 +73,10 @@ class Placement:
         self._dtype: dict[str, torch.dtype | None] = self._known_dtypes(custom)
         self._current: dict[str, str] = {}
         self._read: dict[tuple[str, str], str] = {}
-        self._left_alone = _constants_left_alone(module, backend_config)
-        self._drafts: dict[str, _Draft] = {}
-        self._on_value: dict[str, list[_Draft]] = {}
+        self._lists: dict[str, list[str]] = {}
+        self._left_alone = constants_left_alone(module, backend_config)
+        self._drafts: dict[str, Draft] = {}
+        self._on_value: dict[str, list[Draft]] = {}
         self._groups = Groups()
         self._refused: list[Reason] = []
         self._names = self._free_names()
@@ -104,16 +98,7 @@ class Placement:
 
     def _finished(self) -> Iterator[Site]:
         for draft in self._drafts.values():
-            head = self._groups.find(draft.name)
-            yield Site(
-                name=draft.name,
-                value=draft.value,
-                role=draft.role,
-                spec=draft.spec,
-                readers=tuple(draft.readers),
-                producer=draft.producer,
-                group=head,
-            )
+            yield draft.finished(self._groups.find(draft.name))
 
     # -- what is known before the walk -------------------------------------------------------------
 
@@ -128,7 +113,7 @@ class Placement:
         for number in custom.input_quantized_indexes if custom is not None else ():
             if number < len(inputs):
                 known[inputs[number].name] = torch.quint8
-        scalars = (node.name for node in inputs if _defaults_to_scalar(node))
+        scalars = (node.name for node in inputs if defaults_to_scalar(node))
         return {**known, **dict.fromkeys((*self._plan.no_tensors, *scalars))}
 
     def _free_names(self) -> Iterator[str]:
@@ -192,14 +177,14 @@ class Placement:
             return False
         return have != wanted.dtype
 
-    def _existing(self, value: str, wanted: Probe) -> _Draft | None:
+    def _existing(self, value: str, wanted: Probe) -> Draft | None:
         for draft in self._on_value.get(value, ()):
             probe = self._probe_of(draft.name)
             if probe.kind is wanted.kind and probe.dtype == wanted.dtype:
                 return draft
         return None
 
-    def _reads(self, reader: fx.Node, argument: fx.Node, draft: _Draft) -> None:
+    def _reads(self, reader: fx.Node, argument: fx.Node, draft: Draft) -> None:
         self._read[reader.name, argument.name] = draft.name
         if reader.name not in draft.readers:
             draft.readers.append(reader.name)
@@ -220,6 +205,9 @@ class Placement:
         probe = self._source.probe(spec)
         if not probe.observable or probe.is_dynamic:
             return
+        if gives_items(anchor.target):
+            self._place_items(anchor, match, spec)
+            return
         shares = decision.observation == _SHARES
         if match.ports:
             alone = not shared_port(match, shares=shares or probe.reuses_input)
@@ -230,6 +218,21 @@ class Placement:
             self._observe_output(anchor, spec)
         else:
             self._share_output(anchor, match, spec)
+
+    def _place_items(self, anchor: fx.Node, match: Match, spec: ObserverSpec) -> None:
+        """Rule 10."""
+        self._dtype[anchor.name] = None
+        partners, parts = self._partners(anchor, match), items(anchor)
+        if partners is None or parts is None:
+            self._refuse(match, _FROM_INPUT if partners is None else _FROM_ITEMS)
+            return
+        self._lists[anchor.name] = partners
+        for item in parts:
+            decision = self._plan.decisions.get(item.name)
+            if decision is None or not decision.quantized:  # else its own match places it
+                output = self._observe_output(item, spec)
+                output.producer = anchor.name
+                self._groups.unite(partners[0], output.name)
 
     def _output_spec(self, match: Match) -> ObserverSpec:
         rule = self._rule(match)
@@ -248,7 +251,7 @@ class Placement:
             return False
         return first.op == "placeholder" and (anchor.name, first.name) not in self._read
 
-    def _observe_output(self, anchor: fx.Node, spec: ObserverSpec) -> _Draft:
+    def _observe_output(self, anchor: fx.Node, spec: ObserverSpec) -> Draft:
         draft = self._draft(anchor.name, Role.OUTPUT, spec)
         draft.producer = anchor.name
         self._current[anchor.name] = draft.name
@@ -298,6 +301,8 @@ class Placement:
             if above is None:
                 return None
             argument = above
+        if argument.name in self._lists:
+            return self._lists[argument.name][0]
         site = self._read.get((reader.name, argument.name)) or self._current.get(argument.name)
         if site is not None:
             draft = self._drafts[site]
@@ -370,8 +375,8 @@ class Placement:
 
     # -- shared by both ----------------------------------------------------------------------------
 
-    def _draft(self, value: str, role: Role, spec: ObserverSpec) -> _Draft:
-        draft = _Draft(next(self._names), value, role, spec)
+    def _draft(self, value: str, role: Role, spec: ObserverSpec) -> Draft:
+        draft = Draft(next(self._names), value, role, spec)
         self._drafts[draft.name] = draft
         self._on_value.setdefault(value, []).append(draft)
         return draft
@@ -386,15 +391,3 @@ class Placement:
         if value in self._drafts:
             return self._probe_of(value).dtype
         return self._dtype.get(value, torch.float32)
-
-
-def _constants_left_alone(module: fx.GraphModule, backend_config: BackendConfig) -> set[str]:
-    """Values without an input behind them, where the backend does not quantize constants."""
-    rules = backend_config.qdq
-    is_asked = rules is None or rules.quantize_constants
-    return set() if is_asked else input_independent(module.graph)
-
-
-def _defaults_to_scalar(placeholder: fx.Node) -> bool:
-    """An input such as ``scale: float = 2.0`` is a number."""
-    return bool(placeholder.args) and isinstance(placeholder.args[0], (bool, int, float, str))

@@ -28,6 +28,8 @@ Rules (PyTorch's, with the differences that are marked)
    number) are never observed; neither are inputs
    and outputs of ``INPUT_OUTPUT_NOT_OBSERVED`` entries.
 9. Standalone and custom modules: see ``backquant.prepare.separate_interfaces``.
+10. Of what gives a list (``chunk``, ``split``), each item that is read is observed, and shares the observer
+    of the input. What passes the list on as a whole stays float.
 """
 
 from __future__ import annotations
@@ -66,6 +68,30 @@ class Site:
     def shared(self) -> bool:
         """Whether the observer is that of another site."""
         return self.group != self.name
+
+
+@dataclass
+class Draft:
+    """A site in the making."""
+
+    name: str
+    value: str
+    role: Role
+    spec: ObserverSpec
+    producer: str = ""
+    readers: list[str] = field(default_factory=list)
+
+    def finished(self, group: str) -> Site:
+        """The site, which uses the observer of ``group``."""
+        return Site(
+            name=self.name,
+            value=self.value,
+            role=self.role,
+            spec=self.spec,
+            readers=tuple(self.readers),
+            producer=self.producer,
+            group=group,
+        )
 
 
 @dataclass(frozen=True)

@@ -146,19 +146,21 @@ class _Kernels(fx.Interpreter):
         )
 
     def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is called on integers and gives integers of that dtype moves them."""
+        """What is called on integers and gives integers of that dtype moves them. It may do so in place."""
+        x = args[0].clone() if args and isinstance(args[0], Tensor) else None
         out = target(*args, **kwargs)
-        x = args[0] if args else None
         if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
             return out
         if target is rescale:
             return self._done("rescale", lambda: translated_rescale(x, out, args[1:]), out, rescale)
         if isinstance(out, (tuple, list)):
             return type(out)(
-                self._part(x, each, lambda t, at=at: target(t, *args[1:], **kwargs)[at])  # type: ignore[misc]
+                self._part(x, each, lambda t, at=at: target(t.clone(), *args[1:], **kwargs)[at])  # type: ignore[misc]
                 for at, each in enumerate(out)
             )
-        return self._part(x, out, lambda t: target(t, *args[1:], **kwargs), target is nearest)
+        return self._part(
+            x, out, lambda t: target(t.clone(), *args[1:], **kwargs), target is nearest
+        )
 
     def _part(self, x: Tensor, out: Any, move: Move, interpolated: bool = False) -> Any:
         if not isinstance(out, Tensor) or out.dtype != x.dtype:
