@@ -15,6 +15,7 @@ __all__ = ["constants_left_alone", "defaults_to_scalar", "items"]
 def items(node: fx.Node) -> tuple[fx.Node, ...] | None:
     """What is read of the list of tensors that ``node`` gives, item by item; None if it is used whole.
 
+    >>> import torch
     >>> graph = fx.Graph()
     >>> parts = graph.call_function(torch.chunk, (graph.placeholder("x"), 2))
     >>> first = graph.call_function(operator.getitem, (parts, 0))
