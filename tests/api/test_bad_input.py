@@ -223,7 +223,17 @@ class Masking(nn.Module):
         self.gate, self.fc = Masked(), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.gate(x, torch.zeros(3 if torch.compiler.is_exporting() else 4)))
+        return self.fc(self.gate(x, torch.zeros(4 if self.is_called(x) else 3)))
+
+    def is_called(self, x: torch.Tensor) -> bool:
+        return type(x) is torch.Tensor
+
+
+class Asking(Masking):
+    """As some of transformers': asks PyTorch."""
+
+    def is_called(self, x: torch.Tensor) -> bool:
+        return not torch.compiler.is_exporting()
 
 
 class Masked(nn.Module):
@@ -238,6 +248,14 @@ def test_a_model_that_does_something_else_when_it_is_exported(
     with pytest.raises(CaptureError) as caught:
         backquant.quantize(Masking().eval(), x, calibration=[x], capture="export")
     snapshot("capture-another-way", caught.value)
+
+
+def test_a_model_that_asks_whether_it_is_exported_is_not_told() -> None:
+    x = torch.ones(2, 4)
+    model = Asking().eval()
+    made = backquant.quantize(model, x, calibration=[x], capture="export", slower="keep")
+    assert any(note.startswith("exported as if it were called") for note in made.report.notes)
+    assert torch.allclose(made(x), model(x), atol=0.05)
 
 
 def test_a_model_that_cannot_be_captured(unchanged: Any, snapshot: Callable[..., None]) -> None:

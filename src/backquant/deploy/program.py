@@ -153,6 +153,11 @@ def _leave_out_input_changes(exported: ExportedProgram) -> None:
     exported.graph_module.recompile()
 
 
+_WITHOUT_INPUT = (
+    "quantize it without the input that decides, such as a mask that hides nothing, or\n"
+)
+
+
 def _refusal(
     reason: str, dynamic_shapes: Any, failure: NotExportedError
 ) -> CaptureError | ExportError:
@@ -176,15 +181,16 @@ def _refusal(
         return CaptureError(
             f"torch.export cannot capture a module that stays float as a whole: {failure.reason}",
             where=where,
-            fix="rewrite its forward, as the reason says: a file has its operators, too; as quantized for\n"
+            fix=(_WITHOUT_INPUT if failure.reason == DEPENDS else "")
+            + "rewrite its forward, as the reason says: a file has its operators, too; as quantized for\n"
             'an engine that runs here (backend="x86") the module is called as it is',
         )
     if failure.reason == DEPENDS:
         return CaptureError(
             f"torch.export cannot capture the reference model: {failure.reason} ({first})",
             where=where or "export",
-            fix="quantize it without the input that decides, such as a mask that hides nothing, or leave\n"
-            "the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
+            fix=_WITHOUT_INPUT
+            + "leave the part out: PrepareCustomConfig().set_non_traceable_module_names([...])",
         )
     return CaptureError(
         f"torch.export cannot capture the reference model: {first}",
