@@ -143,7 +143,8 @@ def step(size: int) -> tuple[torch.Tensor, Cache]:
 def test_results_of_decoders_in_threads_are_their_callers_own() -> None:
     """Caches of other lengths from six threads; results are kept, written to, and looked at again."""
     model = backquant.quantize(Decoder().eval(), step(2), calibration=[step(2), step(3)])
-    sizes = range(1, 11)
+    # as many as recordings are kept: of more, each may go before it comes again
+    sizes = range(1, 9)
     wanted = {size: [part.clone() for part in parts(model(*step(size)))] for size in sizes}
     called = copy.deepcopy(model)
     wrong: list[str] = []
