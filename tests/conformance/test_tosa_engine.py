@@ -73,3 +73,25 @@ def test_moves_in_place_and_lists(
     found = outcomes(pattern, ROOT / "tools" / "tosa" / "tosa.yaml", "tosa")
     assert {each.verdict for each in found} == {Verdict.CONFORMS}
     assert {each.kernel for each in found} == {written}
+
+
+def test_what_vela_takes_of_tflite_files_alone_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transposed convolutions of 16 bits; those of 8 bits are asked about."""
+    asked = []
+    monkeypatch.setattr(tosa, "_program", lambda: Path("tosa_reference_model"))
+    monkeypatch.setattr(tosa, "binary", lambda *_: b"")
+    monkeypatch.setattr(tosa, "compiled", lambda *told: asked.append(told))
+    monkeypatch.setattr(tosa, "run", lambda graph, output, *_: evaluated(graph, output))
+    backend = BackendConfig.load(ROOT / "examples" / "backends" / "ethos_u55.yaml")
+    setting = Setting(backend, find_conformance_engine(backend, None))
+    claimed = [one for one in claims(backend) if one.pattern == "torch.nn.ConvTranspose2d"]
+    found = {}
+    for claim in claimed:
+        for _, each in outcomes_of([Trial(claim)], setting):
+            if each is not None:
+                found["int16" in claim.dtypes] = each.verdict
+    assert found[True] is Verdict.UNTRIED
+    assert found[False] is not Verdict.UNTRIED
+    assert asked
