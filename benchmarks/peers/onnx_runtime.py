@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +82,24 @@ def _quantized(task: Task, method: CalibrationMethod) -> Prepared:
     return session(quantized, task.threads)
 
 
-def _quantize(task: Task, method: CalibrationMethod, source: Path, quantized: Path) -> None:
-    ready = task.workspace / "ready.onnx"
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Where symbolic shapes fail, ONNX Runtime leaves files in the folder that the process works in."""
+    before = Path.cwd()
+    os.chdir(folder)
     try:
-        quant_pre_process(str(source), str(ready))
-    except Exception:  # its symbolic shapes fail on the mask of some models
-        quant_pre_process(str(source), str(ready), skip_symbolic_shape=True)
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _quantize(task: Task, method: CalibrationMethod, source: Path, quantized: Path) -> None:
+    source, ready = source.resolve(), (task.workspace / "ready.onnx").resolve()
+    with _working_in(task.workspace):
+        try:
+            quant_pre_process(str(source), str(ready))
+        except Exception:  # its symbolic shapes fail on the mask of some models
+            quant_pre_process(str(source), str(ready), skip_symbolic_shape=True)
     made = onnxruntime.InferenceSession(str(ready), providers=["CPUExecutionProvider"])
     quantize_static(
         str(ready),
