@@ -8,6 +8,7 @@ from torch import nn
 import backquant
 from backquant.backend_config import QDQRules
 from backquant.deploy.inductor.conv1d import with_height
+from backquant.deploy.inductor.fusible import made_fusible
 from backquant.deploy.inductor.transposed import keep_transposed
 from backquant.deploy.portable import portable
 from backquant.deploy.program import Program, export_program
@@ -34,12 +35,35 @@ def test_a_convolution_its_activation_and_its_rounding_are_widened_together() ->
     assert "quantize_per_tensor" in targets[squeeze - 1]
 
 
+def test_a_layer_that_is_called_twice_keeps_both_calls_on_integers() -> None:
+    """Found by ``conform``: Inductor merged what the calls made of their weight, and took neither."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8)
+    program = _program(Twice(), x)
+    wanted = program.exported.module()(x)
+    with_height(program)
+    program = made_fusible(program)
+    assert torch.equal(program.exported.module()(x), wanted)
+    weights = [n for n in program.exported.graph.nodes if "per_channel" in str(n.target)]
+    [one, other] = [tuple(n.args) for n in weights]
+    assert one[0] is other[0] and one != other  # equal ones would be merged
+
+
 def test_no_constant_reaches_a_transposed_convolution() -> None:
     """A batch norm by hand: Inductor would fold it along the axis of the inputs."""
     program = _program(nn.Sequential(nn.Conv2d(4, 4, 1), Scaled()), torch.randn(1, 4, 4, 4))
     keep_transposed(program)
     [layer] = (n for n in program.exported.graph.nodes if "conv_transpose" in str(n.target))
     assert [str(user.target) for user in layer.users] == ["aten.clamp_min.default"]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.layer(x.flip(0).relu())
 
 
 class Scaled(nn.Module):

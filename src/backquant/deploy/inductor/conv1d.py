@@ -42,9 +42,10 @@ def with_height(program: Program) -> None:
     >>> [node.name for node in made.exported.graph.nodes if "conv" in node.name or "queeze" in node.name]
     ['unsqueeze_default', 'unsqueeze_default_1', 'conv2d_default', 'squeeze_dim']
     """
+    widened: dict[Any, Any] = {}
     for node in list(program.exported.graph.nodes):
         if node.target in _CONVOLUTIONS and _is_integer(node):
-            _widen(node)
+            _widen(node, widened)
     program.exported.graph.eliminate_dead_code()
     program.exported.graph_module.recompile()
 
@@ -55,14 +56,20 @@ def _is_integer(conv: fx.Node) -> bool:
     return batched and is_dequantize(value) and is_channel_dequantize(weight)
 
 
-def _widen(conv: Any) -> None:
-    """Integers are widened, and the height goes after what is fused with the convolution."""
+def _widen(conv: Any, widened: dict[Any, Any]) -> None:
+    """Integers are widened, and the height goes after what is fused with the convolution.
+
+    ``widened``: those that are already, so that layers that share a weight share one of height 1, and
+    ``made_fusible`` sees that they do.
+    """
     given: tuple[Any, ...] = (*conv.args, *_DEFAULTS[len(conv.args) - 2 :])
     value, weight, bias, stride, padding, dilation, groups = given
     named = isinstance(padding, str)
     sizes = (_pair(stride, 1), padding if named else _pair(padding, 0), _pair(dilation, 1), groups)
     operator = overload("conv2d", "padding" if named else "default")
-    made = before(conv, operator, (_widened(conv, value), _widened(conv, weight), bias, *sizes))
+    made = before(
+        conv, operator, (*(_widened(conv, read, widened) for read in (value, weight)), bias, *sizes)
+    )
     last = conv
     while (user := _fused_reader(last)) is not None:
         made = before(user, user.target, (made, *user.args[1:]), **user.kwargs)
@@ -70,11 +77,13 @@ def _widen(conv: Any) -> None:
     replace(last, AtenCalls(last).squeeze(made, -2))
 
 
-def _widened(conv: fx.Node, dequantize: Any) -> Any:
+def _widened(conv: fx.Node, dequantize: Any, widened: dict[Any, Any]) -> Any:
     """What ``dequantize`` gives, of height 1: the integers are."""
     integers, *qparams = dequantize.args
     write = AtenCalls(conv)
-    return write.call(dequantize.target, write.unsqueeze(integers, 2), *qparams)
+    if integers not in widened:
+        widened[integers] = write.unsqueeze(integers, 2)
+    return write.call(dequantize.target, widened[integers], *qparams)
 
 
 def _fused_reader(node: fx.Node) -> Any:
