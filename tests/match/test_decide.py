@@ -374,6 +374,11 @@ class TestData:
         decided = make_plan(captured.module, captured.scopes, backend, mapping)
         assert Plan.from_dict(json.loads(json.dumps(decided.to_dict()))) == decided
 
+    def test_an_earlier_name_of_a_field(self) -> None:
+        made = Plan("x86", separate_layers=("rnn",)).to_dict()
+        earlier = {"apart" if name == "separate_layers" else name: v for name, v in made.items()}
+        assert Plan.from_dict(earlier) == Plan("x86", separate_layers=("rnn",))
+
     @pytest.mark.parametrize(
         "change", [{"decisions": None}, {"unknown": 1}, {"matches": [{"entry": 0}]}]
     )

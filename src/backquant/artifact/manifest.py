@@ -134,7 +134,9 @@ def _report() -> type[BaseModel]:
 @cache
 def _manifest() -> TypeAdapter[Any]:
     """All that a file holds beside the bytes of its tensors."""
-    plan = data_model(Plan, {"decisions": list[data_model(Decision)]})  # type: ignore[misc]
+    named = data_model(Plan, {"decisions": list[data_model(Decision)]})  # type: ignore[misc]
+    # ``apart``: what files that were written before call ``separate_layers``
+    plan = create_model("Plan", __base__=named, apart=(list[str], []))
     fields: dict[str, Any] = {
         "versions": dict[Literal["backquant", "torch"], str],
         "engine": data_model(EngineInfo, {"name": Name}) | None,

@@ -6,7 +6,11 @@ from backquant.fuse.admitted import FusedPlan, plan_fused
 from backquant.fuse.apply import Fused, apply_fusion
 from backquant.fuse.attention import decompose_attention
 from backquant.fuse.by_sample import LAYERS, scaled_by_sample
-from backquant.fuse.layers_apart import can_be_apart, layers_apart, layers_of_recurrent
+from backquant.fuse.recurrent_layers import (
+    can_separate_layers,
+    layers_of_recurrent,
+    separate_recurrent_layers,
+)
 from backquant.fuse.sync_batch_norm import as_plain, put_back, without_sync
 
 __all__ = [
@@ -15,9 +19,9 @@ __all__ = [
     "FusedPlan",
     "apply_fusion",
     "as_plain",
-    "can_be_apart",
+    "can_separate_layers",
     "decompose_attention",
-    "layers_apart",
+    "separate_recurrent_layers",
     "layers_of_recurrent",
     "plan_fused",
     "put_back",

@@ -28,13 +28,14 @@ _SHOWN = 3
 
 class ChosenRules(NamedTuple):
     """The mapping with a rule for each place, and a note for each kind of place. ``reasons``: why nodes
-    stay float, by name, where there is a better reason than that no rule asks for them. ``apart``: names of
-    stacked recurrent modules that are to be split into their layers; the rules are then chosen again."""
+    stay float, by name, where there is a better reason than that no rule asks for them.
+    ``separate_layers``: names of stacked recurrent modules that are to be split into their layers; the rules
+    are then chosen again."""
 
     mapping: QConfigMapping
     notes: tuple[str, ...]
     reasons: Mapping[str, Reason] = MappingProxyType({})
-    apart: tuple[str, ...] = ()
+    separate_layers: tuple[str, ...] = ()
 
 
 def rules_for_places(  # size: the graph, the plan for it, and what is asked of which backend

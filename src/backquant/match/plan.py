@@ -303,9 +303,10 @@ class BySample(NamedTuple):
 class Plan:
     """One decision per node, in graph order.
 
-    ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks). ``apart`` and
-    ``by_sample`` say how the captured graph was changed before it was matched: the nodes of recurrent layers
-    that became one call for each layer, and of those whose inputs are scaled sample by sample.
+    ``no_tensors`` names the nodes whose value is certainly no float tensor (sizes, masks).
+    ``separate_layers`` and ``by_sample`` say how the captured graph was changed before it was matched: the
+    nodes of recurrent layers that became one call for each layer, and of those whose inputs are scaled
+    sample by sample.
     """
 
     backend: str
@@ -319,7 +320,7 @@ class Plan:
     unreached_entries: tuple[int, ...] = ()
     predicates: tuple[Predicate, ...] = ()
     no_tensors: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
+    separate_layers: tuple[str, ...] = ()
     by_sample: Mapping[str, BySample] = field(default_factory=dict)
 
     def refuse(self, reasons: Iterable[Reason]) -> Plan:

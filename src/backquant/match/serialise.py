@@ -26,7 +26,9 @@ from backquant.match.plan import (
 )
 
 # Not written where they are empty: plans that were written before have none.
-_SELDOM = ("apart", "by_sample")
+_SELDOM = ("separate_layers", "by_sample")
+# Fields of plans that were written before, and their names now.
+_NAMES = {"apart": "separate_layers"}
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def plan_from_dict(values: dict[str, Any]) -> Plan:
     'x86'
     """
     try:
-        return _plan(dict(values))
+        named = {_NAMES.get(name, name): value for name, value in values.items()}
+        return _plan(named)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"this is no plan: {error}", where="Plan.from_dict") from error
 
@@ -82,7 +85,7 @@ def _plan(values: dict[str, Any]) -> Plan:
             "notes": tuple(values["notes"]),
             "unreached_entries": tuple(values["unreached_entries"]),
             "no_tensors": tuple(values["no_tensors"]),
-            "apart": tuple(values.get("apart", ())),
+            "separate_layers": tuple(values.get("separate_layers", ())),
             "by_sample": {
                 name: BySample(axes, tuple(channels))
                 for name, (axes, channels) in values.get("by_sample", {}).items()

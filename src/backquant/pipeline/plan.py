@@ -15,9 +15,9 @@ from backquant.errors import CaptureError
 from backquant.fuse import (
     apply_fusion,
     decompose_attention,
-    layers_apart,
     plan_fused,
     scaled_by_sample,
+    separate_recurrent_layers,
     without_sync,
 )
 from backquant.fuse.admitted import FusedPlan
@@ -169,7 +169,7 @@ class _Drawn(NamedTuple):
     mapping: QConfigMapping
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, Reason] = MappingProxyType({})
-    apart: tuple[str, ...] = ()
+    separate_layers: tuple[str, ...] = ()
 
     def chosen_by(self, rules: Rules, backend: BackendConfig) -> ChosenRules | None:
         fused, plan = self.fitted
@@ -182,11 +182,13 @@ class _Drawn(NamedTuple):
             reasons={**self.reasons, **chosen.reasons},
         )
 
-    def with_apart(self, paths: tuple[str, ...]) -> _Drawn:
+    def with_separate(self, paths: tuple[str, ...]) -> _Drawn:
         if not paths:
             return self
         note = f"decided layer by layer: {', '.join(paths)}"
-        return self._replace(apart=(*self.apart, *paths), notes=(*self.notes, note))
+        return self._replace(
+            separate_layers=(*self.separate_layers, *paths), notes=(*self.notes, note)
+        )
 
 
 @dataclass(frozen=True)
@@ -207,10 +209,10 @@ class _Planning:
         layers = self._by_sample(drawn, backend)
         if layers:  # what is chosen counts operators, and there are more of them
             paths = scaled_by_sample(captured, layers)
-            drawn = self._drawn(captured, backend, mapping, drawn.apart, layers)
+            drawn = self._drawn(captured, backend, mapping, drawn.separate_layers, layers)
             drawn = drawn._replace(notes=(*drawn.notes, scaled_note(paths)))
         plan = drawn.fitted.plan.explain(drawn.reasons).noted(*drawn.notes)
-        plan = replace(plan, apart=drawn.apart, by_sample=layers)
+        plan = replace(plan, separate_layers=drawn.separate_layers, by_sample=layers)
         plan = with_reasons(plan, captured)
         released(captured.module)
         fused = drawn.fitted.fused
@@ -225,22 +227,25 @@ class _Planning:
         captured: Captured,
         backend: BackendConfig,
         mapping: QConfigMapping,
-        apart: tuple[str, ...] = (),
+        separated: tuple[str, ...] = (),
         layers: Mapping[str, BySample] = MappingProxyType({}),
     ) -> _Drawn:
-        """The plan with what is chosen for the graph. ``apart`` and ``layers``: how it was changed before."""
+        """The plan with what is chosen for the graph, which was changed by ``separated`` and ``layers``."""
         by_default = self._by_default(captured, backend, mapping)
 
         def fit(mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
             return plan_fused(captured, backend, mapping, self.custom, values, by_default)
 
         values = self._values(captured)
-        drawn = _Drawn(fit(mapping, values), values, mapping).with_apart(apart)
+        drawn = _Drawn(fit(mapping, values), values, mapping).with_separate(separated)
         for rules in self._rules(by_default, layers):
             chosen = drawn.chosen_by(rules, backend)
-            if chosen is not None and chosen.apart:
-                layers_apart(captured, chosen.apart)
-                drawn, values = drawn.with_apart(tuple(chosen.apart)), self._values(captured)
+            if chosen is not None and chosen.separate_layers:
+                separate_recurrent_layers(captured, chosen.separate_layers)
+                drawn, values = (
+                    drawn.with_separate(tuple(chosen.separate_layers)),
+                    self._values(captured),
+                )
                 drawn = drawn._replace(fitted=fit(drawn.mapping, values), values=values)
                 chosen = drawn.chosen_by(rules, backend)
             if chosen is not None:

@@ -12,8 +12,8 @@ from backquant.errors import CaptureError, ConfigError, PassError, UsageError
 from backquant.fuse import (
     apply_fusion,
     decompose_attention,
-    layers_apart,
     scaled_by_sample,
+    separate_recurrent_layers,
     without_sync,
 )
 from backquant.match.plan import Plan
@@ -88,8 +88,8 @@ def _captured(
     captured = captured_with(record.custom, model, capturing)
     without_sync(captured.module)
     decompose_attention(captured, record.backend_config, mapping)
-    if record.plan.apart:
-        layers_apart(captured, record.plan.apart)
+    if record.plan.separate_layers:
+        separate_recurrent_layers(captured, record.plan.separate_layers)
     if record.plan.by_sample:
         scaled_by_sample(captured, record.plan.by_sample)
     fusions, backend = record.plan.fusions, record.backend_config

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import EngineError
-from backquant.fuse import can_be_apart, layers_of_recurrent
+from backquant.fuse import can_separate_layers, layers_of_recurrent
 from backquant.graph import Scope, check_inputs, get_module
 from backquant.match import MatchKind, Plan, Reason
 from backquant.match.default_places import ChosenRules
@@ -94,11 +94,11 @@ def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of w
     paths = list(dict.fromkeys(str(node.target) for node in nodes))
     try:
         noise = _noise(module, _calls(module, paths, data), backend)
-        apart = tuple(_to_take_apart(module, nodes, noise, data, backend))
+        separate = tuple(_to_separate(module, nodes, noise, data, backend))
     except EngineError:  # the engine is not here, and nothing runs: ``explain``
         return None
-    if apart:
-        return ChosenRules(mapping, (), apart=apart)
+    if separate:
+        return ChosenRules(mapping, (), separate_layers=separate)
     result = copy.copy(mapping)
     result.module_name_qconfigs = copy.copy(mapping.module_name_qconfigs)
     chosen: dict[str, list[str]] = {name: [] for name in CHOICES}
@@ -116,7 +116,7 @@ def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of w
     return ChosenRules(result, tuple(notes), reasons)
 
 
-def _to_take_apart(
+def _to_separate(
     module: fx.GraphModule,
     nodes: list[fx.Node],
     noise: Mapping[str, Mapping[str, float]],
@@ -132,7 +132,7 @@ def _to_take_apart(
         if len(layers) < 2 or _choice(noise[path]) == next(iter(CHOICES)):
             continue
         lstm = isinstance(layers[0], nn.LSTM)
-        if calls[path] > 1 or not can_be_apart(node, lstm=lstm):
+        if calls[path] > 1 or not can_separate_layers(node, lstm=lstm):
             continue
         seen = _calls_of_layers(layers, _calls(module, [path], data)[path])
         found = _noise(nn.ModuleList(layers), seen, backend)

@@ -44,7 +44,7 @@ def layers_of_recurrent(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def can_be_apart(node: fx.Node, *, lstm: bool) -> bool:
+def can_separate_layers(node: fx.Node, *, lstm: bool) -> bool:
     """Whether what reads a call takes the parts of its result one by one, and its state is written out."""
     if node.kwargs or len(node.args) > 2 or (len(node.args) == 2 and _is_unknown(node.args[1])):
         return False
@@ -63,10 +63,10 @@ def _is_part(node: fx.Node) -> bool:
     return node.target is operator.getitem and node.args[1] in (0, 1)
 
 
-def layers_apart(captured: Captured, names: Sequence[str]) -> None:
+def separate_recurrent_layers(captured: Captured, names: Sequence[str]) -> None:
     """Put the layers of the modules that nodes of these names call in their place.
 
-    They are nodes that ``can_be_apart``. The modules are called ``PATH_layer_0``, and so on.
+    They are nodes that ``can_separate_layers``. The modules are called ``PATH_layer_0``, and so on.
 
     >>> from backquant.graph import capture
     >>> class Net(nn.Module):
@@ -78,7 +78,7 @@ def layers_apart(captured: Captured, names: Sequence[str]) -> None:
     ...         return y, h
     >>> net, x = Net().eval(), torch.randn(5, 2, 3)
     >>> captured = capture(net)
-    >>> layers_apart(captured, ["rnn"])
+    >>> separate_recurrent_layers(captured, ["rnn"])
     >>> all(map(torch.equal, captured.module(x), net(x)))
     True
     """

@@ -1,4 +1,4 @@
-"""``backquant.fuse.layers_apart``: bit for bit what the whole module gives."""
+"""``backquant.fuse.recurrent_layers``: bit for bit what the whole module gives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from backquant.fuse import can_be_apart, layers_apart
+from backquant.fuse import can_separate_layers, separate_recurrent_layers
 from backquant.graph import capture
 
 
@@ -56,7 +56,7 @@ def test_gives_what_the_module_gives(name: str) -> None:
     model, x = _Net(MODULES[name]).eval(), torch.randn(5, 2, 3)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     captured = capture(model)
-    layers_apart(captured, ["rnn"])
+    separate_recurrent_layers(captured, ["rnn"])
     assert all(map(torch.equal, captured.module(x), model(x)))
     called = [str(n.target) for n in captured.module.graph.nodes if n.op == "call_module"]
     assert called == [f"rnn_layer_{i}" for i in range(MODULES[name].num_layers)]
@@ -70,11 +70,11 @@ def test_begins_with_the_state_that_is_given(name: str) -> None:
     rows = rnn.num_layers * (2 if rnn.bidirectional else 1)
     inputs = torch.randn(5, 2, 3), torch.randn(rows, 2, 4), torch.randn(rows, 2, 4)
     captured = capture(model)
-    layers_apart(captured, ["rnn"])
+    separate_recurrent_layers(captured, ["rnn"])
     wanted, found = model(*inputs), captured.module(*inputs)
     assert all(map(torch.equal, tree_leaves(found), tree_leaves(wanted)))
 
 
 def test_a_state_that_is_returned_as_it_is() -> None:
     [node] = [n for n in capture(_Whole().eval()).module.graph.nodes if n.op == "call_module"]
-    assert not can_be_apart(node, lstm=True)
+    assert not can_separate_layers(node, lstm=True)
