@@ -292,3 +292,12 @@ def test_norms_rolls_and_expansions_run_in_the_delegate(tmp_path) -> None:
     outside = {use.kernel for use in found.kernels if not use.kernel.startswith("XNNPACK")}
     assert outside == {"aten::sum.IntList_out"}
     torch.testing.assert_close(ExecuTorchModel(tmp_path / "m.pte")(x), model(x), rtol=0, atol=1e-5)
+
+
+def test_whole_numbers_run_in_the_delegate() -> None:
+    """Added to floats, they would be cast at each call, outside of it."""
+    model, x = Behind(lambda x: (x + 1) * 3).eval(), torch.randn(1, 4, 6, 6)
+    with quiet(), torch.no_grad():
+        made = lower_program(Program(torch.export.export(model, (x,)), {})).buffer
+        torch.testing.assert_close(ExecuTorchModel(made)(x), model(x), rtol=1e-5, atol=1e-5)
+    assert read_back(made).portable == ()

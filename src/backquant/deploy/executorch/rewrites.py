@@ -25,6 +25,10 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    0.5 and -0.5 a product or a root; ``roll`` slices that are joined; and what an operator repeats by itself
    is not expanded for it. All run outside of the delegate otherwise, which they cut into parts: of Swin v2,
    with a norm of each query and key, half of the time.
+13. Maxima over axes, and pools: see ``pools``.
+14. A depthwise convolution in float with a large window: see ``depthwise``.
+15. A whole number that is added to floats, or multiplied with them, is a float: otherwise it is cast at each
+   call, outside of the delegate.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from torch.export import ExportedProgram
 
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
+from backquant.deploy.executorch.depthwise import split_depthwise
+from backquant.deploy.executorch.pools import POOLS
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
 
@@ -248,6 +254,13 @@ def _expand(node: Any) -> None:
             user.replace_input_with(node, source)
 
 
+def _with_number(node: Any) -> None:
+    """Rule 15."""
+    one, other, *more = node.args
+    if type(other) is int and one.meta["val"].is_floating_point():
+        node.args = (one, float(other), *more)
+
+
 _LAYOUT_GIVERS = overloads(
     *(
         "conv2d",
@@ -298,6 +311,8 @@ _RULES: dict[Any, Callable[[Any], None]] = {
         ((overload("pow", "Tensor_Scalar"),), _power),
         (overloads("roll"), _roll),
         (_EXPANSIONS, _expand),
+        (_REPEATING, _with_number),
+        ((overload("conv2d"),), split_depthwise),
     )
     for each in names
-}
+} | POOLS

@@ -1,0 +1,157 @@
+"""Maxima over axes, and pools, in the spelling of four dimensions that XNNPACK takes. Values stay.
+
+Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config`` and ``operators/op_max_dim.py``.
+
+1. The partitioner takes the largest values over any axis of four dimensions; the delegate refuses all but
+   ``max`` over axis 2 or 3 with ``keepdim=True``, and ``amax`` always. A maximum over neighbouring axes is
+   one over axis 2 of a view. Where a size is free that no view can say, or the axis itself, ``amax``
+   computes outside of the delegate, whose windows are of one size.
+2. Pools of one dimension, and of images without a batch, run on views of four dimensions.
+3. An adaptive pool whose sizes divide is one of that window: the others have no kernel in the delegate, and
+   those of maxima none at all.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
+from backquant.operators import overload
+
+__all__ = ["POOLS"]
+
+_LARGEST, _LARGEST_AND_PLACES = overload("amax"), overload("max", "dim")
+
+
+def maximum(node: Any) -> None:
+    """Rule 1."""
+    source, axes, keep = (*node.args, *([], False)[len(node.args) - 1 :])[:3]
+    value = source.meta["val"]
+    has_places = node.target is _LARGEST_AND_PLACES
+    rank = value.dim()
+    axes = sorted(axis % max(rank, 1) for axis in ([axes] if has_places else axes or range(rank)))
+    if value.dtype is not torch.float32 or not rank or (has_places and not _first_only(node)):
+        return
+    write = AtenCalls(node)
+    sizes = list(value.shape)
+    low, high = axes[0], axes[-1] + 1
+    four = [1, *(_product(part) for part in (sizes[:low], sizes[low:high], sizes[high:]))]
+    result = (next(iter(node.users)) if has_places else node) if node.users else node
+    wanted = sizes_of(result)
+    if axes != list(range(low, high)) or not _can_be_viewed(four, wanted):
+        if has_places:
+            _replace_first(node, write.call(_LARGEST, source, axes, keep))
+        return
+    view = write.view(source, four)
+    largest = write.call(_LARGEST_AND_PLACES, view, 2, True)
+    made = write.view(before(node, operator.getitem, (largest, 0)), wanted)
+    if has_places:
+        _replace_first(node, made)
+    else:
+        replace(node, made)
+
+
+def _product(sizes: list[Any]) -> int:
+    """Of sizes that are known; -1 of others."""
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
+
+
+def _can_be_viewed(four: list[int], wanted: list[Any]) -> bool:
+    free = four.count(-1)
+    return four[2] > 0 and free < 2 and 0 not in four and _is_known(wanted)
+
+
+def _is_known(sizes: list[Any]) -> bool:
+    """Whether a view can say them."""
+    return all(isinstance(size, int) for size in sizes) and sizes.count(-1) < 2
+
+
+def _first_only(node: Any) -> bool:
+    return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
+
+
+def _replace_first(node: Any, made: Any) -> None:
+    """Let what reads the first of the results of ``node`` read ``made``."""
+    for item in list(node.users):
+        replace(item, made)
+    node.graph.erase_node(node)
+
+
+def pool_of_one_dimension(node: Any) -> None:
+    """Rule 2."""
+    source, *windows = node.args
+    sizes = sizes_of(source)
+    name = str(node.target._schema.name).removeprefix("aten::").replace("1d", "2d")
+    if not _is_known(sizes) or node.kwargs:
+        return
+    write = AtenCalls(node)
+    around = (0 if place == 2 else 1 for place in range(len(windows)))  # padding is the third
+    two = [
+        [other, *window] if isinstance(window, (list, tuple)) and window else window
+        for other, window in zip(around, windows, strict=True)
+    ]
+    image = write.view(source, [*(sizes if len(sizes) == 3 else [1, *sizes])[:2], 1, sizes[-1]])
+    made = write.call(overload(name), image, *two)
+    if isinstance(node.meta["val"], torch.Tensor):
+        replace(node, write.view(made, sizes_of(node)))
+        adaptive(made)
+    elif _first_only(node) and node.users:
+        wanted = sizes_of(next(iter(node.users)))
+        _replace_first(node, write.view(before(node, operator.getitem, (made, 0)), wanted))
+        adaptive(made)
+
+
+def without_batch(node: Any) -> None:
+    """Rule 2, of images of three dimensions."""
+    source, *more = node.args
+    sizes = sizes_of(source)
+    if len(sizes) != 3 or not _is_known(sizes):
+        return
+    write = AtenCalls(node)
+    made = write.call(node.target, write.view(source, [1, *sizes]), *more, **node.kwargs)
+    replace(node, write.view(made, sizes_of(node)))
+
+
+def adaptive(node: Any) -> None:
+    """Rule 3."""
+    if node.target not in _WINDOWS:
+        return
+    source, wanted = node.args
+    value = source.meta["val"]
+    given = value.shape[-2:]
+    if value.dim() != 4 or not all(isinstance(size, int) and size for size in (*given, *wanted)):
+        return
+    if any(size % out for size, out in zip(given, wanted, strict=True)):
+        return
+    window = [size // out for size, out in zip(given, wanted, strict=True)]
+    write = AtenCalls(node)
+    if node.target is not _ADAPTIVE_MAXIMUM:
+        if wanted != [1, 1]:  # the mean of all has a kernel of its own, also on integers
+            replace(node, write.call(_WINDOWS[node.target], source, window, window))
+    elif _first_only(node):
+        _replace_first(node, write.call(_WINDOWS[node.target], source, window, window))
+
+
+_ADAPTIVE_MAXIMUM = overload("adaptive_max_pool2d")
+_WINDOWS = {
+    overload("adaptive_avg_pool2d"): overload("avg_pool2d"),
+    _ADAPTIVE_MAXIMUM: overload("max_pool2d"),
+}
+
+#: The rules by operator.
+POOLS: dict[Any, Callable[[Any], None]] = {
+    _LARGEST: maximum,
+    _LARGEST_AND_PLACES: maximum,
+    overload("max_pool2d"): without_batch,
+    overload("avg_pool2d"): without_batch,
+    **{
+        overload(name): pool_of_one_dimension
+        for name in ("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d")
+    },
+    **dict.fromkeys(_WINDOWS, adaptive),
+}
