@@ -167,3 +167,12 @@ class Histogram:
         """
         top = math.log1p(max(self.counts, default=0)) or 1.0
         yield from (round(math.log1p(count) / top, 3) for count in self.counts)
+
+
+def decibel_text(value: float) -> str:
+    """An SQNR as people read it.
+
+    >>> decibel_text(21.234), decibel_text(-0.01), decibel_text(float("inf"))
+    ('21.2 dB', '0.0 dB', 'exact')
+    """
+    return "exact" if math.isinf(value) and value > 0 else f"{round(value, 1) + 0.0:.1f} dB"

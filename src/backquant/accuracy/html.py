@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from backquant.accuracy.comparison import Comparison, OperatorError
+from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.sensitivity import Sensitivity
-from backquant.accuracy.text import HEADS, decibel_text, numbers, percent_text
+from backquant.accuracy.text import HEADS, numbers, percent_text
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, lay_out
 from backquant.report.template import page_template
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from rich.box import HORIZONTALS
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backquant.accuracy.comparison import Comparison, OperatorError
+from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.sensitivity import GroupSensitivity, Sensitivity
 
 HEADS = ("operator", "what", "added", "accumulated", "cosine", "largest", "clipped", "unused")
@@ -113,15 +113,6 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     for row in rows:
         made.add_row(*map(Text, row))
     return made
-
-
-def decibel_text(value: float) -> str:
-    """An SQNR as people read it.
-
-    >>> decibel_text(21.234), decibel_text(-0.01), decibel_text(float("inf"))
-    ('21.2 dB', '0.0 dB', 'exact')
-    """
-    return "exact" if math.isinf(value) and value > 0 else f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def percent_text(share: float | None) -> str:

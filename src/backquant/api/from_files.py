@@ -11,9 +11,6 @@ from torch import nn
 
 from backquant.api.arguments import given_model
 from backquant.api.calibrated import CalibrationCall
-from backquant.artifact.file import check_place
-from backquant.artifact.store import write_model
-from backquant.artifact.tensors import TensorWriter
 from backquant.backend_config.registry import Backend
 from backquant.calibrate.by_layer import calibrate_by_layer
 from backquant.errors import UsageError
@@ -87,6 +84,10 @@ def quantize_files(
     >>> report.coverage
     1.0
     """
+    from backquant.artifact.file import check_place  # read here: schemas of files take time to make
+    from backquant.artifact.store import write_model
+    from backquant.artifact.tensors import TensorWriter
+
     target = Path(to)
     check_place(target)
     required = given_requirement(require)

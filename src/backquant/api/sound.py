@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from backquant.backend_config import BackendConfig, files
+from backquant.backend_config import BackendConfig
 from backquant.backend_config.validate import Finding, Severity
 from backquant.errors import EngineError, SpecError
 from backquant.lower.engine import engine_info, list_engines
@@ -34,6 +34,8 @@ def file_findings(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> 
 
     Raises ``SpecError`` when there is no such file, or it cannot be read.
     """
+    from backquant.backend_config import files  # read here: the models of files take time to make
+
     return files.check_file(path, allow, description_findings)
 
 
@@ -47,6 +49,8 @@ def sound_file(path: str | os.PathLike[str], allow: tuple[str, ...] = ()) -> Bac
     backquant.errors.SpecError: no such file
       where  none.yaml
     """
+    from backquant.backend_config import files
+
     config = files.load_file(path, allow)
     refuse_errors(file_findings(path, allow))
     return config

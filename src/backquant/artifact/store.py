@@ -6,11 +6,9 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from backquant.artifact.file import ManifestText, read_file, read_text, readable, write_file
 from backquant.artifact.manifest import check_manifest
@@ -28,9 +26,11 @@ from backquant.match.plan import Plan, Reason
 from backquant.qconfig import QConfigMapping
 from backquant.report.model import Report
 from backquant.report.recorded import StoredReport
-from backquant.report.text import renderable
 from backquant.runtime import LoweredRecord, QuantizedModel
 from backquant.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def save(model: QuantizedModel, path: str | os.PathLike[str], *, allow: Sequence[str] = ()) -> None:
@@ -255,6 +255,11 @@ class Description:
 
     def renderable(self) -> RenderableType:
         """What a person reads on a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from backquant.report.text import renderable
+
         engine = "reference model" if self.engine is None else self.engine.describe()
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"{self.path}: {self.backend} on {engine}, written by {versions}"]

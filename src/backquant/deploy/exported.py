@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from backquant.match.plan import Reason
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _SHOWN = 3
 ON_KERNELS = "on integer kernels"
@@ -119,6 +119,9 @@ multiply-adds
 
     def renderable(self) -> RenderableType:
         """What a person reads on a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
         return Group(*(Text(line) for line in self._lines()))
 
     def _lines(self) -> Iterator[str]:

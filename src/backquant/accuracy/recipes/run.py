@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from backquant.accuracy.figures import decibels
+from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together
 from backquant.accuracy.recipes.recipe import Recipe
 from backquant.accuracy.recipes.steps import STEPS
-from backquant.accuracy.text import decibel_text
 from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from backquant.accuracy.figures import decibels
+from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.search.result import SearchResult
 from backquant.accuracy.search.text import (
     ROW_HEADS,
@@ -16,7 +16,6 @@ from backquant.accuracy.search.text import (
     combination_name,
     row_cells,
 )
-from backquant.accuracy.text import decibel_text
 from backquant.report.template import page_template
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from backquant.accuracy.comparison import finite
-from backquant.accuracy.figures import decibels
+from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.loop import FrontPoint, Loop
 from backquant.accuracy.search.programme import Option, Problem, SearchUnit
 from backquant.accuracy.search.trials import Trial
-from backquant.accuracy.text import decibel_text
 from backquant.files import write_text
 from backquant.match.plan import Reason
 from backquant.reason_codes import ReasonCode

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from backquant.accuracy.figures import decibels
+from backquant.accuracy.figures import decibel_text, decibels
 from backquant.accuracy.search.result import ChosenOption, SearchResult
 from backquant.accuracy.search.trials import Trial
-from backquant.accuracy.text import decibel_text, table
+from backquant.accuracy.text import table
 
 TRIAL_HEADS = ("combination", "budget", "outputs", "metric", "predicted", "measured", "of float")
 ROW_HEADS = ("operator", "became", "why")
