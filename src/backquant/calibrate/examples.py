@@ -14,6 +14,10 @@ from backquant.graph import as_arguments, check_inputs
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, settle
 
+_BATCHES = (
+    "one call's inputs: example_inputs=batches[0]; a list of batches is data: calibration=batches"
+)
+
 
 def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = True) -> Any:
     """``example_inputs``, which ``model`` accepts.
@@ -33,8 +37,24 @@ def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = Tr
             where="example_inputs=None",
             fix="pass a tensor, a tuple of positional arguments, or a dict of keyword arguments",
         )
-    _check(model, example_inputs, "the example inputs do", settles)
+    try:
+        _check(model, example_inputs, "the example inputs do", settles)
+    except WritesParameterError:
+        raise
+    except InputError as error:
+        if isinstance(example_inputs, list) and _runs(model, example_inputs[:1]):
+            raise InputError(error.what, where=error.where, fix=_BATCHES) from error
+        raise
     return example_inputs
+
+
+def _runs(model: nn.Module, batches: list[Any]) -> bool:
+    try:
+        for batch in batches:
+            check_inputs(model, batch)
+    except InputError:
+        return False
+    return bool(batches)
 
 
 def example_that_runs(model: nn.Module, example_inputs: Any) -> tuple[Any, str]:
