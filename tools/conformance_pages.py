@@ -51,21 +51,6 @@ OURS: dict[str, tuple[str, str | None]] = {
     "tensorrt_fp8": ("tensorrt_fp8", None),
 }
 _FINDINGS = 36
-#: Where a whole run would compile for very long: entries that have each kind of operator once.
-PARTS: dict[str, tuple[str, ...]] = {
-    "inductor_x86": (
-        *("torch.nn.ReLU(torch.nn.Conv1d)", "torch.nn.ReLU(torch.nn.BatchNorm2d(torch.nn.Conv2d))"),
-        *("ConvAddReLU2d", "torch.nn.ReLU(torch.nn.Linear)", "nn.Hardtanh(torch.nn.Conv2d)"),
-        *(
-            "nn.Hardswish(torch.nn.Conv2d)",
-            "torch.nn.ReLU(operator.add)",
-            "torch.concat",
-            "nn.MaxPool2d",
-        ),
-        *("nn.AvgPool2d", "nn.AdaptiveAvgPool2d", "torch.permute_copy", "torch.reshape"),
-        *("sum of two, and read torch.nn.Linear", "cat of two, and read torch.nn.Conv2d"),
-    )
-}
 
 
 def description(page: str) -> tuple[BackendConfig, str | None]:
@@ -86,7 +71,6 @@ def tried(page: str, options: argparse.Namespace) -> Tried | None:
     run = backquant.conform(
         backend,
         engine=engine,
-        entries=PARTS.get(page, ()),
         minutes=minutes,
         seed=options.seed,
         rounds=options.rounds,
