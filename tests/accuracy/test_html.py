@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import torch
 from tests.accuracy.conftest import Case
 
 import backquant
@@ -50,3 +52,13 @@ def test_pages_draw_every_operator(cases: dict[str, Case], tmp_path: Path) -> No
     costs = sensitivities(Twin(case.ready.prepared, case.ready.reference()), case.data[:1])
     drawn = {g["id"] for _, g in Page(costs.to_html()).attributes if g.get("class") == "box"}
     assert drawn == set(costs.nodes)
+
+
+def test_the_page_of_a_search_has_round_ticks() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    found = backquant.search(model, [torch.randn(32, 64)], budget={"min_sqnr": 25}, times=None)
+    text = found.to_html()
+    Page(text)
+    ticks = [float(word) for word in re.findall(r"<text [^>]*>([\d.e+-]+)</text>", text)]
+    assert ticks == [float(f"{tick:.2g}") for tick in ticks] and len(ticks) >= 6

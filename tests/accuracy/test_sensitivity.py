@@ -73,7 +73,7 @@ def test_another_model_does_not_go_on(cases: dict[str, Case], tmp_path: Path) ->
 
 def test_no_batches_say_nothing(cases: dict[str, Case]) -> None:
     case = cases["trace"]
-    with pytest.raises(CalibrationError, match="empty"):
+    with pytest.raises(CalibrationError, match="the set 'data' is empty"):
         backquant.sensitivity(case.model, data=[], calibration=case.data)
 
 

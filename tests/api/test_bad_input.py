@@ -105,6 +105,7 @@ CASES: dict[str, tuple[type[BackquantError], Callable[[nn.Module], Any]]] = {
     "example-count": (InputError, quantize(example_inputs=(IMAGE, IMAGE))),
     "example-keyword": (InputError, quantize(example_inputs={"image": IMAGE})),
     "example-numpy": (InputError, quantize(example_inputs=np.zeros((1, 3, 8, 8), "float32"))),
+    "example-text": (InputError, quantize(example_inputs="x86")),
     "example-none": (UsageError, lambda net: backquant.explain(net, None)),
     # what is asked for
     "mapping-empty": (CoverageError, quantize(qconfig_mapping=QConfigMapping())),

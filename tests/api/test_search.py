@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,9 @@ BAD: dict[str, dict[str, Any]] = {
     "no_metric": {"budget": {"max_drop": 0.1}},
     "raises": {"budget": {"max_drop": 0.1}, "metric": raising},
     "nan": {"budget": {"max_drop": 0.1}, "metric": lambda model: math.nan},
+    "nothing": {"budget": {"max_drop": 0.1}, "metric": lambda model: None},
+    "pair": {"budget": {"max_drop": 0.1}, "metric": lambda model: torch.ones(2)},
+    "text": {"budget": {"max_drop": 0.1}, "metric": lambda model: "0.5"},
     "no_times": {"budget": {"max_ms": 1.0}, "backend": "tensorrt"},
     "random": {"budget": {"max_drop": 0.1}, "metric": lambda model: 0.5},
 }
@@ -141,17 +145,57 @@ def test_what_cannot_be_searched(net: Any, name: str) -> None:
     model, data = net
     with pytest.raises(UsageError) as error:
         backquant.search(model, data, times=None, **{"budget": {"max_ms": 1.0}, **BAD[name]})
-    snapshot(Path(__file__), name, str(error.value).replace("<lambda>", "metric"))
+    words = str(error.value).replace("<lambda>", "metric")
+    snapshot(Path(__file__), name, re.sub(rf"{re.escape(__file__)}:\d+", "FILE:LINE", words))
 
 
 def test_data_that_run_out(net: Any) -> None:
     model, data = net
-    with pytest.raises(CalibrationError):
-        backquant.search(model, iter([]), budget={"min_sqnr": 20}, times=None)
-    with pytest.raises(CalibrationError):
+    used_up = iter(data)
+    assert len(list(used_up)) == len(data)
+    with pytest.raises(CalibrationError, match="empty, or an iterator that was used up before"):
+        backquant.search(model, used_up, budget={"min_sqnr": 20}, times=None)
+    with pytest.raises(CalibrationError, match="the set 'data' is empty"):
         backquant.search(model, [], budget={"min_sqnr": 20}, times=None, calibration=data)
     found = backquant.search(model, iter(data), "tensorrt", budget={"min_sqnr": 10}, times=None)
     assert found.met  # calibrated on and judged by what an iterator gives once
+
+
+class Logarithm(nn.Module):
+    """Values near zero become zeros on integers, and their logarithms infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(x))))
+        return torch.log(torch.max_pool1d(x, 4))
+
+
+def test_outputs_that_are_infinite_are_no_answer() -> None:
+    made = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Logarithm().eval()
+    data = [torch.randn(64, 16, generator=made) for _ in range(3)]
+    quantized = backquant.quantize(model, calibration=data, slower="keep")
+    assert any((quantized(x).isinf() & ~model(x).isinf()).any() for x in data)
+    assert backquant.compare(model, quantized, data).sqnr == -math.inf
+    found = backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
+    assert found.met and all(torch.equal(found.model(x).isinf(), model(x).isinf()) for x in data)
+    found = backquant.search(model, data, budget={"max_bytes": 1}, times=None)
+    assert not found.met and all(math.isfinite(trial.loss) for trial in found.trials)
+
+
+def test_data_with_nan_are_refused(net: Any) -> None:
+    model, data = net
+    bad = [data[0], data[0].clone().fill_(math.nan)]
+    with pytest.raises(CalibrationError, match="input 'x' of batch 1 holds 3456 NaN"):
+        backquant.sensitivity(model, data=bad, calibration=data)
+    quantized = backquant.quantize(model, calibration=data)
+    with pytest.raises(CalibrationError, match="input 'x' of batch 1 holds 3456 NaN"):
+        backquant.compare(model, quantized, bad)
 
 
 def test_a_state_of_something_else(net: Any, tmp_path: Path) -> None:

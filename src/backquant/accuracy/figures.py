@@ -32,10 +32,20 @@ class ErrorSums:
     values: int = 0
 
     def add(self, wanted: torch.Tensor, found: torch.Tensor) -> None:
-        """Count two tensors of one shape; values that are not finite in both are left out."""
+        """Count two tensors of one shape. Where ``wanted`` is not finite nothing is counted; where ``found``
+        alone is not, the error is infinite.
+
+        >>> sums = ErrorSums()
+        >>> sums.add(torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("nan")]))
+        >>> sums.sqnr, sums.largest
+        (-inf, inf)
+        """
         one, two = wanted.detach().flatten().double(), found.detach().flatten().double()
-        finite = torch.isfinite(one) & torch.isfinite(two)
+        expected = torch.isfinite(one)
+        finite = expected & torch.isfinite(two)
         if not bool(finite.all()):
+            if bool((expected & ~finite).any()):
+                self.noise = self.largest = math.inf
             one, two = one[finite], two[finite]
         if not one.numel():
             return
@@ -94,6 +104,19 @@ def float_tensors(output: Any) -> list[torch.Tensor]:
     """
     leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
     return [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
+
+
+#: -40 dB: what is larger, or infinite, is no worse for whoever chooses.
+MOST_LOSS = 1e4
+
+
+def bounded_loss(sums: list[ErrorSums]) -> float:
+    """``loss_of``, as a finite number, with which sums and programmes can be made.
+
+    >>> bounded_loss([ErrorSums(signal=1, noise=math.inf)])
+    10000.0
+    """
+    return min(loss_of(sums), MOST_LOSS)
 
 
 def loss_of(sums: list[ErrorSums]) -> float:

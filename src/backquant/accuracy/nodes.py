@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
-from backquant.calibrate.inputs import bound_arguments
+from backquant.calibrate.inputs import bound_arguments, check_values
 from backquant.errors import InputError, first_line
 
 
@@ -37,13 +37,14 @@ def run_node(module: fx.GraphModule, node: fx.Node, value: Callable[[fx.Node], A
 def placeholders(module: fx.GraphModule, batch: Any, index: int) -> dict[str, Any]:
     """What the inputs of the graph are for a batch, by the name of the node.
 
-    Raises ``InputError`` when it does not fit.
+    Raises ``InputError`` when it does not fit, ``CalibrationError`` when it holds values that are not finite.
 
     >>> placeholders(fx.symbolic_trace(lambda x, y: x + y), {"x": 1, "y": 2}, 0)
     {'x': 1, 'y': 2}
     """
     _ = module.code  # whose signature is that of the model
     bound = bound_arguments(module, batch, index)
+    check_values(bound, index)
     bound.apply_defaults()
     found: dict[str, Any] = {}
     for node in module.graph.nodes:

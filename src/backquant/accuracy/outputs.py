@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from backquant.accuracy.figures import ErrorSums, add_errors, float_tensors, loss_of, merge_errors
+from backquant.accuracy.figures import (
+    ErrorSums,
+    add_errors,
+    bounded_loss,
+    float_tensors,
+    merge_errors,
+)
 from backquant.calibrate.group import ALONE, Ranks, divided
 from backquant.graph import as_arguments
 
@@ -41,7 +47,7 @@ class FloatOutputs:
         sums: list[ErrorSums] = []
         for of_batch in divided(self._ranks, doing, range(len(self._batches)), errors):
             merge_errors(sums, of_batch)
-        return loss_of(sums)
+        return bounded_loss(sums)
 
     def losses(self, module: nn.Module, doing: str) -> torch.Tensor:
         """What each sample adds to the loss, in float64; each batch where its outputs do not all have the

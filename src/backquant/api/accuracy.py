@@ -70,8 +70,8 @@ def compare(
             where="backquant.compare(model, quantized, data)",
             fix="quantized = backquant.quantize(model, calibration=batches)",
         )
-    check_set(data)
-    example, batches = first_batch(data)
+    check_set(data, "data")
+    example, batches = first_batch(data, "data")
     source = opened_model(model)
     graph = float_graph_of(source, quantized.record, example)
     with ProgressBar("comparing") if progress else nullcontext() as bar:
@@ -139,7 +139,7 @@ def sensitivity(  # size: as quantize
             where="resume beside group",
             fix="backquant.sensitivity(..., group=group), without resume=",
         )
-    check_set(data)
+    check_set(data, "data")
     data = kept_set(data)
     call = CalibrationCall(
         backend,
@@ -153,5 +153,5 @@ def sensitivity(  # size: as quantize
         twin = Twin(ready.prepared, ready.reference())
         with ProgressBar("sensitivity") if progress else nullcontext() as bar:
             found = sensitivities(twin, data, progress=bar, resume=resume, ranks=ranks)
-    check_some(found.batches, data)
+    check_some(found.batches, data, "data")
     return found

@@ -131,7 +131,7 @@ def search(  # size: as quantize
             fix="backquant.search(..., group=group), without resume=",
         )
     steps = recipe_of(recipe)
-    check_set(data)
+    check_set(data, "data")
     data = kept_set(data)
     start = time.process_time()
     call = CalibrationCall(
@@ -152,7 +152,7 @@ def search(  # size: as quantize
         named = "" if metric is None else getattr(metric, "__qualname__", type(metric).__name__)
         work = _Work(ready, runner, limits, resume, f"{named} {lower_is_better}", ranks)
         held = held_by_all(ranks, data, _HELD)
-        check_some(len(held), data)
+        check_some(len(held), data, "data")
         bench = Bench(
             runner.floating(ready.frozen, work.in_float),
             runner,

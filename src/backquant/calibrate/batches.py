@@ -21,11 +21,12 @@ class _Rejoined:
         return self._batches
 
 
-def check_set(calibration: Any) -> None:
-    """Raise ``CalibrationError`` for what is no iterable of batches: one batch, a file's name, a data set."""
+def check_set(calibration: Any, argument: str = "calibration") -> None:
+    """Raise ``CalibrationError`` for what is no iterable of batches: one batch, a file's name, a data set.
+    ``argument``: the name under which the user gave it, here and below."""
     kind = type(calibration).__name__
     if isinstance(calibration, torch.Tensor | Mapping):
-        fix = "pass a list of batches: calibration=[batch]"
+        fix = f"pass a list of batches: {argument}=[batch]"
     elif isinstance(calibration, str | bytes):
         fix = "pass the batches themselves; the command line reads files: backquant quantize --data"
     elif isinstance(calibration, Iterable):
@@ -33,29 +34,39 @@ def check_set(calibration: Any) -> None:
     elif hasattr(calibration, "__getitem__"):
         fix = "torch.utils.data.DataLoader(dataset, batch_size=32) makes batches of a data set"
     else:
-        fix = "pass any iterable of batches: calibration=[batch], or a DataLoader"
+        fix = f"pass any iterable of batches: {argument}=[batch], or a DataLoader"
     raise CalibrationError(
-        f"the calibration set is a {kind}, not an iterable of batches", where="calibration", fix=fix
+        f"{_called(argument)} is a {kind}, not an iterable of batches", where=argument, fix=fix
     )
 
 
-def check_some(done: int, calibration: Any) -> None:
+def check_some(done: int, calibration: Any, argument: str = "calibration") -> None:
     """Raise ``CalibrationError`` where no batch came."""
     if done == 0:
-        raise CalibrationError(
-            "the calibration set is empty",
-            where=f"calibration: {type(calibration).__name__} without batches",
-            fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
-        )
+        raise _empty(calibration, argument, used_up=isinstance(calibration, Iterator))
+
+
+def _called(argument: str) -> str:
+    return "the calibration set" if argument == "calibration" else f"the set {argument!r}"
+
+
+def _empty(calibration: Any, argument: str, used_up: bool) -> CalibrationError:
+    return CalibrationError(
+        f"{_called(argument)} is empty"
+        + (", or an iterator that was used up before" if used_up else ""),
+        where=f"{argument}: {type(calibration).__name__} without batches",
+        fix=f"pass at least one batch, and a fresh iterator: {argument}=[batch]",
+    )
 
 
 def kept_set(calibration: Any) -> Any:
-    """A set that can be gone over again: a list of what comes only once.
+    """A set that can be gone over again: a list of what comes only once. An iterator that gives nothing
+    stays one, so that errors can say so.
 
     >>> kept_set(iter([1, 2])), kept_set(range(2))
     ([1, 2], range(0, 2))
     """
-    return list(calibration) if isinstance(calibration, Iterator) else calibration
+    return list(calibration) or calibration if isinstance(calibration, Iterator) else calibration
 
 
 def some_batches(calibration: Iterable[Any] | None, most: int) -> Iterable[Any]:
@@ -74,7 +85,9 @@ def some_batches(calibration: Iterable[Any] | None, most: int) -> Iterable[Any]:
     return islice(calibration, most)
 
 
-def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+def first_batch(
+    calibration: Iterable[Any], argument: str = "calibration"
+) -> tuple[Any, Iterable[Any]]:
     """The first batch, and a set that still holds every batch.
 
     Raises ``CalibrationError`` when there is none.
@@ -87,10 +100,4 @@ def first_batch(calibration: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     for first in iterator:
         again = calibration if iterator is not calibration else _Rejoined(first, iterator)
         return first, again
-    used_up = iterator is calibration
-    raise CalibrationError(
-        "the calibration set is empty"
-        + (", or an iterator that was used up before" if used_up else ""),
-        where=f"calibration: {type(calibration).__name__} without batches",
-        fix="pass at least one batch, and a fresh iterator: calibration=[batch]",
-    )
+    raise _empty(calibration, argument, used_up=iterator is calibration)

@@ -37,6 +37,12 @@ def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = Tr
             where="example_inputs=None",
             fix="pass a tensor, a tuple of positional arguments, or a dict of keyword arguments",
         )
+    if isinstance(example_inputs, str):
+        raise InputError(
+            f"the example inputs are the text {example_inputs!r}",
+            where=f"example_inputs={example_inputs!r}",
+            fix=f"backend={example_inputs!r} for the name of a backend; example inputs are tensors",
+        )
     try:
         _check(model, example_inputs, "the example inputs do", settles)
     except WritesParameterError:

@@ -20,7 +20,7 @@ from backquant.report.template import page_template
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
 _WIDTH, _HEIGHT = 900, 390
-_TICKS = 6
+_TICKS = 7  # at most, and as many less as make them round
 
 
 def search_page(found: SearchResult) -> str:
@@ -93,15 +93,9 @@ class _Plot:
             "top": _TOP,
             "bottom": _BOTTOM,
             "x_name": "milliseconds of one call" if self.is_timed else "bit-operations",
-            "x_ticks": [
-                (self.x(cost), f"{cost:.3g}")
-                for cost in (self.most * i / _TICKS for i in range(_TICKS + 1))
-            ],
+            "x_ticks": [(self.x(cost), f"{cost:.3g}") for cost in round_ticks(0.0, self.most)],
             "y_ticks": [
-                (self.y(level), f"{level:.0f}")
-                for level in (
-                    self.low + (self.high - self.low) * i / _TICKS for i in range(_TICKS + 1)
-                )
+                (self.y(level), f"{level:g}") for level in round_ticks(self.low, self.high)
             ],
             "line": " ".join(f"{self.x(cost)},{self.y(level)}" for cost, level in self.front),
             "dots": [
@@ -126,3 +120,16 @@ class _Plot:
             yield self.x(time), _TOP, self.x(time), _BOTTOM
         if budget.min_sqnr is not None:
             yield _LEFT, self.y(budget.min_sqnr), _RIGHT, self.y(budget.min_sqnr)
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two values.
+
+    >>> round_ticks(-5, 93), round_ticks(0.0, 7.52)
+    ([0.0, 20.0, 40.0, 60.0, 80.0], [0.0, 2.0, 4.0, 6.0])
+    """
+    least = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= least)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{place * step:.6g}") for place in range(first, last + 1)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backquant.accuracy.figures import ErrorSums, add_errors, float_tensors, loss_of
+from backquant.accuracy.figures import ErrorSums, add_errors, bounded_loss, float_tensors
 from backquant.accuracy.nodes import placeholders
 from backquant.accuracy.recipes.ranges import rounded
 from backquant.accuracy.twin import Twin, Walk
@@ -60,7 +60,7 @@ def losses_alone(
                 fork.values[name] = rounded(fork.values.get(name), qparams[name])
             sums: list[ErrorSums] = []
             add_errors(sums, wanted, float_tensors(fork.output()))
-            found[not is_unit][place] = loss_of(sums)
+            found[not is_unit][place] = bounded_loss(sums)
             told()
     return found
 
