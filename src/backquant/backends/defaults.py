@@ -107,7 +107,7 @@ ARITHMETIC = LeaveFloat(
                 *shape.CAT,
                 *FIXED,
                 *CLIPS,
-                *spellings("hardswish"),
+                *spellings("hardswish", "dropout"),
                 *catalog.SHARING,
             )
         )
