@@ -46,6 +46,41 @@ def test_residual_additions_of_transformers_stay_float() -> None:
     assert set(linears.values()) == {"quantized"}
 
 
+class Dropping(nn.Module):
+    """Dropout where transformers have it: on the stream, behind a branch's last layer, and within it. The
+    class token, a hundredth of the rest, is what is read at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 16) / 100)
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.act, self.stream, self.within, self.behind = nn.GELU(), *map(nn.Dropout, [0.1] * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stream(torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1))
+        y = self.within(self.act(self.up(self.norm(x))))
+        return (x + self.behind(self.down(y)))[:, 0]
+
+
+@pytest.mark.parametrize(
+    "backend", ["x86", "fbgemm", "qnnpack"]
+)  # onednn has layer norms on integers
+def test_dropout_is_rounded_where_integers_are_read(backend: str) -> None:
+    """In evaluation it moves values: for floats nothing is rounded, for a layer on integers its input is."""
+    torch.manual_seed(0)
+    model, x = Dropping().eval(), torch.randn(2, 9, 16)
+    quantized = backquant.quantize(model, x, backend=backend, calibration=[x], slower="keep")
+    found = {row.node: row.outcome for row in quantized.report.rows}
+    assert [found[name] for name in ("stream", "within", "behind")] == [
+        "float",
+        "quantized",
+        "float",
+    ]
+    wanted = model(x)
+    noise = (quantized(x) - wanted).square().sum() / wanted.square().sum()
+    assert noise < 0.001  # 0.6 where the stream is rounded
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -17,8 +17,8 @@ from backquant.native import SOURCES
 from backquant.native.build import FLAGS, find_compiler
 from backquant.native.instructions import usable
 
-# by name: the set of instructions that a CPU must have, what the compiler is told beside its flags, and the share
-# of results that may be a step off
+# by name: the set of instructions that a CPU must have, what the compiler is told beside its flags, and the
+# share of results that may be a step off
 BUILDS = {
     "avx512 bf16": ("avx512", ("-mavx512bf16",), 0.15),
     "avx512": ("avx512", (), 0.005),
@@ -33,12 +33,14 @@ using namespace backquant;
 SHOWN int64_t lanes() { return LANES; }
 SHOWN int64_t step() { return STEP; }
 SHOWN void attention(
-    const int64_t* sizes, const float* numbers, const float* const* data, const int64_t* strides, int64_t terms,
+    const int64_t* s, const float* n, const float* const* data, const int64_t* strides, int64_t terms,
     uint8_t* out) {
-  const Attention a{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], numbers[0], numbers[1], numbers[2],
-                    numbers[3], numbers[4], numbers[5]};
+  const Attention a{s[0], s[1], s[2], s[3], s[4], s[5], n[0], n[1], n[2], n[3], n[4], n[5]};
   Heads heads[3];
-  for (int i = 0; i < 3; i++) heads[i] = {data[i], strides[4 * i + 1], strides[4 * i + 2], strides[4 * i + 3]};
+  for (int i = 0; i < 3; i++) {
+    const int64_t* own = strides + 4 * i;
+    heads[i] = {data[i], own[1], own[2], own[3]};
+  }
   Added added[2];
   for (int i = 0; i < terms; i++) {
     const int64_t* own = strides + 12 + 4 * i;

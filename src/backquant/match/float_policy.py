@@ -30,7 +30,7 @@ from backquant.match.float_places import find_float_places
 from backquant.match.moves_between import MovesBetween
 from backquant.match.occurrences import Occurrence
 from backquant.match.plan import Decision, MatchKind, Outcome, Plan, Reason
-from backquant.operators import moves_values
+from backquant.operators import find, moves_values
 from backquant.reason_codes import ReasonCode
 
 
@@ -49,8 +49,12 @@ def float_by_request(plan: Plan, graph: GraphIndex) -> set[str]:
 
 
 def _moves_values(graph: GraphIndex, node: fx.Node) -> bool:
+    """Whether a node moves values; dropout counts, which does nothing in evaluation."""
     key = graph.key(node)
-    return key is not None and moves_values(key.op)
+    if key is None:
+        return False
+    known = find(key.op)
+    return moves_values(key.op) or (known is not None and known.family == "dropout")
 
 
 class _Rule(NamedTuple):
