@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from backquant.errors import ArtifactError
 from backquant.graph.dispatch_mode import DispatchMode
+from backquant.runtime.heap import give_back
 
 _RESIDENT = 128 << 20  # bytes of mapped tensors that may stay in memory
 _LEAST = 1 << 16  # bytes of a tensor that is worth a file
@@ -111,14 +112,13 @@ class MappedMemory(DispatchMode):
         if sum((self._touched | used).values()) > self._resident:
             for begin, size in self._touched.items():
                 _drop(begin, size)
-            _trim()
+            give_back()  # the gaps between small tensors add up, layer by layer
             self._touched = {}
         self._touched |= used
 
 
 _SYSTEM = ctypes.CDLL(None) if os.name == "posix" else None
 _ADVISE = getattr(_SYSTEM, "madvise", None)
-_TRIM = getattr(_SYSTEM, "malloc_trim", None)
 
 
 def _drop(begin: int, size: int) -> None:
@@ -126,9 +126,3 @@ def _drop(begin: int, size: int) -> None:
     first, end = -(-begin // _PAGE) * _PAGE, (begin + size) // _PAGE * _PAGE
     if _ADVISE is not None and end > first:
         _ADVISE(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _DONT_NEED)
-
-
-def _trim() -> None:
-    """Give back what was freed: the gaps between small tensors add up, layer by layer."""
-    if _TRIM is not None:
-        _TRIM(ctypes.c_size_t(0))

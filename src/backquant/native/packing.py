@@ -19,6 +19,7 @@ _SPAN = 16  # SPAN of kernels.h
 _NARROW = 16  # up to so many channels, the taps of one row of the kernel are read as one
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
+_PART = 1 << 18  # numbers that are summed in one call
 _TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 16 pixels at a time
 
 
@@ -124,6 +125,17 @@ def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
     columns = min(-(-channels // _LANES), 2)
     group = min(max(_TILE_CACHED // row, _TILE_ROWS), -(-max(pixels, 1) // threads))
     return Blocks.of(_TILE_ROWS, columns, channels, group)
+
+
+def row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """The int64 sums of int8 ``[out, ...]``, in parts: torch makes int64 of all that it sums in one call.
+
+    >>> row_sums(torch.ones(2, 3, 5, dtype=torch.int8))
+    tensor([15, 15])
+    """
+    rows = weight.flatten(1)
+    parts = rows.split(max(1, _PART // max(1, rows.shape[1])))
+    return torch.cat([part.sum(1, dtype=torch.int64) for part in parts])
 
 
 def pack(weight: torch.Tensor, blocks: Blocks, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:

@@ -26,6 +26,7 @@ from backquant.native.packing import (
     pack_depthwise,
     pack_spans,
     reads_rows,
+    row_sums,
     spans,
 )
 
@@ -112,7 +113,7 @@ def plan(
     rows = not depthwise and shape.rows
     is_float = result.dtype == torch.float32
     order = partial(by_lane, lanes=layout.lanes) if depthwise else by_channel
-    added = x[1] * weights.weight.flatten(1).sum(1, dtype=torch.int64)  # by the zero point
+    added = x[1] * row_sums(weights.weight)  # by the zero point
     exact = is_float or _is_large(added * (weights.scale * (x[0] / result.scale)))
     found = epilogue(result, weights, x[0], 0 if exact else x[1], order)
     if other is not None:

@@ -6,7 +6,14 @@ import sys
 import pytest
 import torch
 
-from backquant.lower.kernels.views import as_quantized, integer_view, quantized_view
+from backquant.lower.kernels.prepared import ConvWeight, prepared_conv
+from backquant.lower.kernels.repacked import pack_linear
+from backquant.lower.kernels.views import (
+    as_quantized,
+    integer_view,
+    quantized_view,
+    quantized_weight,
+)
 
 SHAPES = [
     lambda x: x,
@@ -67,3 +74,37 @@ def test_tensors_of_one_kind_do_not_share_state():
     x = torch.arange(200_000, dtype=torch.int32).to(torch.uint8)
     first, second = quantized_view(x, 0.5, 3), quantized_view(x[:7], 0.5, 3)
     assert (first.numel(), second.numel()) == (200_000, 7)
+
+
+@pytest.mark.parametrize("scales", [1, 6])
+@pytest.mark.parametrize("shape", [(6, 4, 3, 3), (6, 4, 1, 1), (6, 20)])
+@pytest.mark.parametrize("laid", ["contiguous", "channels last", "every other"])
+def test_a_weight_is_what_torch_makes_of_it(scales: int, shape: tuple[int, ...], laid: str) -> None:
+    generator = torch.Generator().manual_seed(scales + len(shape))
+    weight = torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
+    if laid == "channels last" and len(shape) == 4:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    if laid == "every other":
+        weight = weight.repeat_interleave(2, 1)[:, ::2]
+    scale, zeros = torch.rand(scales), torch.arange(scales)
+    if scales == 1:
+        wanted = torch._make_per_tensor_quantized_tensor(weight, float(scale), 0)
+    else:
+        wanted = torch._make_per_channel_quantized_tensor(weight, scale, zeros, 0)
+    found = quantized_weight(weight, scale, zeros)
+    assert torch.equal(found.int_repr(), wanted.int_repr())
+    assert torch.equal(found.dequantize(), wanted.dequantize())
+    assert (found.data_ptr() == weight.data_ptr()) == (laid != "every other")
+
+
+def test_packed_weights_hold_no_copy_of_the_integers() -> None:
+    """They keep the tensor that they were made from, which is the kernel's own buffer."""
+    ops = torch.ops.quantized
+    weight = torch.randint(-128, 128, (16, 8, 3, 3), dtype=torch.int8)
+    conv = ConvWeight(weight, torch.rand(16) + 0.1, None, (1, 1), (1, 1), (1, 1), 1)
+    image = prepared_conv(conv)
+    rows = weight.reshape(16, -1)
+    packed = pack_linear("onednn", rows, torch.rand(16) + 0.1, torch.zeros(16).long(), None)
+    weight.fill_(3)
+    for held in (ops.conv2d_unpack(image)[0], ops.linear_unpack(packed)[0]):
+        assert (held.int_repr() == 3).all()

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from backquant.lower.kernels.engine_setting import packing_for
+from backquant.lower.kernels.views import quantized_weight
 
 _FEW_ROWS = 8
 _SMALL_ROWS, _SMALL_WORK = 64, 1 << 22
@@ -100,12 +101,7 @@ def prepared_conv(conv: ConvWeight, engine: str = "onednn") -> Any:
     >>> torch.ops.quantized.conv2d(x, prepared_conv(conv), 0.25, 3).int_repr().flatten()
     tensor([7, 7, 7, 7], dtype=torch.uint8)
     """
-    scale = conv.scale
-    if scale.numel() == 1:
-        weight = torch._make_per_tensor_quantized_tensor(conv.weight, float(scale), 0)
-    else:
-        zeros = torch.zeros(scale.numel(), dtype=torch.int64)
-        weight = torch._make_per_channel_quantized_tensor(conv.weight, scale, zeros, 0)
+    weight = quantized_weight(conv.weight, conv.scale)
     lists = (list(conv.stride), list(conv.padding), list(conv.dilation))
     with packing_for(engine):
         return torch.ops.quantized.conv2d_prepack(weight, conv.bias, *lists, conv.groups)

@@ -13,7 +13,7 @@ import torch
 
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.packed import PackedKernel, WeightTensors
-from backquant.lower.kernels.views import as_quantized, integer_view
+from backquant.lower.kernels.views import as_quantized, integer_view, quantized_weight
 from backquant.lower.kernels.zero_point import pad_with
 
 
@@ -62,19 +62,11 @@ class QuantizedWeighted(PackedKernel):
     def name(self) -> str:
         return f"quantized.{self.config.operator}({self.config.engine})"
 
-    def _quantized_weight(self) -> torch.Tensor:
-        if self.weight_scale.numel() == 1:
-            scale, zero_point = self.weight_scale.item(), int(self.weight_zero_point.item())
-            return torch._make_per_tensor_quantized_tensor(self.weight, scale, zero_point)
-        return torch._make_per_channel_quantized_tensor(
-            self.weight, self.weight_scale, self.weight_zero_point, 0
-        )
-
     def _pack(self, size: tuple[int, ...]) -> Any:  # noqa: ARG002 - one layout suits all sizes
         c = self.config
         ops = torch.ops.quantized
         plain = c.operator.removesuffix("_relu")
-        weight = self._quantized_weight()
+        weight = quantized_weight(self.weight, self.weight_scale, self.weight_zero_point)
         with packing_for(c.engine):
             if plain == "linear":
                 return ops.linear_prepack(weight, self.bias)

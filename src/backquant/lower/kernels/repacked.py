@@ -20,6 +20,7 @@ from typing_extensions import Self
 from backquant.errors import ArtifactError
 from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.engine_setting import packing_for
+from backquant.lower.kernels.views import quantized_weight
 
 
 def pack_linear(
@@ -43,13 +44,8 @@ def pack_linear(
     if weight.is_floating_point():
         with packing_for(engine):
             return ops.linear_prepack_fp16(weight.float(), bias)
-    if scale.numel() == 1:
-        literal = float(scale), int(zero_point)
-        quantized = torch._make_per_tensor_quantized_tensor(weight, *literal)
-    else:
-        quantized = torch._make_per_channel_quantized_tensor(weight, scale, zero_point, 0)
     with packing_for(engine):
-        return ops.linear_prepack(quantized, bias)
+        return ops.linear_prepack(quantized_weight(weight, scale, zero_point), bias)
 
 
 class RepackedKernel(KernelModule):

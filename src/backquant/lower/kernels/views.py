@@ -91,6 +91,28 @@ def quantized_view(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tens
     return _with_memory_of(view, x)
 
 
+def quantized_weight(
+    weight: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The int8 ``weight`` as a quantized tensor that is only read, with one scale or one for each row;
+    without zero points they are 0. The memory is shared: torch's packed weights keep the tensor that they
+    were made from.
+
+    >>> weight = torch.tensor([[2], [4]], dtype=torch.int8)
+    >>> q = quantized_weight(weight, torch.tensor([0.5, 1.0]))
+    >>> q.dequantize().flatten(), q.data_ptr() == weight.data_ptr()
+    (tensor([1., 4.]), True)
+    """
+    weight = laid_out(weight)
+    if scale.numel() == 1:
+        return quantized_view(weight, float(scale), 0 if zero_point is None else int(zero_point))
+    zeros = torch.zeros(scale.numel(), dtype=torch.int64) if zero_point is None else zero_point
+    view = torch._empty_per_channel_affine_quantized(
+        (0,), scales=scale, zero_points=zeros, axis=0, dtype=tensor_token(weight.dtype)
+    )
+    return _with_memory_of(view, weight)
+
+
 def integer_view(q: torch.Tensor) -> torch.Tensor:
     """The integers of a quantized tensor; the memory is shared.
 

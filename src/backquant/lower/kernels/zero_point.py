@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from backquant.native.packing import row_sums
+
 # A weight of so many numbers is summed in 10 µs, what it takes to pad a small image.
 _SMALL = 1 << 17
 # A bias of 1 / 256 of the shift is 2**16 times what rounding to 24 bits leaves of it.
@@ -75,7 +77,7 @@ def fold_zero_point(
     """
     if x_zero_point == 0:
         return bias
-    product = x_zero_point * weight.flatten(1).sum(1, dtype=torch.int64)
+    product = x_zero_point * row_sums(weight)
     shift = product.float() * (torch.tensor(x_scale, dtype=torch.float32) * weight_scale.float())
     return -shift if bias is None else (bias.double() - shift.double()).float()
 

@@ -32,6 +32,7 @@ from torch.fx import GraphModule
 from backquant.graph.export import Interface
 from backquant.graph.watched import is_watched
 from backquant.lower.kernels.configured import packings
+from backquant.runtime.heap import give_back
 from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.interpreter import unavailable
 from backquant.runtime.replay.kinds import Arguments
@@ -141,6 +142,8 @@ class Replays:
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
+        if not self.programs:  # the weights are packed now
+            give_back()
         kept[key] = made
         return result
 
