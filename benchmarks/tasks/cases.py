@@ -108,8 +108,8 @@ def voice(recordings: Path) -> Case:
     """silero-vad: speech with pauses and noise; whether it decides as the float model does."""
     model = _stock("silero_vad")
 
-    def part(languages: Sequence[str]) -> tuple[list[Inputs], Metric]:
-        data = speech.detector_batches(model, recordings, languages)
+    def part(languages: Sequence[str], each: int = 4) -> tuple[list[Inputs], Metric]:
+        data = speech.detector_batches(model, recordings, languages, each)
         with torch.no_grad():
             wanted = torch.cat([model(*batch)[0] for batch in data]) > 0.5
 
@@ -119,7 +119,7 @@ def voice(recordings: Path) -> Case:
         return data, agrees
 
     calibration, _ = part(speech.CALIBRATION)
-    return Case(_Speech(model), calibration, *part(speech.HELD), *part(speech.TEST))
+    return Case(_Speech(model), calibration, *part(speech.HELD), *part(speech.TEST, each=1))
 
 
 def speaker(recordings: Path) -> Case:

@@ -36,8 +36,10 @@ def sounds(folder: Path, language: str, count: int) -> list[torch.Tensor]:
     return found
 
 
-def detector_batches(model: nn.Module, folder: Path, languages: Sequence[str]) -> list[Inputs]:
-    """Frames of 16 streams side by side, with the state that the float detector has at each.
+def detector_batches(
+    model: nn.Module, folder: Path, languages: Sequence[str], each: int = 4
+) -> list[Inputs]:
+    """Each fourth frame of 16 streams side by side, with the state that the float detector has at it.
 
     A stream is recordings with pauses between them, under noise that differs from stream to stream.
     """
@@ -59,7 +61,7 @@ def detector_batches(model: nn.Module, folder: Path, languages: Sequence[str]) -
                 batch = (streams[:, start : start + _CONTEXT + _FRAME].contiguous(), h, c)
                 found.append(batch)
                 _, h, c = model(*batch)
-    return found[::4]
+    return found[::each]
 
 
 def spectrograms(folder: Path, languages: Sequence[str]) -> tuple[list[Inputs], list[str]]:

@@ -61,4 +61,7 @@ def test_the_page_of_a_search_has_round_ticks() -> None:
     text = found.to_html()
     Page(text)
     ticks = [float(word) for word in re.findall(r"<text [^>]*>([\d.e+-]+)</text>", text)]
+    top, bottom = 34.0, 340.0
+    [line] = (g for _, g in Page(text).attributes if g.get("class") == "limit")
+    assert top < float(str(line["y1"])) < bottom  # the budget, below all that was found
     assert ticks == [float(f"{tick:.2g}") for tick in ticks] and len(ticks) >= 6

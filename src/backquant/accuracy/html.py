@@ -9,7 +9,7 @@ from typing import Any
 from backquant.accuracy.comparison import Comparison, OperatorError
 from backquant.accuracy.figures import decibel_text
 from backquant.accuracy.sensitivity import Sensitivity
-from backquant.accuracy.text import HEADS, numbers, percent_text
+from backquant.accuracy.text import HEADS, batch_count, numbers, percent_text
 from backquant.report.layout import BOX_HEIGHT, BOX_WIDTH, lay_out
 from backquant.report.template import page_template
 
@@ -28,7 +28,7 @@ def comparison_page(found: Comparison) -> str:
         row.node: _box(row.name, row.kernel or row.operator, row.added, _tip(row))
         for row in found.rows
     }
-    cards = [("output", decibel_text(found.sqnr), f"{found.batches} batches")]
+    cards = [("output", decibel_text(found.sqnr), batch_count(found.batches))]
     if found.metric is not None:
         cards.append(("metric", f"{found.metric[1]:.5g}", f"{found.metric[0]:.5g} in float"))
     clipped = [row for row in found.rows if row.clipped]
@@ -78,7 +78,7 @@ def sensitivity_page(found: Sensitivity) -> str:
         what="what each operator costs",
         legend="Colour: the error of the outputs when nothing else is quantized.",
         cards=[
-            ("everything quantized", decibel_text(found.sqnr), f"{found.batches} batches"),
+            ("everything quantized", decibel_text(found.sqnr), batch_count(found.batches)),
             ("groups", str(len(found.groups)), "operators that are quantized together"),
         ],
         heads=("operator", "what", "quantized alone", "left float alone", "gives back"),

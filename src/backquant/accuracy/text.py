@@ -28,7 +28,7 @@ def renderable(found: Comparison | Sensitivity) -> Group:
 
 def comparison_text(found: Comparison) -> Group:
     """A line for the outputs, the metric, and the operators that add most."""
-    count = f"{found.batches} batch" + ("" if found.batches == 1 else "es")
+    count = batch_count(found.batches)
     outputs = [
         f"output{'' if len(found.outputs) == 1 else f' {output.position}'} "
         f"{decibel_text(output.sqnr)} (cosine {output.cosine:.5f}, "
@@ -53,7 +53,7 @@ def comparison_text(found: Comparison) -> Group:
 
 def sensitivity_text(found: Sensitivity) -> Group:
     """A line for the whole, and the groups that cost most."""
-    count = f"{found.batches} batch" + ("" if found.batches == 1 else "es")
+    count = batch_count(found.batches)
     model = f"{found.model} for " if found.model else ""
     head = f"{model}{found.backend}, {count}: {decibel_text(found.sqnr)} with everything quantized"
     parts: list[RenderableType] = [Text(head, style="bold")]
@@ -122,3 +122,12 @@ def percent_text(share: float | None) -> str:
     '12.5%'
     """
     return "" if share is None else f"{100 * share:.1f}%"
+
+
+def batch_count(count: int) -> str:
+    """How many batches, in words.
+
+    >>> batch_count(1), batch_count(2)
+    ('1 batch', '2 batches')
+    """
+    return f"{count} batch" + ("" if count == 1 else "es")

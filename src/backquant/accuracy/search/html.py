@@ -20,6 +20,7 @@ from backquant.report.template import page_template
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
 _WIDTH, _HEIGHT = 900, 390
+_FAR = 3  # times of all that was found: a limit so large is not drawn
 _TICKS = 7  # at most, and as many less as make them round
 
 
@@ -69,8 +70,11 @@ class _Plot:
         front = [(self._cost(point), decibels(point.loss)) for point in found.front]
         trials = [(self._cost(trial), decibels(trial.loss)) for trial in found.trials]
         levels = [level for _, level in front + trials if math.isfinite(level)] or [0.0, 60.0]
+        levels += [] if found.budget.min_sqnr is None else [found.budget.min_sqnr]
         self.low, self.high = math.floor(min(levels)) - 1, math.ceil(min(max(levels), 90.0)) + 3
-        self.most = 1.08 * max((cost for cost, _ in front + trials), default=1.0) or 1.0
+        most = max((cost for cost, _ in front + trials), default=1.0) or 1.0
+        self.times = [time for time in self._times() if time <= _FAR * most]
+        self.most = 1.08 * max([most, *self.times])
         self.front, self.trials = sorted(front), trials
 
     def _cost(self, point: Any) -> float:
@@ -110,13 +114,20 @@ class _Plot:
             ],
         }
 
-    def limits(self) -> Iterator[tuple[float, float, float, float]]:
-        """Lines of the budget, where it is one of time or SQNR."""
+    def _times(self) -> list[float]:
+        """Milliseconds that the budget allows."""
         budget = self.found.budget
+        if not self.is_timed:
+            return []
         times = [budget.max_ms] if budget.max_ms is not None else []
         if budget.max_ratio is not None and self.found.best.float_ms is not None:
             times.append(budget.max_ratio * self.found.best.float_ms)
-        for time in times if self.is_timed else ():
+        return times
+
+    def limits(self) -> Iterator[tuple[float, float, float, float]]:
+        """Lines of the budget, where it is one of time or SQNR."""
+        budget = self.found.budget
+        for time in self.times:
             yield self.x(time), _TOP, self.x(time), _BOTTOM
         if budget.min_sqnr is not None:
             yield _LEFT, self.y(budget.min_sqnr), _RIGHT, self.y(budget.min_sqnr)
