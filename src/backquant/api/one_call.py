@@ -31,7 +31,7 @@ from backquant.pipeline.lower import engine_of, quantized_model
 from backquant.pipeline.plan import evaluation_copy
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import quantizes_recurrent
-from backquant.prepare import prepared_state
+from backquant.prepare import prepared_state, unobserved
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
@@ -40,6 +40,8 @@ from backquant.report.requirements import check_requirement, given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Ways
 from backquant.speed.by_rank import chosen_on_rank_0
+from backquant.speed.cost_table import Kept
+from backquant.speed.known import without_known_slower
 from backquant.speed.slower import TIMING, slower_choice, the_faster
 
 
@@ -93,8 +95,9 @@ def quantize(
         dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; implies
             an export. Default: those that the model leaves free (of images: the batch only).
         slower: what to do with operators that are slower on integers than in float, as measured on this
-            machine on the example inputs: ``"float"`` leaves them in float (all operators, if the model is
-            slower in every other way and nothing is required); ``"keep"`` keeps them on integers.
+            machine on the example inputs, or known of a runtime (``speed.known``): ``"float"`` leaves them
+            in float (all operators, if the model is slower in every other way and nothing is required);
+            ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
         recipe: steps after calibration that reduce the loss of accuracy: ``"default"`` (none), ``"better"``,
             ``"best"``, a list of steps, or a YAML file. They need data but no labels; a step that does not
@@ -182,7 +185,10 @@ def quantize(
         timing = replace(TIMING, keep_named=calls.has_mapping, keep=keep)
         if quantizes_recurrent(prepared_state(prepared).plan):
             timing = replace(timing, least=timing.least_recurrent)
-        if leaves_slower and timing.is_worthwhile(engine, made.record):
+        if leaves_slower and engine is None:
+            kept = Kept(keep, named=calls.has_mapping)
+            made = without_known_slower(made, Ways(converted, in_float), unobserved(prepared), kept)
+        elif leaves_slower and timing.is_worthwhile(engine, made.record):
             made = chosen_on_rank_0(
                 ranks,
                 made,

@@ -70,7 +70,7 @@ def cost_table(
 
     ``keep``: modules that stay on integers; ``keep_named``: so do those that a rule names.
     """
-    table = _Table(quantized, times, _Kept(tuple(keep), keep_named))
+    table = _Table(quantized, times, Kept(tuple(keep), keep_named))
     return Costs(
         tuple(table.units(times.floats, times.integers)),
         tuple(table.values(times.floats.sizes, times.conversions)),
@@ -78,7 +78,7 @@ def cost_table(
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """What stays on integers whatever it costs."""
 
     modules: tuple[str, ...]
@@ -91,7 +91,7 @@ class _Kept:
 
 
 class _Table:
-    def __init__(self, quantized: QuantizedModel, times: Times, kept: _Kept) -> None:
+    def __init__(self, quantized: QuantizedModel, times: Times, kept: Kept) -> None:
         self.kept = kept
         self.plan, self.backend = quantized.plan, quantized.backend_config
         self.graph: Graph = times.floats.module.graph

@@ -25,6 +25,7 @@ CONVOLUTIONS = {
 AS_THEY_ARE = {
     "small": nn.Conv2d(6, 6, 5, groups=6),
     "groups": nn.Conv2d(6, 6, 7, groups=3),
+    "one-channel": nn.Conv2d(1, 6, 7),
 }
 
 
@@ -53,7 +54,8 @@ def test_parts(name: str) -> None:
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_others_stay(name: str) -> None:
     model = AS_THEY_ARE[name].eval()
-    assert windows(model, torch.randn(2, 6, 16, 16)) == [model.weight.shape[2:].numel()]
+    x = torch.randn(2, model.in_channels, 16, 16)
+    assert windows(model, x) == [model.weight.shape[2:].numel()]
 
 
 def test_a_free_batch_stays() -> None:

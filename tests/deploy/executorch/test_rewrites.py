@@ -301,3 +301,37 @@ def test_whole_numbers_run_in_the_delegate() -> None:
         made = lower_program(Program(torch.export.export(model, (x,)), {})).buffer
         torch.testing.assert_close(ExecuTorchModel(made)(x), model(x), rtol=1e-5, atol=1e-5)
     assert read_back(made).portable == ()
+
+
+@pytest.mark.parametrize("pads", ["by itself", "for a large window"])
+def test_padding_of_integers_for_floats(pads: str, tmp_path) -> None:
+    """ExecuTorch by itself writes a program that its runtime does not load."""
+    torch.manual_seed(0)
+    large = nn.Conv2d(4, 4, 7, padding=3, groups=4)
+    behind = (lambda x: F.pad(x, (1, 2)).sin()) if pads == "by itself" else large
+    # the addition gives integers, which are read in float as well
+    net = nn.Sequential(Doubled(), nn.Sequential(Applied(behind), nn.Conv2d(4, 4, 1))).eval()
+    x = torch.randn(1, 4, 12, 12)
+    model = backquant.quantize(net, backend="xnnpack", calibration=[x])
+    backquant.export(model, tmp_path / "m.pte", example_inputs=x)
+    found = ExecuTorchModel(tmp_path / "m.pte")(x)
+    noise = (found - model(x)).square().sum() / model(x).square().sum()
+    assert noise < 1e-4
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.one(x))
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)

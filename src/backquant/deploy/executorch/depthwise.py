@@ -32,7 +32,7 @@ def split_depthwise(node: Any) -> None:
     height, width = kernel.shape[-2:]
     if weight.op != "placeholder" or kernel.dtype is not torch.float32 or image.dim() != 4:
         return
-    if groups != image.shape[1] or height * width <= MOST_TAPS:
+    if groups < 2 or groups != image.shape[1] or height * width <= MOST_TAPS:
         return
     if not all(isinstance(size, int) for size in image.shape):
         return

@@ -29,6 +29,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 14. A depthwise convolution in float with a large window: see ``depthwise``.
 15. A whole number that is added to floats, or multiplied with them, is a float: otherwise it is cast at each
    call, outside of the delegate.
+16. What pads a value that comes from integers for readers in float pads with the smallest float in place of
+   zero: ExecuTorch 1.5 quantizes a pad of zeros behind integers, and the delegate does not load.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ _ARITHMETIC = overloads("add", "sub", "mul")
 _REPEATING = {overload(name, "Tensor") for name in ("add", "sub", "mul", "div")}
 _EXPANSIONS = overloads("expand")
 _SUM = overload("sum", "dim_IntList")
+_PAD, _PAD_IN_A_WAY = overload("constant_pad_nd"), overload("pad")
 _VIEWS = overloads("view", "reshape", "flatten")
 _SQUEEZES = overloads("squeeze", "unsqueeze")
 _SOFTMAXES = {*overloads("softmax"), *(each.ends_in for each in named("softmax").decompositions)}
@@ -71,6 +74,7 @@ def rewrite(program: ExportedProgram) -> None:
         rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
             rule(node)
+    _pad_in_float(program.graph)
     _dequantize_for_each_reader(program.graph)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
@@ -114,6 +118,23 @@ def _dequantize_for_each_reader(graph: Any) -> None:
             continue
         for user in list(node.users)[1:]:
             user.replace_input_with(node, before(user, node.target, node.args))
+
+
+def _pad_in_float(graph: Any) -> None:
+    """Rule 16, in place, also for what other rules have written."""
+    for target, way in ((_PAD, ()), (_PAD_IN_A_WAY, ("constant",))):
+        for node in graph.find_nodes(op="call_function", target=target):
+            source, sizes, *more = node.args
+            value = more[len(way) :] or [node.kwargs.get("value")]
+            if not is_dequantize(source) or any(map(is_quantize, node.users)):
+                continue
+            if (
+                tuple(more[: len(way)]) in (way, ())
+                and not node.kwargs.get("mode")
+                and not any(value)
+            ):
+                node.args = (source, sizes, *way, torch.finfo(torch.float32).tiny)
+                node.kwargs = {}
 
 
 def _squeeze(node: Any) -> None:
