@@ -34,7 +34,10 @@ _TOO_MUCH = (
     "less than required is faster on integers than in float: what is known to be slower there stays on "
     "integers, too"
 )
-_NOTHING_ELSE = "what could be on integers is known to be slower there: the model is given back, as it came, in float"
+_NOTHING_ELSE = (
+    "what could be on integers is known to be slower there: the model is given back, as it came, in "
+    "float"
+)
 
 
 @dataclass(frozen=True)
