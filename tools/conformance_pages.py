@@ -40,7 +40,8 @@ PYTORCH = (
 _EXAMPLES = "examples/backends"
 #: By page: our description (a name, or a file), and the engine where it is not the description's own.
 OURS: dict[str, tuple[str, str | None]] = {
-    **{f"shipped_{name}": (name, None) for name in PYTORCH[:5]},
+    **{f"shipped_{name}": (name, None) for name in PYTORCH[:6]},
+    "x86_lowbit": ("x86_lowbit", None),
     "compiled": ("x86", "compiled"),
     **{name: (name, None) for name in ("onnxruntime", "openvino", "xnnpack", "inductor_x86")},
     "ethos_u55": (f"{_EXAMPLES}/ethos_u55.yaml", None),

@@ -2,7 +2,8 @@
 
 The signed form (weights within [-127, 127], scales of at least 2**-12) comes first, the unsigned
 one second; linear layers also dynamically. No engine of PyTorch runs it: the result is the
-reference model.
+reference model. These are PyTorch's claims; the delegate refuses the unsigned form: `xnnpack` is what it
+keeps.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ SHARING: tuple[Any, ...] = (
 
 
 def backend_config() -> BackendConfig:
-    """What ExecuTorch's XNNPACK delegate takes.
+    """What PyTorch says that ExecuTorch's XNNPACK delegate takes.
 
     >>> config = backend_config()
     >>> config.name, config.engine, len(config.configs)

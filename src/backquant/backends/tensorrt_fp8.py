@@ -9,11 +9,14 @@ Source: TensorRT documentation, "Quantization schemes"; arXiv:2209.05433.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 
 from backquant.backend_config import (
     BackendConfig,
     BackendDefaults,
+    BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
     QDQRules,
@@ -21,6 +24,7 @@ from backquant.backend_config import (
 )
 from backquant.backends.defaults import RESHAPE
 from backquant.backends.epilogues import EPILOGUES
+from backquant.nn import intrinsic
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
 FP8 = DTypeWithConstraints(torch.float8_e4m3fn, symmetric=True, granularity="per_tensor")
@@ -35,6 +39,9 @@ LARGEST = QuantDefault(
     quant_min=-448,
     quant_max=448,
 )
+_UNFOLDED = {intrinsic.LinearBn1d} | {
+    kind for c in conv.CONV.values() for kind in (c.bn, c.bn_relu)
+}
 
 
 def backend_config() -> BackendConfig:
@@ -50,10 +57,10 @@ def backend_config() -> BackendConfig:
         .set_qdq(QDQRules(epilogues=EPILOGUES))
         .set_backend_pattern_configs(
             [
-                *conv.entries([WEIGHTED_FP8]),
+                *_of_inference(conv.entries([WEIGHTED_FP8])),
                 *linear.addmm_entries([WEIGHTED_FP8]),
                 *shape.cat_entries([PLAIN_FP8]),
-                *linear.entries([WEIGHTED_FP8]),
+                *_of_inference(linear.entries([WEIGHTED_FP8])),
                 *elementwise.binary_entries([PLAIN_FP8]),
                 *elementwise.matmul_entries([PLAIN_FP8]),
                 *catalog.sharing_qparams_entries([PLAIN_FP8]),
@@ -61,3 +68,13 @@ def backend_config() -> BackendConfig:
             ]
         )
     )
+
+
+def _of_inference(entries: Iterable[BackendPatternConfig]) -> Iterator[BackendPatternConfig]:
+    """Those for modules that exist outside of training, which FP8 has none of: fake quantization rounds to
+    integers, and a batch norm that is not folded is there in training alone."""
+    listed = list(entries)
+    trained = {entry.qat_module for entry in listed} - {None} | _UNFOLDED
+    for entry in listed:
+        if not isinstance(entry.pattern, type) or entry.pattern not in trained:
+            yield entry.set_qat_module(None)

@@ -211,3 +211,12 @@ def test_training_is_refused() -> None:
         )
     with pytest.raises(ConfigError, match="names no defaults for training"):
         backquant.get_default_qat_qconfig_mapping("tensorrt_fp8")
+
+
+def test_the_description_claims_no_modules_of_training() -> None:
+    """Found by ``conform``: 22 claims whose fake quantization is refused."""
+    found = backquant.get_backend_config("tensorrt_fp8").configs
+    assert not [entry for entry in found if entry.qat_module is not None]
+    assert not [entry for entry in found if "qat" in getattr(entry.pattern, "__module__", "")]
+    folded = [entry for entry in found if entry.pattern == (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)]
+    assert len(folded) == 1
