@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -65,3 +66,10 @@ def test_the_page_of_a_search_has_round_ticks() -> None:
     [line] = (g for _, g in Page(text).attributes if g.get("class") == "limit")
     assert top < float(str(line["y1"])) < bottom  # the budget, below all that was found
     assert ticks == [float(f"{tick:.2g}") for tick in ticks] and len(ticks) >= 6
+
+    timed = replace(found.budget, min_sqnr=None, max_ratio=1.0)
+    exact = {"front": found.front, "trials": found.trials}
+    exact = {
+        kind: tuple(replace(one, loss=1e-12) for one in these) for kind, these in exact.items()
+    }
+    Page(replace(found, budget=timed, **exact).to_html())  # 120 dB: beyond what is drawn

@@ -21,6 +21,7 @@ from backquant.report.template import page_template
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 860.0, 34.0, 340.0
 _WIDTH, _HEIGHT = 900, 390
 _FAR = 3  # times of all that was found: a limit so large is not drawn
+_TOP_LEVEL = 90.0  # dB: what is better stands at the top
 _TICKS = 7  # at most, and as many less as make them round
 
 
@@ -71,7 +72,8 @@ class _Plot:
         trials = [(self._cost(trial), decibels(trial.loss)) for trial in found.trials]
         levels = [level for _, level in front + trials if math.isfinite(level)] or [0.0, 60.0]
         levels += [] if found.budget.min_sqnr is None else [found.budget.min_sqnr]
-        self.low, self.high = math.floor(min(levels)) - 1, math.ceil(min(max(levels), 90.0)) + 3
+        low, high = (min(limit(levels), _TOP_LEVEL) for limit in (min, max))
+        self.low, self.high = math.floor(low) - 1, math.ceil(high) + 3
         most = max((cost for cost, _ in front + trials), default=1.0) or 1.0
         self.times = [time for time in self._times() if time <= _FAR * most]
         self.most = 1.08 * max([most, *self.times])
