@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from backquant.accuracy.figures import (
+    MOST_LOSS,
     ErrorSums,
     add_errors,
     bounded_loss,
@@ -86,14 +87,22 @@ def _outputs(module: nn.Module, batch: Any) -> list[torch.Tensor]:
 
 
 def _powers(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """Of each row: the power of the signal and that of the error, of values that are finite in both."""
+    """Of each row: the power of the signal and that of the error, where the wanted values are finite.
+
+    A row in which others are not has the loss ``MOST_LOSS``, so that no step keeps what makes them.
+
+    >>> _powers(torch.ones(2, 1), torch.tensor([[1.5], [float("nan")]]))[1]
+    tensor([2.5000e-01, 1.0000e+04], dtype=torch.float64)
+    """
     one, two = (tensor.detach().double() for tensor in (wanted, found))
     one, two = (
         tensor.flatten(1) if tensor.dim() else tensor.reshape(1, 1) for tensor in (one, two)
     )
-    finite = torch.isfinite(one) & torch.isfinite(two)
-    error = torch.where(finite, two - one, 0.0)
-    return torch.stack([torch.where(finite, one, 0.0).square().sum(1), error.square().sum(1)])
+    wanted_there, found_there = torch.isfinite(one), torch.isfinite(two)
+    signal = torch.where(wanted_there, one, 0.0).square().sum(1)
+    noise = torch.where(wanted_there & found_there, two - one, 0.0).square().sum(1)
+    lost = (wanted_there & ~found_there).any(1)
+    return torch.stack([signal, torch.where(lost, MOST_LOSS * signal.clamp(min=1.0), noise)])
 
 
 def _by_sample(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
