@@ -34,6 +34,8 @@ INSIDE: dict[str, Function] = {
     "max-as-xnnpack-has-it": lambda x: x.max(3, keepdim=True)[0],
     "max-of-three-dimensions": lambda x: x.flatten(2).max(2)[0],
     "max-of-five-dimensions": lambda x: x.unflatten(1, (2, 2)).max(2)[0],
+    "max-in-another-order": lambda x: x.transpose(1, 3).unflatten(1, (2, -1)).max(2)[0],
+    "max-pool-1d-in-another-order": lambda x: F.max_pool1d(x.flatten(2).transpose(1, 2), 2),
     "amax": lambda x: x.amax(3),
     "amax-of-images": lambda x: x.amax((-1, -2), keepdim=True),
     "amax-of-all": lambda x: x.amax(),

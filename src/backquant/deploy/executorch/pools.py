@@ -47,9 +47,9 @@ def maximum(node: Any) -> None:
         if has_places:
             _replace_first(node, write.call(_LARGEST, source, axes, keep))
         return
-    view = write.view(source, four)
+    view = write.reshape(source, four)
     largest = write.call(_LARGEST_AND_PLACES, view, 2, True)
-    made = write.view(before(node, operator.getitem, (largest, 0)), wanted)
+    made = write.reshape(before(node, operator.getitem, (largest, 0)), wanted)
     if has_places:
         _replace_first(node, made)
     else:
@@ -95,14 +95,14 @@ def pool_of_one_dimension(node: Any) -> None:
         [other, *window] if isinstance(window, (list, tuple)) and window else window
         for other, window in zip(around, windows, strict=True)
     ]
-    image = write.view(source, [*(sizes if len(sizes) == 3 else [1, *sizes])[:2], 1, sizes[-1]])
+    image = write.reshape(source, [*(sizes if len(sizes) == 3 else [1, *sizes])[:2], 1, sizes[-1]])
     made = write.call(overload(name), image, *two)
     if isinstance(node.meta["val"], torch.Tensor):
-        replace(node, write.view(made, sizes_of(node)))
+        replace(node, write.reshape(made, sizes_of(node)))
         adaptive(made)
     elif _first_only(node) and node.users:
         wanted = sizes_of(next(iter(node.users)))
-        _replace_first(node, write.view(before(node, operator.getitem, (made, 0)), wanted))
+        _replace_first(node, write.reshape(before(node, operator.getitem, (made, 0)), wanted))
         adaptive(made)
 
 
@@ -113,8 +113,8 @@ def without_batch(node: Any) -> None:
     if len(sizes) != 3 or not _is_known(sizes):
         return
     write = AtenCalls(node)
-    made = write.call(node.target, write.view(source, [1, *sizes]), *more, **node.kwargs)
-    replace(node, write.view(made, sizes_of(node)))
+    made = write.call(node.target, write.reshape(source, [1, *sizes]), *more, **node.kwargs)
+    replace(node, write.reshape(made, sizes_of(node)))
 
 
 def adaptive(node: Any) -> None:
