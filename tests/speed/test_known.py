@@ -67,7 +67,7 @@ def test_what_is_required_stays() -> None:
     assert "known to be slower" in "\n".join(made.plan.notes)
 
 
-def test_where_nothing_else_is_left_the_model_is_float(tmp_path) -> None:
+def test_where_nothing_else_is_left_the_model_is_float() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
             super().__init__()
