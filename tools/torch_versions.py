@@ -160,7 +160,8 @@ def lacking(interpreter: Path) -> list[str]:
     code = (
         "import importlib.util as u, pathlib, sys\nfor name in sys.argv[1:]:\n"
         "    top, *inner = name.split('.')\n    found = u.find_spec(top)\n"
-        "    if not found or not pathlib.Path(found.origin).parent.joinpath(*inner).is_dir():\n"
+        "    places = found and found.submodule_search_locations or ()\n"
+        "    if not any(pathlib.Path(place).joinpath(*inner).is_dir() for place in places):\n"
         "        print(name)"
     )
     return _output([str(interpreter), "-c", code, *OPTIONAL]).split()

@@ -47,6 +47,19 @@ def test_files_that_need_what_is_not_there_are_named(tool: ModuleType) -> None:
     assert tool.left_out([], ["tests/observe"]) == {}
 
 
+def test_what_an_environment_lacks(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_files" / "inner").mkdir(parents=True)
+    (tmp_path / "of_files" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "namespace" / "inner").mkdir(parents=True)  # as executorch: no __init__.py
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    have = ("of_files", "of_files.inner", "namespace", "namespace.inner")
+    lack = ("of_files.other", "namespace.other", "other")
+    monkeypatch.setattr(tool, "OPTIONAL", dict.fromkeys([*have, *lack], ()))
+    assert tool.lacking(Path(sys.executable)) == list(lack)
+
+
 def test_what_pytest_says_last(tool: ModuleType) -> None:
     log = "FAILED tests/a.py::b[x] - no\nERROR tests/c.py - also\n== 1 failed, 20 passed, 1 error in 3.21s =="
     counted = {"passed": 20, "failed": ["tests/a.py::b[x]", "tests/c.py"]}
