@@ -18,7 +18,9 @@ RULES = QDQRules(
     bias="int32",
     leave_float=(
         LeaveFloat((torch.nn.Linear,), results=True),
-        LeaveFloat((operator.add, "relu"), before=(torch.nn.LayerNorm,), beside_float=True),
+        LeaveFloat(
+            (operator.add, "relu"), before=(torch.nn.LayerNorm,), unless_between_quantized=True
+        ),
     ),
     epilogues=(operator.add, torch.nn.ReLU),
     additions="sum",
@@ -38,7 +40,7 @@ def test_file_round_trip(form: str) -> None:
     config = BackendConfig("mine").set_qdq(RULES)
     text = files.dumps(config, form)
     assert files.loads(text, form, file="mine") == config
-    assert "beside_float" in text
+    assert "unless_between_quantized" in text
 
 
 def test_unset_differs_from_the_defaults_and_says_nothing_in_a_file() -> None:
@@ -94,5 +96,5 @@ def test_lines_for_tables() -> None:
     config = BackendConfig("mine").set_qdq(RULES)
     assert qdq_lines(config)[-2:] == [
         "leave_float: nn.Linear – float results that only float operators read",
-        "leave_float: operator.add, .relu() – float before nn.LayerNorm, beside float operators",
+        "leave_float: operator.add, .relu() – float before nn.LayerNorm, unless between quantized operators",
     ]

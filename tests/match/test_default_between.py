@@ -64,6 +64,6 @@ def test_dynamic_between_float_operators_and_static_elsewhere() -> None:
 
 def test_a_file_carries_it() -> None:
     config = get_backend_config("xnnpack")
-    assert "beside_float: true" in dumps(config)
+    assert "between_float_operators: true" in dumps(config)
     again = loads(dumps(config))
-    assert again == config and again.defaults.overrides[-1].beside_float
+    assert again == config and again.defaults.overrides[-1].between_float_operators

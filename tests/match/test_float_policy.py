@@ -151,7 +151,7 @@ def test_places_in_a_target() -> None:
     rules = QDQRules(
         leave_float=(
             LeaveFloat((nn.MaxPool2d,), after=(operator.add,)),
-            LeaveFloat((operator.add,), beside_float=True),
+            LeaveFloat((operator.add,), unless_between_quantized=True),
         )
     )
     config = backquant.get_backend_config("onnxruntime").set_qdq(rules)

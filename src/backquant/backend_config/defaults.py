@@ -21,6 +21,7 @@ from backquant.backend_config.checks import (
     check_number,
     within,
 )
+from backquant.backend_config.earlier_names import earlier_names
 from backquant.backend_config.leave_float import LeaveFloat, given_rules, rules_from
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
@@ -45,6 +46,7 @@ OBSERVERS = (
 FAKE_QUANTIZES = ("fake_quantize", "fused_moving_average")
 
 _ROLES = ("activation", "weight", "output", "qat_activation", "qat_weight", "qat_output")
+EARLIER_NAMES = {"beside_float": "between_float_operators"}
 _MORE = ("overrides", "leave_float")
 
 
@@ -139,6 +141,7 @@ class QuantDefault:
         return f"QuantDefault({', '.join(parts)})"
 
 
+@earlier_names(EARLIER_NAMES)
 @dataclass(frozen=True, repr=False)
 class DefaultOverride:
     """Other defaults for some operators. ``None`` for a role: the backend's own default.
@@ -148,9 +151,9 @@ class DefaultOverride:
     training, not on this override's role of inference. ``activation`` overrides inputs and outputs;
     ``output`` (for training ``qat_output``) outputs alone.
 
-    ``beside_float``: the override holds only where all activations that the operator reads are float and
-    no quantized operator reads its result, and only for ``quantize`` and ``explain`` without a mapping.
-    With it, a target whose static kernels give integers quantizes operators between float ones dynamically.
+    ``between_float_operators``: the override holds only where all activations that the operator reads are
+    float and no quantized operator reads its result, and only for ``quantize`` and ``explain`` without a
+    mapping. With it, a target whose static kernels give integers quantizes such operators dynamically.
 
     >>> DefaultOverride(("reshape",), activation=QuantDefault("reuse_input"))
     DefaultOverride((.reshape(),), activation=QuantDefault('reuse_input'))
@@ -161,12 +164,12 @@ class DefaultOverride:
     weight: QuantDefault | None = None
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
-    beside_float: bool = False
+    between_float_operators: bool = False
     output: QuantDefault | None = None
     qat_output: QuantDefault | None = None
 
     def __post_init__(self) -> None:
-        check_bool(self.beside_float, "beside_float")
+        check_bool(self.between_float_operators, "between_float_operators")
         given: Any = self.operators
         if not isinstance(given, (tuple, list)) or not given:
             raise SpecError(
@@ -187,7 +190,7 @@ class DefaultOverride:
         >>> DefaultOverride(("reshape",), QuantDefault("reuse_input")).to_dict()
         {'operators': ['reshape'], 'activation': {'observer': 'reuse_input'}}
         """
-        where = {"beside_float": True} if self.beside_float else {}
+        where = {"between_float_operators": True} if self.between_float_operators else {}
         return {"operators": list(self.operators), **_roles_to_dict(self), **where}
 
     @classmethod
@@ -197,14 +200,15 @@ class DefaultOverride:
         >>> DefaultOverride.from_dict({"operators": ["reshape"]}).operators
         ('reshape',)
         """
-        check_keys(values, ("operators", *_ROLES, "beside_float"), "DefaultOverride")
-        where = bool(values.get("beside_float"))
-        return cls(values.get("operators", ()), **_roles_from_dict(values), beside_float=where)
+        names = ("between_float_operators", *EARLIER_NAMES)
+        check_keys(values, ("operators", *_ROLES, *names), "DefaultOverride")
+        where = {name: bool(values[name]) for name in names if name in values}
+        return cls(values.get("operators", ()), **_roles_from_dict(values), **where)
 
     def __repr__(self) -> str:
         names = ", ".join(map(operator_name, self.operators))
         comma = "," if len(self.operators) == 1 else ""
-        where = ["beside_float=True"] if self.beside_float else []
+        where = ["between_float_operators=True"] if self.between_float_operators else []
         return f"DefaultOverride({', '.join([f'({names}{comma})', *_roles_repr(self), *where])})"
 
 
@@ -250,7 +254,7 @@ class BackendDefaults:
             if not isinstance(override, DefaultOverride):
                 raise SpecError(f"expected a DefaultOverride, got {override!r}", where=place)
             for operator in override.operators:
-                if override.beside_float:
+                if override.between_float_operators:
                     continue
                 if operator in seen:
                     raise SpecError(

@@ -270,7 +270,7 @@ def _defaults(defaults: BackendDefaults | None) -> dict[str, str]:
         ]
         for operator in override.operators:
             label = describe_pattern(normal_form(operator))
-            where = ", beside float" if override.beside_float else ""
+            where = ", between float operators" if override.between_float_operators else ""
             texts[f"overrides[{label}{where}]"] = "; ".join(words) or "as the backend"
     texts |= {f"leave_float[{i}]": repr(rule) for i, rule in enumerate(defaults.leave_float)}
     return texts

@@ -16,14 +16,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from backquant.backend_config.checks import check_bool, check_keys, within
+from backquant.backend_config.earlier_names import earlier_names
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.pattern import normal_form
 from backquant.errors import SpecError
 
 _LISTS = ("operators", "after", "before")
-_FLAGS = ("with_table", "beside_float", "results")
+_FLAGS = ("with_table", "unless_between_quantized", "results")
+EARLIER_NAMES = {"beside_float": "unless_between_quantized"}
 
 
+@earlier_names(EARLIER_NAMES)
 @dataclass(frozen=True, repr=False)
 class LeaveFloat:
     """``operators`` stay float where one of the conditions holds. Conditions 1 to 3 ignore, in between,
@@ -34,9 +37,9 @@ class LeaveFloat:
        float by this rule.
     3. ``with_table``: it reads a value that depends on no float input and no parameter of an operator
        (a mask, the angles of a rotary embedding), or only values that stay float by this condition.
-    4. ``beside_float``: it reads a float activation, or no quantized operator reads its result: between
-       float neighbours an integer kernel saves less time than the conversions cost. A pattern of several
-       operators stays float if the rule names all of them.
+    4. ``unless_between_quantized``: an activation that it reads is float, or no quantized operator reads
+       its result: there an integer kernel saves less time than the conversions to and from float cost. A
+       pattern of several operators stays float if the rule names all of them.
 
     With ``results=True``, and no condition, the operators are quantized and only their results stay float,
     where no quantized operator reads them (behind operators that only move values): for kernels that can
@@ -57,7 +60,7 @@ class LeaveFloat:
     after: tuple[Any, ...] = ()
     before: tuple[Any, ...] = ()
     with_table: bool = False
-    beside_float: bool = False
+    unless_between_quantized: bool = False
     results: bool = False
 
     def __post_init__(self) -> None:
@@ -74,13 +77,13 @@ class LeaveFloat:
             check_bool(getattr(self, name), name)
         if not self.operators:
             raise SpecError("a rule names its operators", where="operators", fix="(torch.add,)")
-        if not (self.at_places or self.beside_float or self.results):
+        if not (self.at_places or self.unless_between_quantized or self.results):
             raise SpecError(
                 "the rule says nothing of the places where its operators stay float",
-                where="after, before, with_table, beside_float, results",
+                where="after, before, with_table, unless_between_quantized, results",
                 fix="after=(torch.nn.Linear,), or leave the operator out of the backend's entries",
             )
-        if self.results and (self.at_places or self.beside_float):
+        if self.results and (self.at_places or self.unless_between_quantized):
             raise SpecError(
                 "a rule is about operators or about their results",
                 where="results",
@@ -112,7 +115,7 @@ class LeaveFloat:
         >>> LeaveFloat.from_dict({"operators": ["add"], "with_table": True}).operators
         ('add',)
         """
-        check_keys(values, [field.name for field in fields(cls)], "LeaveFloat")
+        check_keys(values, [*(field.name for field in fields(cls)), *EARLIER_NAMES], "LeaveFloat")
         return cls(**{"operators": (), **values})
 
     def __repr__(self) -> str:

@@ -57,8 +57,8 @@ class QDQRules:
 
     Raises ``SpecError`` for a value outside its domain.
 
-    >>> QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat(("add",), beside_float=True),))
-    QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat((.add(),), beside_float=True),))
+    >>> QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat(("add",), unless_between_quantized=True),))
+    QDQRules(dequantize_per_user=True, leave_float=(LeaveFloat((.add(),), unless_between_quantized=True),))
     >>> QDQRules(weights="int8")
     Traceback (most recent call last):
     backquant.errors.SpecError: weights cannot be 'int8'

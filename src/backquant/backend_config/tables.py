@@ -202,7 +202,7 @@ def default_lines(config: BackendConfig) -> list[str]:
             for role in _ROLES
             if (value := getattr(override, role)) is not None
         ]
-        where = " between float operators" if override.beside_float else ""
+        where = " between float operators" if override.between_float_operators else ""
         lines.append(f"{names}{where} – {'; '.join(values) or 'nothing of their own'}")
     lines += map(_left_float, defaults.leave_float)
     return lines
@@ -215,7 +215,7 @@ def _left_float(rule: LeaveFloat) -> str:
         if operators
     ]
     places += ["with a mask or table"] if rule.with_table else []
-    places += ["beside float operators"] if rule.beside_float else []
+    places += ["unless between quantized operators"] if rule.unless_between_quantized else []
     places += ["results that only float operators read"] if rule.results else []
     return f"{', '.join(map(operator_label, rule.operators))} – float {', '.join(places)}"
 

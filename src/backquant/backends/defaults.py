@@ -112,7 +112,7 @@ ARITHMETIC = LeaveFloat(
             )
         )
     ),
-    beside_float=True,
+    unless_between_quantized=True,
 )
 # On the way to a softmax: what masks and biases were added to has no good scale. A mask of -100 leaves the
 # scores a ninth of the range, and a step that is too long for them.

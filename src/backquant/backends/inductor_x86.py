@@ -79,7 +79,7 @@ def backend_config() -> BackendConfig:
     rules = QDQRules(
         leave_float=(
             LeaveFloat(weighted, results=True),
-            LeaveFloat((*ADDITIONS, *shape.CAT, *SHARING), beside_float=True),
+            LeaveFloat((*ADDITIONS, *shape.CAT, *SHARING), unless_between_quantized=True),
         )
     )
     return (

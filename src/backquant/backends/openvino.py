@@ -123,7 +123,7 @@ def backend_config() -> BackendConfig:
         attention="products",
         leave_float=(
             LeaveFloat((*FLOAT_OUTPUTS, *CONVOLUTIONS, *TRANSPOSED), results=True),
-            LeaveFloat(BETWEEN, beside_float=True),
+            LeaveFloat(BETWEEN, unless_between_quantized=True),
             SCORES,
         ),
     )

@@ -148,7 +148,9 @@ DEFAULTS = BackendDefaults(
             weight=replace(_INTEGER_WEIGHT, ch_axis=1),
             qat_weight=replace(_TRAINED_WEIGHT, ch_axis=1),
         ),
-        DefaultOverride((nn.Linear, F.linear), activation=_AT_EACH_CALL, beside_float=True),
+        DefaultOverride(
+            (nn.Linear, F.linear), activation=_AT_EACH_CALL, between_float_operators=True
+        ),
     ),
 )
 
@@ -169,7 +171,7 @@ RULES = QDQRules(
     leave_float=(
         LeaveFloat(
             (*elementwise.ADD_SUB_MUL, *shape.CAT, *SHARING, *MEANS, *WHOLE_MEANS),
-            beside_float=True,
+            unless_between_quantized=True,
         ),
     ),
 )

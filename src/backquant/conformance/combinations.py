@@ -149,7 +149,7 @@ def combinations(backend: BackendConfig) -> Iterator[Claim]:
 def _only_between(backend: BackendConfig, op: Any) -> bool:
     """Whether ``op`` stays float where no operator on integers reads what it computes."""
     rules = () if backend.qdq is None else backend.qdq.leave_float
-    return any(rule.beside_float and op in rule.operators for rule in rules)
+    return any(rule.unless_between_quantized and op in rule.operators for rule in rules)
 
 
 def _producer(entry: BackendPatternConfig) -> Operator | None:

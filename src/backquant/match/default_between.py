@@ -33,7 +33,7 @@ def rules_between_floats(
     A module that is called several times gets a rule only where this is true of every call.
     """
     defaults = backend.defaults
-    overrides = [o for o in defaults.overrides if o.beside_float] if defaults else []
+    overrides = [o for o in defaults.overrides if o.between_float_operators] if defaults else []
     if defaults is None or not overrides:
         return None
     around = _Around(module, plan, backend)

@@ -1,12 +1,12 @@
 """Operators that stay float at some places: always (``QDQRules.leave_float``) or by default
-(``BackendDefaults.leave_float``, ``beside_float``).
+(``BackendDefaults.leave_float``, ``unless_between_quantized``).
 
 1. What a rule leaves in float at places of the float model (``find_float_places``) stays float first.
-2. ``beside_float``: a match of such operators only is quantized when every activation that it reads comes
-   out of a match that stays quantized with an integer output, and a match that stays quantized reads its
-   result as integers. By default what only moves one value needs the latter alone: rounded before or
-   behind it, the values are the same; and moves that no entry is for (``chunk``, ``nn.Flatten``) are looked
-   through in both directions: what they move counts, and what reads it.
+2. ``unless_between_quantized``: a match of such operators only is quantized when every activation that it
+   reads comes out of a match that stays quantized with an integer output, and a match that stays quantized
+   reads its result as integers. Of rules by default, an operator that only moves one value needs the latter
+   alone, since rounding before or behind it gives the same values; and moves that no entry is for
+   (``chunk``, ``nn.Flatten``) are looked through in both directions.
 3. A value that depends on no input counts as quantized where the target quantizes constants.
 4. What one match loses may cost its neighbours the same: the largest set that satisfies 2 is kept. Each
    match is looked at again only when a neighbour has changed.
@@ -77,12 +77,12 @@ def settle_neighbours(
     rules = [
         _Rule(rule, f"{backend.name}, qdq.leave_float[{i}]", False)
         for i, rule in enumerate(always.leave_float)
-        if rule.beside_float or rule.at_places
+        if rule.unless_between_quantized or rule.at_places
     ]
     rules += [
         _Rule(rule, f"{backend.name}, defaults.leave_float[{i}]", True)
         for i, rule in enumerate(by_default.rules if by_default is not None else ())
-        if rule.beside_float
+        if rule.unless_between_quantized
     ]
     if not rules:
         return dict(decisions)
@@ -104,7 +104,11 @@ class _Settling:
     constants: set[str] = field(default_factory=set)
 
     def run(self) -> dict[str, Decision]:
-        listed = [(one, set(one.rule.operators)) for one in self.rules if one.rule.beside_float]
+        listed = [
+            (one, set(one.rule.operators))
+            for one in self.rules
+            if one.rule.unless_between_quantized
+        ]
         for occurrence in self.found:
             self.of_node.update((node.name, occurrence) for node in occurrence.members)
             if occurrence.match.kind is MatchKind.PATTERN:

@@ -111,7 +111,7 @@ def get_default_qat_qconfig_mapping(backend: Backend = "x86", version: int = 1) 
 
 def _everywhere(defaults: BackendDefaults) -> list[DefaultOverride]:
     """The overrides that hold whatever stands around the operators."""
-    return [override for override in defaults.overrides if not override.beside_float]
+    return [override for override in defaults.overrides if not override.between_float_operators]
 
 
 def _defaults(config: BackendConfig) -> BackendDefaults:

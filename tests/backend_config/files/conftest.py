@@ -177,7 +177,13 @@ qdq_rules = st.builds(
     QDQRules,
     quantize_constants=st.booleans(),
     leave_float=st.sampled_from(
-        [(), (LeaveFloat((torch.add, "add"), beside_float=True), LeaveFloat((len,), results=True))]
+        [
+            (),
+            (
+                LeaveFloat((torch.add, "add"), unless_between_quantized=True),
+                LeaveFloat((len,), results=True),
+            ),
+        ]
     ),
     epilogues=st.sampled_from([(), (torch.relu,)]),
 )

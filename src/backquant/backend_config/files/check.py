@@ -104,7 +104,8 @@ def _fields_at(path: Path) -> list[str]:
         if isinstance(part, str):
             below = [kind for model in models for kind in _kinds_of(model, part)]
             models = _models_in(below) if below else models
-    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+    fields = [item for model in models for item in model.model_fields.items()]
+    return [field.alias or name for name, field in fields if not field.deprecated]
 
 
 def _kinds_of(model: type[BaseModel], part: str) -> list[Any]:

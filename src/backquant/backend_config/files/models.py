@@ -248,9 +248,14 @@ class DefaultOverride(Model):
     qat_activation: QuantDefault | None = None
     qat_weight: QuantDefault | None = None
     qat_output: QuantDefault | None = None
-    beside_float: bool | None = Field(
+    between_float_operators: bool | None = Field(
         None,
         description="Only where all activations that they read are float, and so are their readers.",
+    )
+    beside_float: bool | None = Field(
+        None,
+        deprecated=True,
+        description="between_float_operators, as files of earlier versions say.",
     )
 
 
@@ -268,9 +273,14 @@ class LeaveFloat(Model):
         None,
         description="Where they read a mask or a table: a value that depends on no float input.",
     )
-    beside_float: bool | None = Field(
+    unless_between_quantized: bool | None = Field(
         None,
         description="Where an activation that they read is float, or no quantized operator reads them.",
+    )
+    beside_float: bool | None = Field(
+        None,
+        deprecated=True,
+        description="unless_between_quantized, as files of earlier versions say.",
     )
     results: bool | None = Field(
         None,

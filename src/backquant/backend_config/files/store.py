@@ -9,6 +9,7 @@ from typing import Literal
 
 from backquant.backend_config.config import BackendConfig
 from backquant.backend_config.files.check import structure_problems
+from backquant.backend_config.files.earlier_names import with_current_names
 from backquant.backend_config.files.emit import emit_json, emit_yaml
 from backquant.backend_config.files.json_reader import read_json
 from backquant.backend_config.files.located import Located, fail
@@ -137,6 +138,7 @@ def _load(text: str, source: _Source, resolver: Resolver, chain: tuple[Path, ...
     problems = structure_problems(tree, source.name)
     if problems:
         raise SpecFileError(problems)
+    tree = with_current_names(tree, source.name)
     base = _base(tree, source, resolver, chain)
     try:
         return build(tree, source.name, resolver, base)

@@ -1,0 +1,56 @@
+"""Fields that had another name in earlier versions: it is still taken, with a ``DeprecationWarning``."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from backquant.backend_config.checks import renamed
+
+Class = TypeVar("Class", bound=type)
+
+
+def earlier_names(names: Mapping[str, str]) -> Callable[[Class], Class]:
+    """A decorator of dataclasses: keywords and attributes also by earlier names (``{earlier: field}``).
+
+    >>> from dataclasses import dataclass
+    >>> @earlier_names({"colour": "shade"})
+    ... @dataclass
+    ... class Paint:
+    ...     shade: str
+    >>> with warnings.catch_warnings(record=True) as heard:
+    ...     Paint(colour="red").colour
+    'red'
+    >>> print(heard[0].message)
+    Paint: 'colour' is called 'shade' now
+    """
+
+    def decorate(cls: Class) -> Class:
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def take_either(self: Any, *args: Any, **values: Any) -> None:
+            for earlier, name in names.items():
+                if earlier in values:
+                    _warn(cls, earlier, name)
+                    values = renamed(values, earlier, name)
+            original(self, *args, **values)
+
+        setattr(cls, "__init__", take_either)  # noqa: B010 - mypy takes no assignment
+        for earlier, name in names.items():
+            setattr(cls, earlier, property(functools.partial(_read, cls, earlier, name)))
+        return cls
+
+    return decorate
+
+
+def _read(cls: type, earlier: str, name: str, instance: Any) -> Any:
+    _warn(cls, earlier, name)
+    return getattr(instance, name)
+
+
+def _warn(cls: type, earlier: str, name: str) -> None:
+    message = f"{cls.__name__}: {earlier!r} is called {name!r} now"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
