@@ -21,6 +21,7 @@ def earlier_names(names: Mapping[str, str]) -> Callable[[Class], Class]:
     ... class Paint:
     ...     shade: str
     >>> with warnings.catch_warnings(record=True) as heard:
+    ...     warnings.simplefilter("always")
     ...     Paint(colour="red").colour
     'red'
     >>> print(heard[0].message)
