@@ -202,7 +202,7 @@ class DefaultOverride:
         """
         names = ("between_float_operators", *EARLIER_NAMES)
         check_keys(values, ("operators", *_ROLES, *names), "DefaultOverride")
-        where = {name: bool(values[name]) for name in names if name in values}
+        where: dict[str, Any] = {name: bool(values[name]) for name in names if name in values}
         return cls(values.get("operators", ()), **_roles_from_dict(values), **where)
 
     def __repr__(self) -> str:

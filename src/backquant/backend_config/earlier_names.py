@@ -29,7 +29,7 @@ def earlier_names(names: Mapping[str, str]) -> Callable[[Class], Class]:
     """
 
     def decorate(cls: Class) -> Class:
-        original = cls.__init__
+        original: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009 - mypy takes no attribute
 
         @functools.wraps(original)
         def take_either(self: Any, *args: Any, **values: Any) -> None:
@@ -39,7 +39,7 @@ def earlier_names(names: Mapping[str, str]) -> Callable[[Class], Class]:
                     values = renamed(values, earlier, name)
             original(self, *args, **values)
 
-        setattr(cls, "__init__", take_either)  # noqa: B010 - mypy takes no assignment
+        setattr(cls, "__init__", take_either)  # noqa: B010 - nor an assignment
         for earlier, name in names.items():
             setattr(cls, earlier, property(functools.partial(_read, cls, earlier, name)))
         return cls

@@ -25,12 +25,13 @@ def with_current_names(tree: Located, file: str) -> Located:
     """
     for (part, field), names in _RULES.items():
         given = tree.value.get(part)
-        rules = (given.value or {}).get(field) if given is not None else None
-        for index, rule in enumerate(rules.value if rules is not None else ()):
+        listed = (given.value or {}).get(field) if given is not None else None
+        rules = listed.value if listed is not None else []
+        for index, rule in enumerate(rules):
             for earlier, name in names.items():
                 if earlier in rule.value:
                     path = (part, field, index, earlier)
-                    rules.value[index] = _renamed(rule, name, path, file)
+                    rules[index] = _renamed(rule, name, path, file)
     return tree
 
 
