@@ -24,6 +24,7 @@ from backquant.backend_config.files import json_schema  # noqa: E402
 from backquant.backend_config.tables import (  # noqa: E402
     default_lines,
     qdq_lines,
+    slower_lines,
     support_rows,
     to_markdown,
 )
@@ -119,6 +120,11 @@ def section(name: str) -> str:
     if rules:
         parts += ["Quantize and dequantize nodes of exported models:", ""]
         parts += [f"- {line.replace('_', chr(92) + '_')}" for line in rules]
+        parts.append("")
+    slower = slower_lines(config)
+    if slower:
+        parts += ["Known to be slower on integers, so in float by default:", ""]
+        parts += [f"- {line.replace('_', chr(92) + '_')}" for line in slower]
         parts.append("")
     return "\n".join([*parts, to_markdown(config)])
 

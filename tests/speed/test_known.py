@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import backquant
-from backquant.backend_config import get_backend_config
+from backquant.backend_config import BackendConfig, get_backend_config, list_backends
 from backquant.operators.index import named
 from backquant.reason_codes import ReasonCode
-from backquant.speed.known import KNOWN
 
 
 class Read(nn.Module):
@@ -84,9 +85,34 @@ def test_where_nothing_else_is_left_the_model_is_float() -> None:
         assert torch.equal(made(SEQUENCE), model(SEQUENCE))
 
 
-def test_entries_name_what_there_is() -> None:
-    for backend, entries in KNOWN.items():
-        assert get_backend_config(backend).engine is None
-        for entry in entries:
-            assert [named(name).name for name in entry.operators] == list(entry.operators)
-            assert entry.integer > entry.floating
+def test_records_name_what_there_is() -> None:
+    knowing = [config for name in list_backends() if (config := get_backend_config(name)).slower]
+    assert [config.name for config in knowing] == ["onnxruntime", "xnnpack"]
+    for config in knowing:
+        assert config.engine is None  # else it is timed
+        for record in config.slower:
+            assert [named(name).name for name in record.operators] == list(record.operators)
+
+
+def test_descriptions_that_extend_a_runtime_know_what_it_knows(tmp_path: Path) -> None:
+    path = tmp_path / "board.yaml"
+    path.write_text("schema_version: 1\nname: board\nextends: xnnpack\n", encoding="utf-8")
+    made = backquant.quantize(depthwise(7), backend=path, calibration=[IMAGE])
+    [first] = [row for row in made.report.rows if row.node == "_0"]
+    assert first.outcome == "float"
+    assert first.reasons[0].place == "board: slower[0], not measured here"
+
+
+def test_renamed_in_python() -> None:
+    renamed = get_backend_config("onnxruntime").set_name("mine")
+    made = backquant.quantize(Read(16).eval(), backend=renamed, calibration=[SEQUENCE])
+    assert kinds(made)["LSTM"] == "float"
+
+
+def test_an_extending_file_may_know_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "board.yaml"
+    text = "schema_version: 1\nname: board\nextends: xnnpack\nslower: []\n"
+    path.write_text(text, encoding="utf-8")
+    assert BackendConfig.load(path).slower == ()
+    made = backquant.quantize(depthwise(7), backend=path, calibration=[IMAGE])
+    assert made.report.coverage == 1.0

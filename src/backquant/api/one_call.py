@@ -95,8 +95,8 @@ def quantize(
         dynamic_shapes: which sizes of the inputs may vary, as ``torch.export.export`` takes it; implies
             an export. Default: those that the model leaves free (of images: the batch only).
         slower: what to do with operators that are slower on integers than in float, as measured on this
-            machine on the example inputs, or known of a runtime (``speed.known``): ``"float"`` leaves them
-            in float (all operators, if the model is slower in every other way and nothing is required);
+            machine on the example inputs, or as ``BackendConfig.slower`` says: ``"float"`` leaves them in
+            float (all operators, if the model is slower in every other way and nothing is required);
             ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
         recipe: steps after calibration that reduce the loss of accuracy: ``"default"`` (none), ``"better"``,

@@ -35,6 +35,7 @@ from backquant.backend_config.fusers import (
     reverse_sequential_wrapper2,
 )
 from backquant.backend_config.graph_pattern import AnyOrder, GraphNode, GraphPattern, Value
+from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name, short_name
 from backquant.backend_config.observation import ObservationType
@@ -86,6 +87,7 @@ __all__ = [
     # defaults
     "BackendDefaults",
     "DefaultOverride",
+    "KnownSlower",
     "LeaveFloat",
     "QuantDefault",
     # deployment targets

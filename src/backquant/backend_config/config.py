@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from backquant.backend_config.checks import check_keys, within
 from backquant.backend_config.defaults import BackendDefaults
 from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.known_slower import KnownSlower, known_slower_from
 from backquant.backend_config.pattern import NormalPattern, Pattern, beyond_tuples, to_reversed
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import QDQRules
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from backquant.backend_config.validate import Finding
 
 
-_KEYS = ("name", "configs", "engine", "defaults", "qdq")
+_KEYS = ("name", "configs", "engine", "defaults", "qdq", "slower")
 
 
 class BackendConfig:
@@ -32,8 +33,9 @@ class BackendConfig:
     2. ``engine`` is the name of the engine that runs the lowered model; None: there is only the
        reference model.
     3. ``qdq`` are the rules of a deployment target for that reference model; None: the default rules.
+    4. ``slower`` are records of what is slower on integers there, for kernels that cannot be timed here.
 
-    Two are equal when name, engine, defaults, qdq, and the entries in their order are equal.
+    Two are equal when name, engine, defaults, qdq, slower, and the entries in their order are equal.
 
     >>> import torch
     >>> from backquant.backend_config import DTypeConfig
@@ -51,6 +53,7 @@ class BackendConfig:
         self.engine: str | None = None
         self.defaults: BackendDefaults | None = None
         self.qdq: QDQRules | None = None
+        self.slower: tuple[KnownSlower, ...] = ()
         self._entries: dict[NormalPattern, BackendPatternConfig] = {}
         self.set_name(name)
 
@@ -92,6 +95,15 @@ class BackendConfig:
         if qdq is not None and not isinstance(qdq, QDQRules):
             raise SpecError(f"qdq must be QDQRules, got {qdq!r}", where="qdq")
         self.qdq = qdq
+        return self
+
+    def set_slower(self, slower: Iterable[KnownSlower]) -> BackendConfig:
+        """Set what is known to be slower on integers than in float.
+
+        >>> BackendConfig("mine").set_slower(()).slower
+        ()
+        """
+        self.slower = known_slower_from(slower)
         return self
 
     def set_backend_pattern_config(self, config: BackendPatternConfig) -> BackendConfig:
@@ -154,11 +166,12 @@ class BackendConfig:
     def from_dict(
         cls, backend_config_dict: Mapping[str, Any], version: str | None = None
     ) -> BackendConfig:
-        """Build from a dict with the keys ``name``, ``configs``, ``engine``, ``defaults``, ``qdq``.
+        """Build from a dict: ``name``, ``configs``, ``engine``, ``defaults``, ``qdq``, ``slower``.
 
         ``configs`` is a list of ``BackendPatternConfig`` or of their dicts; ``defaults`` a
-        ``BackendDefaults`` or its dict, ``qdq`` ``QDQRules`` or theirs. ``version="1.13"`` reads the
-        older form (then also of entries that are objects): reversed patterns, fusers in reversed order.
+        ``BackendDefaults`` or its dict, ``qdq`` ``QDQRules`` or theirs, ``slower`` a list of
+        ``KnownSlower`` or of their dicts. ``version="1.13"`` reads the older form (then also of entries
+        that are objects): reversed patterns, fusers in reversed order.
         Raises ``SpecError`` (a ``ValueError``) with the place for an unknown key or a wrong value.
 
         >>> import torch
@@ -180,13 +193,14 @@ class BackendConfig:
             with within("qdq"):
                 qdq = QDQRules.from_dict(qdq)
         backend.set_qdq(qdq)
+        backend.set_slower(backend_config_dict.get("slower") or ())
         for index, item in enumerate(backend_config_dict.get("configs") or ()):
             with within(f"configs[{index}]"):
                 backend.set_backend_pattern_config(_entry(item, version))
         return backend
 
     def to_dict(self) -> dict[str, Any]:
-        """``name``, ``configs`` (as dicts), and ``engine``, ``defaults`` and ``qdq`` when they are set.
+        """``name``, ``configs`` (as dicts), and ``engine``, ``defaults``, ``qdq``, ``slower`` when set.
 
         >>> BackendConfig("mine").to_dict()
         {'name': 'mine', 'configs': []}
@@ -201,6 +215,8 @@ class BackendConfig:
             values["defaults"] = self.defaults.to_dict()
         if self.qdq is not None:
             values["qdq"] = self.qdq.to_dict()
+        if self.slower:
+            values["slower"] = [record.to_dict() for record in self.slower]
         return values
 
     # -- files, validation, diff: in modules of their own ----------------------------------------
@@ -261,7 +277,7 @@ class BackendConfig:
 
     def _comparable(self) -> tuple[Any, ...]:
         entries = (list(self._entries), self.configs)
-        return (self.name, self.engine, self.defaults, self.qdq, *entries)
+        return (self.name, self.engine, self.defaults, self.qdq, self.slower, *entries)
 
     def __repr__(self) -> str:
         parts = [repr(self.name)]
@@ -271,6 +287,8 @@ class BackendConfig:
             parts.append(f"defaults={self.defaults!r}")
         if self.qdq is not None:
             parts.append(f"qdq={self.qdq!r}")
+        if self.slower:
+            parts.append(f"slower={self.slower!r}")
         lines = "".join(f"\n    {config!r}," for config in self.configs)
         parts.append(f"configs=[{lines}\n]" if lines else "configs=[]")
         return f"BackendConfig({', '.join(parts)})"

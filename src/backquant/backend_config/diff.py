@@ -22,6 +22,7 @@ from backquant.backend_config.describe import (
 )
 from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.graph_pattern import GraphPattern
+from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.leave_float import LeaveFloat
 from backquant.backend_config.naming import operator_name
 from backquant.backend_config.numbers import number_text
@@ -88,7 +89,7 @@ class EntryChange:
 class BackendDiff:
     """What differs between two backends. False when nothing does.
 
-    ``fields``: name, engine, defaults, qdq, and ``order`` when entries of both stand in another order
+    ``fields``: name, engine, defaults, qdq, slower, and ``order`` when entries of both stand in another order
     (which decides between patterns of one size). ``entries``: changed and removed entries in the order
     of the first backend, then added ones in the order of the second.
     """
@@ -217,6 +218,8 @@ def _head_changes(first: BackendConfig, second: BackendConfig) -> Iterator[Field
         yield from _default_changes(first.defaults, second.defaults)
     if first.qdq != second.qdq:
         yield from _qdq_changes(first.qdq, second.qdq)
+    if first.slower != second.slower:
+        yield FieldChange("slower", _rule(first.slower), _rule(second.slower))
 
 
 def _default_changes(
@@ -241,11 +244,10 @@ def _qdq_changes(first: QDQRules | None, second: QDQRules | None) -> Iterator[Fi
 
 
 def _rule(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(
-            repr(item) if isinstance(item, LeaveFloat) else operator_name(item) for item in value
-        )
-    return str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    records = (LeaveFloat, KnownSlower)
+    return ", ".join(repr(r) if isinstance(r, records) else operator_name(r) for r in value)
 
 
 def _engine(config: BackendConfig) -> str:

@@ -238,6 +238,21 @@ def qdq_lines(config: BackendConfig) -> list[str]:
     return lines + [f"leave_float: {_left_float(rule)}" for rule in config.qdq.leave_float]
 
 
+def slower_lines(config: BackendConfig) -> list[str]:
+    """What the backend knows to be slower on integers, one line each.
+
+    >>> from backquant.backend_config import KnownSlower
+    >>> small = KnownSlower(("lstm",), {"hidden_size": {"max": 63}}, "20 steps", 20.0, 18.0)
+    >>> slower_lines(BackendConfig("mine").set_slower([small]))
+    ['lstm where hidden_size ≤ 63 – 20 steps: 20 µs on integers, 18 in float']
+    """
+    return [
+        f"{', '.join(record.operators)} where {record.condition} – {record.measured}: "
+        f"{record.integer_us:g} µs on integers, {record.float_us:g} in float"
+        for record in config.slower
+    ]
+
+
 def to_text(config: BackendConfig) -> Group:
     """The table for a terminal, with its legend: something ``rich.print`` shows.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backquant.backend_config import BackendConfig, DTypeConfig, LeaveFloat, QDQRules
+from backquant.backend_config import BackendConfig, DTypeConfig, KnownSlower, LeaveFloat, QDQRules
 from backquant.backends.deployed import (
     ADDITIONS,
     DEPLOYED_DEFAULTS,
@@ -74,6 +74,19 @@ FIXED = (nn.Sigmoid, torch.sigmoid, "sigmoid", *SOFTMAX)
 BETWEEN = (*ADDITIONS, *PRODUCTS, *FIXED, nn.LeakyReLU, *shape.CAT, *POOLS, *MOVES)
 
 
+# DynamicQuantizeLSTM quantizes the hidden state at each step; from 64 values on it is faster. Times: one
+# thread of an AMD EPYC (Zen 4), benchmarks/LOG.md.
+SLOWER = (
+    KnownSlower(
+        ("lstm",),
+        {"hidden_size": {"max": 63}},
+        measured="ONNX Runtime 1.31, 32 values, 20 steps",
+        integer_us=20.0,
+        float_us=18.0,
+    ),
+)
+
+
 def backend_config() -> BackendConfig:
     """What ONNX Runtime computes on integers.
 
@@ -98,6 +111,7 @@ def backend_config() -> BackendConfig:
                 ),
             )
         )
+        .set_slower(SLOWER)
         .set_backend_pattern_configs(
             [
                 *(e for d in (1, 2, 3) for e in admit(conv.conv_entries(conv.CONV[d]), [STATIC])),

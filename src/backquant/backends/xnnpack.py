@@ -31,6 +31,7 @@ from backquant.backend_config import (
     DefaultOverride,
     DTypeConfig,
     DTypeWithConstraints,
+    KnownSlower,
     LeaveFloat,
     QDQRules,
     QuantDefault,
@@ -177,6 +178,22 @@ RULES = QDQRules(
 )
 
 
+# The delegate has depthwise kernels of up to 25 taps; in float, larger ones are a sum of such. Times: one
+# thread of an AMD EPYC (Zen 4), benchmarks/LOG.md.
+SLOWER = (
+    KnownSlower(
+        ("conv2d",),
+        {
+            "all": [{"groups": {"min": 2}}, {"groups": {"equals": "in_channels"}}],
+            "product(kernel_size)": {"min": 26},
+        },
+        measured="ExecuTorch 1.5, depthwise, 7 × 7, 96 channels of 28 × 28",
+        integer_us=2440.0,
+        float_us=380.0,
+    ),
+)
+
+
 def backend_config() -> BackendConfig:
     """What ExecuTorch's XNNPACK delegate runs on integers.
 
@@ -188,6 +205,7 @@ def backend_config() -> BackendConfig:
         BackendConfig("xnnpack")
         .set_defaults(DEFAULTS)
         .set_qdq(RULES)
+        .set_slower(SLOWER)
         .set_backend_pattern_configs(
             [
                 *admit(conv.conv_entries(conv.CONV[1]), [WEIGHTED]),

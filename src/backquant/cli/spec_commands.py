@@ -80,6 +80,7 @@ def show(
                 tables.to_text(config),
                 *_listed("defaults", tables.default_lines(config)),
                 *_listed("quantize and dequantize nodes", tables.qdq_lines(config)),
+                *_listed("known to be slower on integers", tables.slower_lines(config)),
             )
         else:
             render = tables.to_markdown if form is Format.markdown else tables.to_html
@@ -92,6 +93,7 @@ def show(
         "rows": rows,
         "defaults": tables.default_lines(config),
         "qdq": tables.qdq_lines(config),
+        "slower": tables.slower_lines(config),
     }
     emit(as_json=as_json, data=data, shown=shown)
 

@@ -19,14 +19,11 @@ from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig
 from backquant.graph import Captured, Scope
+from backquant.match.attention import as_products
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.rules import RuleTable
-from backquant.operators import find, moves_values
+from backquant.operators import find
 from backquant.qconfig import QConfigMapping
-
-_ARGUMENTS = (
-    *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
-)
 
 
 def decompose_attention(
@@ -54,27 +51,13 @@ def decompose_attention(
         return
     table, reader, changed = RuleTable(mapping), QConfigReader(), False
     for node in list(captured.module.graph.nodes):
-        if node.op != "call_function" or not _is_attention(node.target):
-            continue
+        given = as_products(node)
         scope = captured.scopes.get(node.name, Scope("", None))
-        given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
-        if _is_plain(given) and _is_requested(table, reader, scope):
+        if given is not None and _is_requested(table, reader, scope):
             _decompose(captured, node, given)
             changed = True
     if changed:
         captured.module.recompile()
-
-
-def _is_attention(target: Any) -> bool:
-    known = find(target)
-    return known is not None and known.name == "scaled_dot_product_attention"
-
-
-def _is_plain(given: dict[str, Any]) -> bool:
-    mask = given.get("attn_mask")
-    return not (given.get("dropout_p") or given.get("enable_gqa")) and (
-        mask is None or _is_bool(mask)
-    )
 
 
 def _is_requested(table: RuleTable, reader: QConfigReader, scope: Scope) -> bool:
@@ -133,37 +116,3 @@ def _reshape_views(result: fx.Node) -> None:
             if known is not None and known.name in ("transpose", "permute", "view", "reshape"):
                 reached.append(user)
                 user.target = "reshape" if user.target == "view" else user.target
-
-
-# -- masks of bools, told by what makes them ------------------------------------------------------------
-
-_COMPARISONS = frozenset(
-    {
-        *("lt", "le", "gt", "ge", "eq", "ne", "isfinite", "isnan", "bool"),
-        *("logical_and", "logical_or", "logical_not", "logical_xor"),
-    }
-)
-_BITWISE = frozenset(
-    {
-        *("and_", "or_", "invert", "__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not"),
-    }
-)
-_TYPED = frozenset({"to", "_to_copy", "ones", "new_ones", "full", "new_full"})
-# also where a mask is taken apart: these add False
-_TRIANGLES = frozenset({"tril", "triu", "index", "getitem"})
-
-
-def _is_bool(node: Any) -> bool:
-    """Whether a value holds bools for certain; additive masks and inputs of the model do not."""
-    if isinstance(node, fx.Node) and node.op == "get_attr":
-        constant = operator.attrgetter(str(node.target))(node.graph.owning_module)
-        return getattr(constant, "dtype", None) is torch.bool
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
-        return False
-    name = node.target if isinstance(node.target, str) else node.target.__name__
-    name = name.partition(".")[0]
-    if name in _TYPED:
-        return torch.bool in (*node.args, *node.kwargs.values())
-    if moves_values(node.target) or name in _TRIANGLES:
-        return _is_bool(node.args[0])
-    return name in _COMPARISONS or (name in _BITWISE and all(map(_is_bool, node.all_input_nodes)))

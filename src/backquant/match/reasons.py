@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import fx
 
-from backquant.backend_config import BackendConfig, DTypeConfig
+from backquant.backend_config import BackendConfig, DTypeConfig, QDQRules
 from backquant.backend_config.describe import describe_dtype
 from backquant.graph import GraphIndex, Scope
+from backquant.match.attention import as_products
 from backquant.match.custom import requested_kind
 from backquant.match.fixes import mapping_call, qconfig_fix
 from backquant.match.index import PatternIndex
@@ -63,6 +64,7 @@ class ReasonWriter:
     ) -> None:
         self._name = backend.name or "the backend"
         self._entries = backend.configs
+        self._attention = (backend.qdq or QDQRules()).attention
         self._graph = graph
         self._patterns = patterns
         self._scopes = scopes
@@ -95,7 +97,20 @@ class ReasonWriter:
             admitted += f"; nearest: {', '.join(near)}"
         elif related := self._of_family(key.op, "recurrent"):
             admitted += f"; of recurrent layers it has {', '.join(related)}"
-        return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
+        fix = self._as_products(node)
+        return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted, fix=fix)
+
+    def _as_products(self, node: fx.Node) -> str:
+        """What quantizes attention where the backend has integer products; nothing for any other node."""
+        if as_products(node) is None or self._attention != "whole":
+            return ""
+        anchors = (find(key.op) for key in self._patterns.anchors())
+        if not any(known is not None and known.name == "matmul" for known in anchors):
+            return ""
+        return (
+            'set_qdq(QDQRules(attention="products")) on the BackendConfig writes it as matrix products and a '
+            "softmax, on integers: slower on x86 wherever it was measured (docs/speed.md)"
+        )
 
     def _of_family(self, op: Any, family: str) -> tuple[str, ...]:
         """The operators of a family, to which ``op`` belongs, that the backend has entries for."""

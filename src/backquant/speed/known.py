@@ -1,22 +1,19 @@
-"""What is slower on integers in runtimes that are not timed here, as it was measured there once.
+"""What is slower on integers in runtimes that are not timed here, as their descriptions say it.
 
 ONNX Runtime and XNNPACK run exported files, often elsewhere: ``quantize`` has no kernels of theirs to time,
 and a race of exported files would make each ``quantize`` several times as long. That small or unusual sizes
-lose is a fact about a runtime's kernels, so it stands here as data: operators, the condition on their sizes
-(as in a dtype config), and both times of one measurement at these sizes. What such an entry names is left
-in float with these figures as its reason; a model of which nothing else would be on integers is given back
-in float.
+lose is a fact about a runtime's kernels, so it stands in the description (``BackendConfig.slower``), and in
+each that extends it. What such a record names is left in float with its figures as the reason; a model of
+which nothing else would be on integers is given back in float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from torch import fx
 
-from backquant.backend_config.conditions import condition_from
+from backquant.backend_config import BackendConfig, KnownSlower
 from backquant.errors import CoverageError
 from backquant.graph import GraphIndex
 from backquant.graph.values import GraphValues
@@ -40,46 +37,6 @@ _NOTHING_ELSE = (
 )
 
 
-@dataclass(frozen=True)
-class KnownSlower:
-    """``operators``, by name, are slower on integers where ``where`` holds, of which ``measured`` is one
-    case: microseconds on integers, with what it takes to quantize and dequantize, and in float."""
-
-    operators: tuple[str, ...]
-    where: Mapping[str, Any]
-    measured: str
-    integer: float
-    floating: float
-
-
-#: By the name of the description; one thread of an AMD EPYC (Zen 4), benchmarks/LOG.md.
-KNOWN: Mapping[str, tuple[KnownSlower, ...]] = {
-    # DynamicQuantizeLSTM quantizes the hidden state at each step; from 64 values on it is faster
-    "onnxruntime": (
-        KnownSlower(
-            ("lstm",),
-            {"hidden_size": {"max": 63}},
-            "ONNX Runtime 1.31, 32 values, 20 steps",
-            20.0,
-            18.0,
-        ),
-    ),
-    # the delegate has depthwise kernels of up to 25 taps; in float larger ones are a sum of such
-    "xnnpack": (
-        KnownSlower(
-            ("conv2d",),
-            {
-                "all": [{"groups": {"min": 2}}, {"groups": {"equals": "in_channels"}}],
-                "product(kernel_size)": {"min": 26},
-            },
-            "ExecuTorch 1.5, depthwise, 7 × 7, 96 channels of 28 × 28",
-            2440.0,
-            380.0,
-        ),
-    ),
-}
-
-
 def without_known_slower(  # size: the model, what makes others of it, its float graph, and what stays
     made: QuantizedModel, ways: Ways, floats: fx.GraphModule, kept: Kept
 ) -> QuantizedModel:
@@ -87,7 +44,7 @@ def without_known_slower(  # size: the model, what makes others of it, its float
 
     ``floats``: the float graph that the plan of ``made`` is about.
     """
-    reasons = known_slower(made.plan, made.backend_config.name, floats, kept)
+    reasons = known_slower(made.plan, made.backend_config, floats, kept)
     if not reasons:
         return made
     try:
@@ -101,13 +58,13 @@ def without_known_slower(  # size: the model, what makes others of it, its float
     return noted(made, _TOO_MUCH) if whole is None else noted(whole, _NOTHING_ELSE)
 
 
-def known_slower(plan: Plan, backend: str, floats: fx.GraphModule, kept: Kept) -> dict[int, Reason]:
-    """The reasons of quantized matches that ``KNOWN`` says are slower, by position."""
-    entries = KNOWN.get(backend, ())
-    if not entries:
+def known_slower(
+    plan: Plan, backend: BackendConfig, floats: fx.GraphModule, kept: Kept
+) -> dict[int, Reason]:
+    """The reasons of quantized matches that ``backend.slower`` says are slower, by position."""
+    if not backend.slower:
         return {}
     index, values = GraphIndex(floats), GraphValues(None)
-    conditions = [condition_from(entry.where) for entry in entries]
     found = {}
     for position, match in enumerate(plan.matches):
         decision = plan.decisions[match.anchor]
@@ -116,11 +73,13 @@ def known_slower(plan: Plan, backend: str, floats: fx.GraphModule, kept: Kept) -
         for name in match.nodes:
             node = index.nodes.get(name)
             operator = None if node is None else _operator(index, node)
-            for place, (entry, condition) in enumerate(zip(entries, conditions, strict=True)):
-                if node is None or operator is None or operator.name not in entry.operators:
+            for place, record in enumerate(backend.slower):
+                if node is None or operator is None or operator.name not in record.operators:
                     continue
-                if not unmet(condition, UseFacts(index, values, node, node)):
-                    found[position] = _reason(match.anchor, backend, place, entry)
+                if not unmet(record.condition, UseFacts(index, values, node, node)):
+                    found[position] = _reason(
+                        match.anchor, f"{backend.name}: slower[{place}]", record
+                    )
     return found
 
 
@@ -129,12 +88,12 @@ def _operator(index: GraphIndex, node: fx.Node) -> Operator | None:
     return find(node.target) if module is None else find_root(type(module))
 
 
-def _reason(node: str, backend: str, place: int, entry: KnownSlower) -> Reason:
+def _reason(node: str, place: str, record: KnownSlower) -> Reason:
     return Reason(
         node,
         ReasonCode.SLOWER_THAN_FLOAT,
-        f"integers: {entry.integer:.1f} µs ({entry.measured})",
-        f"float: {entry.floating:.1f} µs",
+        f"integers: {record.integer_us:.1f} µs ({record.measured})",
+        f"float: {record.float_us:.1f} µs",
         fix='quantize(..., slower="keep") keeps it on integers',
-        place=f"known of {backend}, entry {place}: not measured here",
+        place=f"{place}, not measured here",
     )

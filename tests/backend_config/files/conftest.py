@@ -18,6 +18,7 @@ from backquant.backend_config import (
     DTypeConfig,
     DTypeWithConstraints,
     ForwardFuser,
+    KnownSlower,
     LeaveFloat,
     MatchAllNode,
     ObservationType,
@@ -189,11 +190,22 @@ qdq_rules = st.builds(
 )
 
 
+known_slower = st.builds(
+    KnownSlower,
+    st.sampled_from([("conv2d",), ("linear", "conv1d")]),
+    st.sampled_from([{"rank": {"min": 2}}, {"not": {"shape": "static"}}]),
+    words.filter(str.strip),
+    st.floats(2.0, 1e6),
+    st.sampled_from([1, 0.25]),
+)
+
+
 @st.composite
 def backends(draw: st.DrawFn) -> BackendConfig:
     config = BackendConfig(draw(words)).set_engine(draw(maybe(words)))
     config.set_defaults(draw(maybe(defaults)))
     config.set_qdq(draw(maybe(qdq_rules)))
+    config.set_slower(draw(st.lists(known_slower, max_size=2)))
     return config.set_backend_pattern_configs(draw(st.lists(entries(), max_size=5)))
 
 

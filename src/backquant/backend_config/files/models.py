@@ -335,6 +335,18 @@ class QDQ(Model):
     )
 
 
+class KnownSlower(Model):
+    """What is slower on integers than in float, with one case that was measured."""
+
+    operators: list[OperatorNames] = Field(
+        min_length=1, description="By the names of their records."
+    )
+    where: Where = Field(description="The sizes for which it holds.")
+    measured: str = Field(min_length=1, description="The case that was measured, in words.")
+    integer_us: Number = Field(description="Its time on integers in microseconds.")
+    float_us: Number = Field(description="Its time in float.")
+
+
 def _no_look_alike(version: object) -> object:
     """``true`` and ``1.0`` equal 1 in Python."""
     return version if type(version) is int else str(version)
@@ -359,6 +371,9 @@ class FileModel(Model):
     defaults: Defaults | None = None
     qdq: QDQ | None = Field(
         None, description="Rules of a deployment target for the reference model."
+    )
+    slower: list[KnownSlower] = Field(
+        default_factory=list, description="What is known to be slower on integers than in float."
     )
     dtype_configs: dict[str, DTypeConfig] = Field(
         default_factory=dict, description="Dtype configs by name, for the entries to refer to."

@@ -19,6 +19,7 @@ from backquant.backend_config.dtypes import DTypeConfig
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.dtype_values import at_path, dtype_config_from
 from backquant.backend_config.files.kinds import is_operator
+from backquant.backend_config.files.known_slower import known_slower_at
 from backquant.backend_config.files.located import Located, Path, field_name, plain
 from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
 from backquant.backend_config.files.pattern_models import is_operator_name
@@ -31,6 +32,7 @@ from backquant.backend_config.files.written import (
     config_paths,
     named_in_configs,
 )
+from backquant.backend_config.known_slower import KnownSlower
 from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
@@ -136,6 +138,9 @@ class _Builder:
         if "qdq" in self.data:
             data = self.data["qdq"]
             config.set_qdq(None if data is None else self.attempt(("qdq",), self.qdq, data))
+        config.set_slower(inherited.slower)
+        if "slower" in self.data:
+            config.set_slower(self.attempt(("slower",), self.slower, self.data["slower"]) or ())
         return config
 
     def problem(self, path: Path, message: str, fix: str = "") -> None:
@@ -205,6 +210,9 @@ class _Builder:
             for index, item in enumerate(values.get("leave_float", []))
         ]
         return QDQRules.from_dict(values)
+
+    def slower(self, data: list[dict[str, Any]]) -> list[KnownSlower]:
+        return [at_path((index,), known_slower_at, item) for index, item in enumerate(data)]
 
     # -- patterns --------------------------------------------------------------------------------
 

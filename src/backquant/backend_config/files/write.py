@@ -62,6 +62,8 @@ def to_data(config: BackendConfig) -> dict[str, Any]:
         data["defaults"] = _named(lambda: _defaults(config.defaults), "defaults")
     if config.qdq is not None:
         data["qdq"] = _named(lambda: _qdq(config.qdq), "qdq")
+    if config.slower:
+        data["slower"] = [_slower(record.to_dict()) for record in config.slower]
     if names.by_name:
         data["dtype_configs"] = names.by_name
     data["entries"] = _grouped(entries)
@@ -166,6 +168,10 @@ def _qdq(rules: QDQRules | None) -> Any:
     if "leave_float" in data:
         data["leave_float"] = [_defaults_data(rule) for rule in data["leave_float"]]
     return data
+
+
+def _slower(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, **{name: number_data(data[name]) for name in ("integer_us", "float_us")}}
 
 
 def _defaults_data(value: Any) -> Any:
