@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -64,11 +65,12 @@ def _memory(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def check_inputs(model: nn.Module, inputs: Any) -> Any:
+def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[Any]) -> Any:
     """Run ``model`` once on example inputs, without gradients, and return its output.
 
     Neither the model (its buffers included, in train mode too) nor the state of the random
-    number generators changes, nor objects among the inputs. Forward hooks run.
+    number generators changes, nor objects among the inputs. Forward hooks run. ``modes`` (dispatch modes that
+    count, say) are open during the call alone.
 
     Raises:
         InputError: the model does not accept them; names what was passed and what it takes. Its subclass
@@ -81,8 +83,12 @@ def check_inputs(model: nn.Module, inputs: Any) -> Any:
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     try:
         unchanged = torch.random.fork_rng(devices=sorted(devices))
-        with torch.no_grad(), unchanged, unwritten_parameters(model):
-            return own_buffers(model)(*fresh(args), **fresh(kwargs))
+        with torch.no_grad(), ExitStack() as during_the_call:
+            # what is copied for the call, hundreds of buffers say, is no business of the modes
+            trial, given, named = own_buffers(model), fresh(args), fresh(kwargs)
+            for mode in (unchanged, *modes, unwritten_parameters(model)):
+                during_the_call.enter_context(mode)
+            return trial(*given, **named)
     except WritesParameterError:
         raise
     except Exception as error:

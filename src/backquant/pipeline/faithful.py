@@ -81,11 +81,11 @@ def require_same(
 def _called(model: nn.Module, example_inputs: Any) -> tuple[Any, Draws, int]:
     """What ``model`` gives and draws, and its multiply-adds."""
     try:
-        with MultiplyAdds() as counter, Draws() as draws:
-            return check_inputs(model, example_inputs), draws, counter.count
+        counter, draws = MultiplyAdds(), Draws()
+        return check_inputs(model, example_inputs, counter, draws), draws, counter.count
     except InputError:  # counting takes operators apart; the model alone ran on these inputs before
-        with Draws() as draws:
-            return check_inputs(model, example_inputs), draws, 0
+        draws = Draws()
+        return check_inputs(model, example_inputs, draws), draws, 0
 
 
 def _is_random(model: nn.Module, example_inputs: Any) -> bool:
