@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import backquant
-from backquant.api.calibrated import Calibrated, CalibrationCall
+from backquant.accuracy.calibrated import Calibrated
+from backquant.api.calibrated import CalibrationCall
 from backquant.runtime import QuantizedModel
 
 

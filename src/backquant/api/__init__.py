@@ -5,20 +5,19 @@ from __future__ import annotations
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.result import SearchResult
 from backquant.api.accuracy import compare, sensitivity
-from backquant.api.dynamic_modules import quantize_dynamic
+from backquant.api.eager import fuse_modules, fuse_modules_qat, quantize_dynamic
 from backquant.api.exporting import export
 from backquant.api.flow import (
     convert_fx,
+    convert_to_integer_reference,
     convert_to_reference_fx,
     fuse_fx,
     prepare_export,
     prepare_fx,
+    prepare_qat_fx,
 )
 from backquant.api.from_files import quantize_files
-from backquant.api.fuse_by_name import fuse_modules, fuse_modules_qat
-from backquant.api.integer_reference import convert_to_integer_reference
 from backquant.api.one_call import default_mapping, explain, quantize
-from backquant.api.qat import prepare_qat_fx
 from backquant.api.search import search
 from backquant.calibrate import synchronize_observers
 from backquant.calibrate.checkpoint import Checkpoint

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from backquant.api.sound import refuse_errors, sound_file
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
 from backquant.convert import ConvertRequest
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
+from backquant.pipeline.sound import refuse_errors, sound_file
 from backquant.prepare import Request
 from backquant.qconfig import (
     ConvertCustomConfig,

@@ -1,4 +1,4 @@
-"""The steps under the names and signatures that they have in ``torch.ao.quantization``."""
+"""The steps one by one: names and signatures are those of ``torch.ao.quantization`` where it has them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from backquant.api.arguments import (
     given_request,
     opened_model,
 )
-from backquant.api.qat import fuse_for_training
-from backquant.api.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.backend_config import BackendConfig
 from backquant.calibrate.examples import checked_example, example_that_runs
 from backquant.convert import convert_to_reference, original_weights
@@ -26,7 +24,13 @@ from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.plan import evaluation_copy, fused_graph, planned
 from backquant.pipeline.prepare import prepared_for_inference
-from backquant.prepare import PreparedModule, prepared_state
+from backquant.pipeline.training import (
+    fuse_for_training,
+    fused_for_training,
+    prepared_for_training,
+    unrounded,
+)
+from backquant.prepare import PreparedModule, observe_quantized_inputs, prepared_state
 from backquant.qconfig import (
     ConvertCustomConfig,
     FuseCustomConfig,
@@ -34,6 +38,7 @@ from backquant.qconfig import (
     QConfigMapping,
 )
 from backquant.report.recorded import with_reporting
+from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.runtime import QuantizedModel
 
 
@@ -126,6 +131,66 @@ def prepare_fx(  # size: PyTorch's signature
     with_reporting(prepared, evaluation_copy(model), example_inputs)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
+    return prepared
+
+
+def prepare_qat_fx(
+    model: nn.Module,
+    qconfig_mapping: QConfigMapping | dict[str, Any],
+    example_inputs: Any,
+    prepare_custom_config: PrepareCustomConfig | dict[str, Any] | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+) -> PreparedModule:
+    """A copy of ``model`` to train, in which weights and activations are rounded as on the backend.
+
+    Convolution or linear with batch norm (and ReLU) become QAT modules of ``backquant.nn``; fake
+    quantize modules stand where ``prepare_fx`` has observers. Train the result as any module, then
+    convert it with ``convert_fx`` or ``convert_to_reference_fx``. ``docs/qat.md`` shows all of it.
+
+    The model is not changed: the result has parameters and buffers of its own (tied ones stay tied).
+    As in PyTorch, an evaluation-mode model is accepted. *Different:* the result is then in evaluation
+    mode throughout, until ``train()`` is called; arguments such as ``training=self.training`` of
+    functional dropout follow ``train()`` and ``eval()``; and a batch norm without a module for
+    training (behind a transposed convolution) is trained as it is and folded at conversion, where
+    PyTorch raises.
+
+    As in PyTorch, what the backend does not admit is skipped; one warning lists it with the reasons,
+    and says so if the model computes something else in the other mode, or if the QConfigs make
+    observers, which round nothing.
+
+    Args:
+        model: a module that can be traced symbolically, in training mode as a rule.
+        qconfig_mapping: QConfigs that make fake-quantizers: ``get_default_qat_qconfig_mapping(backend)``.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
+            PyTorch never runs them, inputs that the model does not accept are no error: the warning
+            says so.
+        prepare_custom_config: modules to leave untraced, attributes to keep, and the like.
+        backend_config: the backend to train for. Default: native.
+
+    Raises:
+        CaptureError: the model cannot be traced.
+        ConfigError: convolution and batch norm in different modes, or a batch norm that cannot be
+            fused for training; a QAT class without ``from_float``; a QConfig that makes no observer.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qat_qconfig_mapping
+    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
+    >>> mapping = get_default_qat_qconfig_mapping("qnnpack")
+    >>> prepared = prepare_qat_fx(model, mapping, torch.zeros(2, 3, 4, 4))
+    >>> prepared(torch.randn(2, 3, 4, 4)).sum().backward()
+    >>> type(prepared.get_submodule("0")).__name__, prepared.get_submodule("0").weight.grad.shape
+    ('ConvBnReLU2d', torch.Size([3, 3, 1, 1]))
+    """
+    request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
+    # in evaluation mode: there a batch of one is no error
+    frozen = evaluation_copy(given_model(model))
+    example, shapes = example_that_runs(frozen, example_inputs)
+    graph = fused_for_training(model, request.backend_config, request.custom, example)
+    prepared = prepared_for_training(graph, request, example)
+    with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs)
+    notes = (graph.difference, unrounded(prepared, request.backend_config.name), shapes)
+    inside = skipped_in_standalone(prepared)
+    warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared
 
 
@@ -262,3 +327,42 @@ def convert_fx(  # size: PyTorch's signature
     if keep_original_weights:
         quantized.original_weights_lookup = original_weights(graph_module, reference)
     return quantized
+
+
+def convert_to_integer_reference(
+    graph_module: fx.GraphModule,
+    convert_custom_config: ConvertCustomConfig | dict[str, Any] | None = None,
+    qconfig_mapping: QConfigMapping | dict[str, Any] | None = None,
+    backend_config: BackendConfig | dict[str, Any] | None = None,
+) -> QuantizedModel:
+    """The integer reference of a calibrated model, with which a chip's simulator is compared.
+
+    Operators exchange integer tensors and give the same bits on every machine: sums are exact, biases are
+    integers with the scale input × weight scale, results are made by the requantization and the rounding of
+    the description, and functions of one value are tables. Dynamically quantized operators take floats and
+    quantize them at each call; operators that stay float run between dequantize and quantize nodes.
+    docs/vendors.md says what each operator computes.
+
+    Args:
+        graph_module: from ``prepare_fx``, ``prepare_export`` or ``prepare_qat_fx``; it is not changed.
+        convert_custom_config, qconfig_mapping, backend_config: as in ``convert_fx``.
+
+    Raises:
+        EngineError: an operator is quantized in a way for which there is no integer arithmetic (to
+            float16 or 8-bit floats, weights alone, recurrent layers); names it.
+        UsageError, ConfigError: as in ``convert_fx``.
+
+    >>> import torch
+    >>> from backquant.qconfig import get_default_qconfig_mapping
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sigmoid()).eval()
+    >>> prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), torch.zeros(1, 4))
+    >>> _ = prepared(torch.randn(16, 4))
+    >>> [use.kernel for use in convert_to_integer_reference(prepared).kernels]
+    ['integer.linear', 'integer.table(sigmoid)']
+    """
+    request = given_conversion(
+        convert_custom_config, qconfig_mapping, backend_config, remove_qconfig=True
+    )
+    request = spelled_request(graph_module, request)
+    reference = convert_to_reference(graph_module, request=request)
+    return quantized_model(reference, graph_module, "integer_reference")

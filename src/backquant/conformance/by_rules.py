@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx
 
-from backquant.api.exporting import export_job
 from backquant.conformance.seam import NotAskedError, Ran, RefusedByEngineError
 from backquant.conformance.torch_engines import REFERENCE, said
 from backquant.convert import convert_to_reference
 from backquant.deploy import run_export
 from backquant.deploy.exported import Exported
+from backquant.deploy.job_of import export_job
 from backquant.deploy.session import LoadingTarget
 from backquant.deploy.target import Target, find_target, list_targets, usual_suffix
 from backquant.errors import BackquantError

@@ -34,7 +34,7 @@ def fed_integers(job: ExportJob) -> FedIntegers:
     >>> from pathlib import Path
     >>> import torch
     >>> from backquant import convert_to_reference_fx, get_default_qconfig_mapping, prepare_fx
-    >>> from backquant.api.exporting import export_job
+    >>> from backquant.deploy.job_of import export_job
     >>> from backquant.deploy.target import find_target
     >>> model, x = torch.nn.Linear(2, 2), (torch.ones(1, 2),)
     >>> mapping = get_default_qconfig_mapping("onnxruntime")

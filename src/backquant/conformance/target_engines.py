@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backquant.api.exporting import export_job
 from backquant.conformance.fed_integers import FedIntegers, fed_integers
 from backquant.conformance.halves import BuildsTogether
 from backquant.conformance.seam import Answer, Build, Ran, RefusedByEngineError
@@ -27,6 +26,7 @@ from backquant.conformance.torch_engines import said
 from backquant.convert import convert_to_reference
 from backquant.deploy import Exported, ExportJob, check_installed, run_export
 from backquant.deploy.exported import TargetKernel
+from backquant.deploy.job_of import export_job
 from backquant.deploy.session import Loaded, LoadingTarget
 from backquant.errors import BackquantError, EngineError, MissingExtraError
 from backquant.graph.silence import without_warnings

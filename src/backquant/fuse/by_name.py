@@ -1,4 +1,4 @@
-"""``fuse_modules``: modules that are named are fused where they stand, without a capture."""
+"""Modules that are named are fused where they stand, without a capture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from backquant.api.arguments import given_backend, given_model
 from backquant.backend_config import BackendConfig, get_fuser_method_mapping
 from backquant.backend_config.fusers import ForwardFuser
 from backquant.errors import UsageError, did_you_mean
@@ -19,65 +18,15 @@ Fuse = Callable[[list[nn.Module]], list[nn.Module]]
 Names = Sequence[str] | Sequence[Sequence[str]]
 
 
-def fuse_modules(  # size: PyTorch's signature, and the backend
-    model: nn.Module,
-    modules_to_fuse: Names,
-    inplace: bool = False,
-    fuser_func: Fuse | None = None,
-    fuse_custom_config_dict: dict[str, Any] | None = None,
-    *,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> nn.Module:
-    """A copy of ``model`` in which the listed sequences of modules are fused, for inference.
+def fused_by_name(model: nn.Module, names: Names, inplace: bool, fuse: Fuse) -> nn.Module:
+    """A copy of ``model``, or ``model`` itself, in which ``fuse`` has replaced the modules of each list.
 
-    Of each list of names the first becomes the fused module (batch norms are folded into it), the others
-    ``nn.Identity``. ``prepare_fx`` needs no such list: it fuses what the backend fuses. Forward pre-hooks of
-    the first and forward hooks of the last module of a list go to the fused one.
+    Raises ``UsageError`` for a path that the model lacks.
 
-    Args:
-        model: any module, in evaluation mode where batch norms are to be folded.
-        modules_to_fuse: one list of paths, or a list of such lists: ``[["conv", "bn", "relu"]]``.
-        inplace: fuse the modules of ``model`` itself, and return it.
-        fuser_func: takes a list of modules, returns as many. Default: the fuser of the backend's pattern.
-        fuse_custom_config_dict: ``{"additional_fuser_method_mapping": {classes: fuser}}``, where a fuser is
-            ``f(is_qat, *modules)``.
-        backend_config: whose patterns. Default: native.
-
-    Raises:
-        UsageError: a path that the model lacks; classes for which there is no fuser.
-        ConfigError: the modules are in training mode, or in different modes.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()).eval()
-    >>> [type(module).__name__ for module in fuse_modules(model, ["0", "1", "2"])]
-    ['ConvReLU2d', 'Identity', 'Identity']
+    >>> model = nn.Sequential(nn.ReLU(), nn.ReLU())
+    >>> fused_by_name(model, ["0", "1"], False, lambda found: [found[0], nn.Identity()])[1]
+    Identity()
     """
-    fuse = fuser_func or _by_backend(False, backend_config, fuse_custom_config_dict)
-    return _fused(model, modules_to_fuse, inplace, fuse)
-
-
-def fuse_modules_qat(  # size: PyTorch's signature, and the backend
-    model: nn.Module,
-    modules_to_fuse: Names,
-    inplace: bool = False,
-    fuser_func: Fuse | None = None,
-    fuse_custom_config_dict: dict[str, Any] | None = None,
-    *,
-    backend_config: BackendConfig | dict[str, Any] | None = None,
-) -> nn.Module:
-    """A copy of ``model`` in which the listed sequences of modules are fused, for training.
-
-    As ``fuse_modules``; batch norms stay, in the fused modules that ``prepare_qat_fx`` trains.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
-    >>> type(fuse_modules_qat(model, ["0", "1", "2"])[0]).__name__
-    'ConvBnReLU2d'
-    """
-    fuse = fuser_func or _by_backend(True, backend_config, fuse_custom_config_dict)
-    return _fused(model, modules_to_fuse, inplace, fuse)
-
-
-def _fused(model: nn.Module, names: Names, inplace: bool, fuse: Fuse) -> nn.Module:
-    given_model(model)
     lists = _as_lists(names)
     for path in (path for paths in lists for path in paths):
         _check(model, path)
@@ -106,11 +55,17 @@ def _check(model: nn.Module, path: Any) -> None:
         )
 
 
-def _by_backend(
-    is_qat: bool, backend_config: Any, custom: dict[str, Any] | None
-) -> Callable[[list[nn.Module]], list[nn.Module]]:
-    """The fuser of the pattern that the modules' classes are, then the bookkeeping around it."""
-    backend = given_backend(backend_config)
+def fuser_of_backend(is_qat: bool, backend: BackendConfig, custom: dict[str, Any] | None) -> Fuse:
+    """What fuses a list of modules as the entry for their classes says: the fused one, then identities.
+
+    Forward pre-hooks of the first and forward hooks of the last module go to the fused one. ``custom``: as
+    ``fuse_custom_config_dict`` of ``fuse_modules``.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> fuse = fuser_of_backend(False, get_backend_config("x86"), None)
+    >>> [type(module).__name__ for module in fuse([nn.Linear(2, 2).eval(), nn.ReLU().eval()])]
+    ['LinearReLU', 'Identity']
+    """
     additional = (custom or {}).get("additional_fuser_method_mapping", {})
 
     def fuse(modules: list[nn.Module]) -> list[nn.Module]:

@@ -1,0 +1,114 @@
+"""A calibrated model with what it was made from: what recipes and the search begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from backquant.accuracy.recipes import Recipe, followed
+from backquant.accuracy.recipes.draft import Draft
+from backquant.backend_config import BackendConfig
+from backquant.calibrate import ProgressBar
+from backquant.calibrate.group import ALONE, Ranks
+from backquant.convert import (
+    ConvertRequest,
+    Kept,
+    ReferenceModel,
+    as_it_is,
+    convert_to_reference,
+)
+from backquant.errors import CaptureError, UsageError
+from backquant.lower import EngineInfo
+from backquant.match.plan import Reason
+from backquant.observe.together import CalculatedOnce
+from backquant.pipeline.capture import Capturing
+from backquant.pipeline.in_float import planned_in_float
+from backquant.pipeline.lower import quantized_model
+from backquant.pipeline.prepare import prepared_for_inference
+from backquant.prepare import PreparedModule, Request, prepared_state, with_state
+from backquant.reason_codes import ReasonCode
+from backquant.report.recorded import with_reporting
+from backquant.runtime import QuantizedModel
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model with what it was made from and for.
+
+    ``source``: the model as it was given; ``frozen``: its copy in evaluation mode. ``batches``: the
+    calibration set, ``None`` where there was none.
+    """
+
+    source: nn.Module
+    frozen: nn.Module
+    example: Any
+    batches: Iterable[Any] | None
+    prepared: PreparedModule
+    request: Request
+    capturing: Capturing
+    config: BackendConfig
+    engine: EngineInfo | None
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, init=False, repr=False)
+
+    @property
+    def conversion(self) -> ConvertRequest:
+        """What is asked of its conversion."""
+        defaults = self.config.defaults
+        leave_float = () if defaults is None else defaults.leave_float
+        return ConvertRequest(leave_float=leave_float, weight_qparams=self.weight_qparams)
+
+    def reference(
+        self, in_float: Mapping[int, Reason] | None = None, kept: Kept = as_it_is
+    ) -> ReferenceModel:
+        """Its reference model; ``in_float``: matches that stay float after all, with the reasons."""
+        request = replace(
+            self.conversion, in_float=in_float or {}, kept=kept, calculate=self._calculate
+        )
+        return convert_to_reference(self.prepared, request=request)
+
+    def in_float(
+        self, reason: Reason, quantized: QuantizedModel | None = None
+    ) -> QuantizedModel | None:
+        """The model with nothing quantized and nothing taken apart, for this reason, or for that for which
+        ``quantized`` has no kernel; ``None`` where it cannot be captured so."""
+        found = () if quantized is None else quantized.left_in_float
+        own = {one.node: one for one in found if one.rule != ReasonCode.FLOAT_IN_REFERENCE}
+        try:
+            whole = planned_in_float(self.frozen, self.request, self.capturing, reason, own)
+        except CaptureError:
+            return None
+        prepared = prepared_for_inference(whole, self.request)
+        reference = convert_to_reference(with_reporting(prepared, self.frozen, self.example))
+        return quantized_model(reference, self.source)
+
+    def improved(
+        self, recipe: Recipe, *, progress: bool = False, ranks: Ranks = ALONE
+    ) -> Calibrated:
+        """This model after ``recipe``; the record and the notes of the plan say what it gained.
+        ``ranks`` share the work, and the batches.
+
+        Raises ``UsageError`` where there is no calibration set.
+        """
+        if not recipe.steps:
+            return self
+        if self.batches is None:
+            raise UsageError(
+                "a recipe needs data",
+                where=f"recipe={recipe.name!r}, calibration=None",
+                fix="quantize(model, calibration=[batch, ...], recipe=...)",
+            )
+        draft = Draft(self.prepared, self.conversion)
+        with ProgressBar("recipe") if progress else nullcontext() as bar:
+            draft, results = followed(recipe, draft, self.batches, bar, ranks)
+        prepared = draft.prepared_model()
+        record = prepared_state(prepared)
+        told = {**recipe.to_dict(), "gained": [result.to_dict() for result in results]}
+        plan = record.plan.noted(*(f"recipe: {result}" for result in results))
+        with_state(prepared, replace(record, plan=plan, recipe=told))
+        weight_qparams = draft.conversion().weight_qparams
+        return replace(self, prepared=prepared, weight_qparams=weight_qparams)

@@ -1,0 +1,125 @@
+"""Quantization-aware training: fake quantize modules where calibration has observers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from backquant.backend_config import BackendConfig
+from backquant.fuse import apply_fusion, put_back, without_sync
+from backquant.graph import (
+    DeferredGraphModule,
+    capture_for_training,
+    own_tensors,
+    rebuilt,
+)
+from backquant.graph.values import GraphValues
+from backquant.match import plan_fusion
+from backquant.observe import is_fake_quantize, is_placeholder
+from backquant.pipeline.capture import captured_with
+from backquant.pipeline.plan import FusedGraph, decided
+from backquant.pipeline.prepare import observed, with_standalone_modules
+from backquant.prepare import PreparedModule, Request, swap_for_training
+from backquant.qconfig import PrepareCustomConfig
+
+_SHOWN = 10
+
+
+class FusedForTraining(NamedTuple):
+    """A model that is captured and fused for training.
+
+    ``difference``: what else the model does in the other mode. ``made_plain``: the synchronized batch norms
+    that stand as plain ones, and are to be put back.
+    """
+
+    fused: FusedGraph
+    difference: str
+    made_plain: dict[nn.Module, nn.SyncBatchNorm]
+
+
+def fused_for_training(
+    model: nn.Module,
+    backend: BackendConfig,
+    custom: PrepareCustomConfig | None,
+    example: Any = None,
+) -> FusedForTraining:
+    """``model`` captured in both modes, and fused with its batch norms. Raises as ``prepare_qat_fx``.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> graph = fused_for_training(model, get_backend_config("x86"), None)
+    >>> type(graph.fused.fused.module.get_submodule("0")).__name__, graph.difference
+    ('LinearReLU', '')
+    """
+    captured, difference = capture_for_training(model, partial(captured_with, custom))
+    made_plain = without_sync(captured.module)
+    values = GraphValues(captured.module, example)
+    fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)
+    fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
+    return FusedForTraining(FusedGraph(fused, fusions), difference, made_plain)
+
+
+def fuse_for_training(
+    model: nn.Module, backend: BackendConfig, custom: PrepareCustomConfig
+) -> fx.GraphModule:
+    """A copy of ``model`` with fused modules that still have their batch norms.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    >>> fused = fuse_for_training(model, get_backend_config("x86"), PrepareCustomConfig())
+    >>> type(fused.get_submodule("0")).__name__
+    'ConvBn2d'
+    """
+    graph = fused_for_training(model, backend, custom)
+    module = graph.fused.fused.module
+    put_back(module, graph.made_plain)
+    return rebuilt(DeferredGraphModule, module, own_tensors(module))
+
+
+def prepared_for_training(
+    graph: FusedForTraining, request: Request, example: Any = None
+) -> PreparedModule:
+    """The plan for ``graph`` carried out: QAT modules for those with weights, fake quantize modules.
+
+    >>> from backquant.backend_config import get_backend_config
+    >>> from backquant.qconfig import get_default_qat_qconfig_mapping
+    >>> request = Request(get_backend_config("x86"), get_default_qat_qconfig_mapping("x86"))
+    >>> graph = fused_for_training(nn.Sequential(nn.Linear(2, 2)), request.backend_config, None)
+    >>> type(prepared_for_training(graph, request).get_submodule("0")).__module__
+    'backquant.nn.qat.linear'
+    """
+    step = decided(graph.fused, request, example)
+    put_back(step.module, graph.made_plain)
+    step = with_standalone_modules(step, request, _standalone)
+    backend, mapping = request.backend_config, request.qconfig_mapping
+    return observed(
+        step._replace(module=swap_for_training(step.module, step.record.plan, backend, mapping))
+    )
+
+
+def _standalone(model: nn.Module, request: Request) -> PreparedModule:
+    return prepared_for_training(
+        fused_for_training(model, request.backend_config, request.custom), request
+    )
+
+
+def unrounded(prepared: PreparedModule, backend: str) -> str:
+    """The modules whose weight is only measured, because the QConfig makes observers."""
+    trained = (
+        (path, getattr(module, "weight_fake_quant", None))
+        for path, module in prepared.named_modules()
+    )
+    names = [
+        path
+        for path, measures in trained
+        if measures is not None and not (is_fake_quantize(measures) or is_placeholder(measures))
+    ]
+    if not names:
+        return ""
+    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return (
+        f"{', '.join(names[:_SHOWN])}{more} train without rounding: their QConfig makes observers, "
+        f"not fake quantize modules\n  fix    get_default_qat_qconfig_mapping({backend!r})"
+    )
