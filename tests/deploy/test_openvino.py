@@ -346,3 +346,30 @@ def test_a_constant_in_a_product_is_its_weight(tmp_path) -> None:
     wanted = model(x)
     noise = (run(tmp_path / "m.xml", x) - wanted).square().sum()
     assert 10 * torch.log10(wanted.square().sum() / noise) > 25
+
+
+class Inverse(nn.Module):
+    """As in Nystromformer: steps towards an inverse, products around additions of a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = torch.softmax(self.fc(x), -1)
+        product, one = torch.matmul(key, key.transpose(-1, -2)), torch.eye(16)
+        inner = torch.matmul(product, 15 * one - torch.matmul(product, 7 * one - product))
+        return self.last(torch.matmul(0.25 * key, 13 * one - inner))
+
+
+def test_products_whose_factor_moved_are_found_by_their_inputs(tmp_path) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 16, 16), Inverse().eval()
+    made = backquant.quantize(model, backend="openvino", calibration=[x])
+    exported = backquant.export(made, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 5
+    products = [use for use in exported.kernels if use.kernel == "MatMul" and use.integer]
+    assert {name for use in products for name in use.nodes if "matmul" in name} == {
+        *("matmul_1", "matmul_2", "matmul_3"),
+    }
+    torch.testing.assert_close(run(tmp_path / "m.xml", x), made(x), atol=3e-2, rtol=0)

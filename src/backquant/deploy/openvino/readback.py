@@ -15,6 +15,7 @@ from backquant.deploy.onnx.names import followers, origin_of, origins_of, reader
 
 _NO_KERNEL = frozenset({"Input", "Output", "Const", "Reorder", "Convert", "FakeQuantize"})
 _JOINED = frozenset({"Subgraph", "Convolution", "Deconvolution", "FullyConnected", "MatMul"})
+_PRODUCTS = _JOINED - {"Subgraph"}
 _INTEGER = ("i8", "u8")
 _FEW_BITS = ("i4", "u4")
 _COMPRESSED = frozenset({"FullyConnected", "MatMul", "Gather"})
@@ -48,11 +49,13 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
        names and only it reads is a part of it, and so on.
     2. Its precision is that of its floats. A product in it whose weight it is given as 8-bit integers is one
        of integers: it has no other with such a weight (``ov::snippets::op::Brgemm``).
+    3. A product whose factor moved behind the addition after it lost its name: it is what reads the names
+       of its inputs, as far as no other layer has them.
     """
     import openvino
 
     compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
-    found, products = [], set()
+    found, products, nameless = [], set(), {}
     for node in compiled.get_runtime_model().get_ordered_ops():
         info = _runtime_info(node)
         kind = info.get("layerType", node.get_type_name())
@@ -63,15 +66,27 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
         few = info.get("runtimePrecision", "").lower()
         compressed = few in _FEW_BITS and kind in _COMPRESSED
         precision = few if compressed else _precision(info)
-        layers = info.get("originalLayersNames", "").split(",")
-        nodes = (origin_of(name, origins.names) for name in layers)
-        named = tuple(dict.fromkeys(filter(None, nodes)))
+        named = _nodes(info, origins.names)
+        if kind in _PRODUCTS and not named:
+            nameless[len(found)] = _nodes_of_inputs(node, origins.names)
         if compressed:  # the precision is that of the weight
             kind = f"{kind}({_precision(info)} activations)"
         whole = compressed or precision in _INTEGER
         found.append(TargetKernel(kind, named, precision or "?", whole))
+    found = _with_lost(found, nameless, origins.after)
     found = _with_unnamed(found, origins.after)
     return tuple(part for use in found for part in _split(use, products))
+
+
+def _nodes(info: Mapping[str, str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """The reference graph's nodes that a layer names."""
+    layers = info.get("originalLayersNames", "").split(",")
+    return tuple(dict.fromkeys(filter(None, (origin_of(name, names) for name in layers))))
+
+
+def _nodes_of_inputs(node: Any, names: Mapping[str, str]) -> tuple[str, ...]:
+    sources = [node.input_value(i).get_node() for i in range(node.get_input_size())]
+    return tuple(name for source in sources for name in _nodes(_runtime_info(source), names))
 
 
 def _products_on_integers(node: Any, weights: Mapping[str, str]) -> set[str]:
@@ -98,6 +113,26 @@ def _precision(info: Mapping[str, str]) -> str:
     """What a layer computes in. Its precision may be that of its output: the name of its primitive tells."""
     primitive = info.get("primitiveType", "").lower().rpartition("_")[2]
     return primitive if primitive in _FLOAT else info.get("runtimePrecision", "").lower()
+
+
+def _with_lost(
+    found: Sequence[TargetKernel],
+    nameless: Mapping[int, Sequence[str]],
+    after: Mapping[str, str],
+) -> list[TargetKernel]:
+    """Rule 3. ``nameless``: by position, what the layers before it name."""
+    named = {node for use in found for node in use.nodes}
+    made = list(found)
+    for place, inputs in nameless.items():
+        reached: dict[str, None] = {}
+        for start in inputs:
+            node = after.get(start, "")
+            while node and node not in named and node not in reached:
+                reached[node] = None
+                node = after.get(node, "")
+        made[place] = replace(made[place], nodes=tuple(reached))
+        named |= reached.keys()
+    return made
 
 
 def _with_unnamed(found: list[TargetKernel], after: Mapping[str, str]) -> list[TargetKernel]:
