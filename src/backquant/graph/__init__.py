@@ -21,6 +21,7 @@ from backquant.graph.clone import (
 )
 from backquant.graph.collector import released
 from backquant.graph.computed_biases import add_computed_biases
+from backquant.graph.computed_weights import products_of_activations
 from backquant.graph.constant_products import linear_products
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
@@ -109,6 +110,7 @@ __all__ = [
     "own_tensors",
     "part",
     "preserve",
+    "products_of_activations",
     "rebuilt",
     "register_blocks",
     "register_float8",

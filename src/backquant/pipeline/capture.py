@@ -31,6 +31,7 @@ from backquant.graph import (
     inline_wrapped,
     linear_products,
     move_rank_reads,
+    products_of_activations,
     zeros_for_unwritten,
 )
 from backquant.graph.clone import own_buffers
@@ -214,6 +215,7 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     hard_swishes(module, scopes, values, kept)
     grouped_linears(module, scopes, kept)
     zeros_for_unwritten(module, kept)
+    products_of_activations(module, scopes, values, kept)
     add_computed_biases(module, scopes, kept)
     batch_norm_modules(module, scopes, values, kept)
     fold_affines(module, scopes, values, kept)
