@@ -373,3 +373,39 @@ def test_products_whose_factor_moved_are_found_by_their_inputs(tmp_path) -> None
         *("matmul_1", "matmul_2", "matmul_3"),
     }
     torch.testing.assert_close(run(tmp_path / "m.xml", x), made(x), atol=3e-2, rtol=0)
+
+
+class Joined(nn.Module):
+    """Floats that are joined along ``axis`` before ``last``."""
+
+    def __init__(self, axis: int, last: nn.Module) -> None:
+        super().__init__()
+        self.axis, self.first, self.last = axis, nn.Linear(16, 16), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (torch.sin(self.first(x)), 2 * torch.tanh(self.first(2 * x)))
+        return self.last(torch.cat(parts, self.axis))
+
+
+@pytest.mark.parametrize(
+    ("axis", "last", "shape"),
+    [
+        (0, nn.Linear(16, 16), (4, 8, 16)),
+        (1, nn.Linear(16, 16), (4, 8, 16)),
+        (-2, nn.Linear(16, 16), (2, 4, 8, 16)),
+        (2, nn.Conv1d(8, 8, 3, padding=1), (2, 8, 16)),
+        (1, nn.Conv1d(16, 8, 3, padding=1), (2, 8, 16)),
+        (-3, nn.Conv2d(8, 4, 3, padding=1), (2, 4, 8, 16)),
+        (-1, nn.Conv2d(4, 4, 3, padding=1), (2, 4, 8, 16)),
+    ],
+)
+def test_products_of_joined_values(
+    axis: int, last: nn.Module, shape: tuple[int, ...], tmp_path
+) -> None:
+    """OpenVINO could not compile the products, and ran the convolutions in float."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    made = backquant.quantize(Joined(axis, last).eval(), backend="openvino", calibration=[x])
+    exported = backquant.export(made, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 3
+    torch.testing.assert_close(run(tmp_path / "m.xml", x), made(x), atol=1e-2, rtol=0)

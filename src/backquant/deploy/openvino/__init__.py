@@ -12,6 +12,7 @@ from backquant.deploy.onnx.blocks import is_blocked
 from backquant.deploy.openvino.amx import check_amx
 from backquant.deploy.openvino.biases import keep_zero_biases, separate_biases
 from backquant.deploy.openvino.clamps import shift_bounds
+from backquant.deploy.openvino.joins import round_whole
 from backquant.deploy.openvino.readback import Origins, kernels_of
 from backquant.deploy.openvino.session import OpenVinoSession
 from backquant.deploy.openvino.tables import scale_tables
@@ -46,6 +47,7 @@ class OpenVinoTarget:
         model = onnx_model(job)
         separate_biases(model)
         shift_bounds(model)
+        round_whole(model)
         keep_zero_biases(model)
         scale_tables(model)
         through = path if path.suffix == ".onnx" else path.with_suffix(".onnx")
