@@ -22,7 +22,7 @@ def round_whole(model: Any) -> None:
     for node in list(model.graph):
         rounded = _only_reader(node, _ROUND) if node.op_type == "Concat" else None
         back = None if rounded is None else _only_reader(rounded, _BACK)
-        if back is None:
+        if rounded is None or back is None:
             continue
         uses = list(back.outputs[0].uses())
         fails = _PRODUCTS if _joins_channels(node) else _PRODUCTS | _CONVOLUTIONS

@@ -55,7 +55,9 @@ def kernels_of(model: Any, origins: Origins) -> tuple[TargetKernel, ...]:
     import openvino
 
     compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
-    found, products, nameless = [], set(), {}
+    found: list[TargetKernel] = []
+    products: set[str] = set()
+    nameless: dict[int, tuple[str, ...]] = {}
     for node in compiled.get_runtime_model().get_ordered_ops():
         info = _runtime_info(node)
         kind = info.get("layerType", node.get_type_name())
