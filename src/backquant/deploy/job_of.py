@@ -30,6 +30,7 @@ def export_job(reference: ReferenceModel, target: Target, args: tuple[Any, ...])
     """What ``target`` is given to write ``reference`` for inputs of these sizes. Raises as ``export`` does.
 
     >>> import torch
+    >>> from pathlib import Path
     >>> from backquant.deploy import find_target
     >>> from backquant import convert_to_reference_fx, get_default_qconfig_mapping, prepare_fx
     >>> x, mapping = (torch.ones(1, 2),), get_default_qconfig_mapping("onnxruntime")
