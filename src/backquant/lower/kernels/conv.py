@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +11,10 @@ from torch.nn import functional as F
 
 from backquant.dtypes import QParams
 from backquant.lower.kernels.boundary import quantize
-from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
-from backquant.lower.kernels.packed import PACKINGS, PackedKernel, WeightTensors
-from backquant.lower.kernels.patches import as_point, gathered
+from backquant.lower.kernels.geometry import output_size, rewrite
+from backquant.lower.kernels.onednn_conv import OnednnConvolution
+from backquant.lower.kernels.packed import PACKINGS, WeightTensors
+from backquant.lower.kernels.patches import gathered
 from backquant.lower.kernels.planned import Planned
 from backquant.lower.kernels.postop import PostOp, with_post_op
 from backquant.lower.kernels.prepared import (
@@ -25,7 +25,7 @@ from backquant.lower.kernels.prepared import (
     prepared_conv,
 )
 from backquant.lower.kernels.repacked import pack_linear
-from backquant.lower.kernels.self_check import folds_zero_exactly, is_right_here
+from backquant.lower.kernels.self_check import folds_zero_exactly
 from backquant.lower.kernels.views import as_quantized, integer_view
 from backquant.lower.kernels.zero_point import (
     covers_rounding,
@@ -64,7 +64,7 @@ class ConvConfig:
     rounds_once: bool = False
 
 
-class OnednnConv(PackedKernel):
+class OnednnConv(OnednnConvolution):
     """``onednn::qconv_pointwise``: 1d, 2d or 3d convolution, bias and one unary operator.
 
     In 1d and 2d, with ReLU or nothing behind, the first few shapes of inputs run on primitives that are
@@ -90,20 +90,13 @@ class OnednnConv(PackedKernel):
     def __init__(self, config: ConvConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
-        ones = (1,) * len(c.stride)
-        is_point = tuple(tensors.weight.shape[2:]) == ones
-        plain = c.stride == ones and not any(c.padding) and c.groups == 1
-        self.is_linear = plain and is_point
+        self.is_linear = self._is_point and not any(c.padding) and c.groups == 1
         self._is_line = len(c.stride) == 1
-        self._is_point = is_point and c.stride == ones
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
         self._prepared_name = _prepared_name(post_op, c)
         self._prepared: dict[tuple[int, ...], Any] = {}
-        self._rewritten: dict[tuple[int, ...], OnednnConv] = {}
         self._planned = _planned(tensors.weight, c)
-        self._shape = Geometry(tuple(tensors.weight.shape[2:]), c.stride, c.padding, c.dilation)
-        self._least = least_sizes(self._shape)
-        short = is_point or has_short_sums(tensors.weight, c.groups)
+        short = set(self._window.kernel) == {1} or has_short_sums(tensors.weight, c.groups)
         summed = short and (any(c.padding) or bool(self._prepared_name))
         summed = summed or not (
             self._prepared_name
@@ -161,18 +154,9 @@ class OnednnConv(PackedKernel):
     def _drop(self) -> None:
         super()._drop()
         self._prepared = {}
-        self._rewritten = {}
-        self._planned.drop()
-
-    def packed_tensors(self) -> Iterable[torch.Tensor]:
-        yield from super().packed_tensors()
-        yield from self._planned.tensors
-        for made in tuple(self._rewritten.values()):
-            yield from made.buffers()
-            yield from made.packed_tensors()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_prepared": {}, "_rewritten": {}}
+        return {**super().__getstate__(), "_prepared": {}}
 
     def _pack(self, size: tuple[int, ...]) -> Any:
         c, padding = self.config, self._padding
@@ -197,17 +181,18 @@ class OnednnConv(PackedKernel):
             return self.forward(x.unsqueeze(0)).squeeze(0)
         size = x.shape[2:]
         if not x.numel():
-            shape = (x.shape[0], self.weight.shape[0], *output_size(size, self._shape))
+            shape = (x.shape[0], self.weight.shape[0], *output_size(size, self._window))
             return torch.empty(shape, dtype=self.config.out_dtype)
         if self._planned.takes(x):
             return self._planned.convolution(self, x)
         if any(n < least for n, least in zip(size, self._least, strict=True)):
-            other = rewrite(tuple(size), self._shape)
+            other = rewrite(tuple(size), self._window)
             if other is not None:
-                made = self._rewrite(other.stride, other.dilation)
+                made = self._without_padding(other.stride, other.dilation)
                 return made.forward(other.applied(x, self.config.x_zero_point))
         if not self._is_right(x):
-            return self._by_patches(x)
+            windows = gathered(x, self._window, self.config.x_zero_point)
+            return self._over_windows().forward(windows)
         padding = self._padding
         if padding.before is not None:
             x = pad_with(x, padding.before, self.config.x_zero_point)
@@ -230,40 +215,6 @@ class OnednnConv(PackedKernel):
             *self._out,
         )
         return out if self._clamp is None else out.clamp_(*self._clamp)
-
-    def _is_right(self, x: torch.Tensor) -> bool:
-        """Whether oneDNN computes this shape rightly here. A 1×1 convolution is a product."""
-        if self._is_point or not is_plain(x):
-            return True
-        return is_right_here(
-            tuple(x.shape),
-            tuple(self.weight.shape),
-            self._shape,
-            self.config.groups,
-            self._padding.zero_point,
-        )
-
-    def _by_patches(self, x: torch.Tensor) -> torch.Tensor:
-        made = self._rewritten.get(())
-        if made is None:
-            tensors = WeightTensors(
-                self.weight, self.weight_scale, self.weight_zero_point, self.bias
-            )
-            made = self._rewritten[()] = OnednnConv(*as_point(self.config, tensors))
-        return made.forward(gathered(x, self._shape, self.config.x_zero_point))
-
-    def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConv:
-        """The convolution without padding, for a geometry that oneDNN computes wrongly."""
-        key = (*stride, *dilation)
-        found = self._rewritten.get(key)
-        if found is None:
-            none = (0,) * len(stride)
-            config = replace(self.config, stride=stride, dilation=dilation, padding=none)
-            tensors = WeightTensors(
-                self.weight, self.weight_scale, self.weight_zero_point, self.bias
-            )
-            found = self._rewritten[key] = OnednnConv(config, tensors)
-        return found
 
     def _by_prepared(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         c = self.config

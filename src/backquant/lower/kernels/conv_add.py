@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from backquant.lower.kernels.boundary import quantize
-from backquant.lower.kernels.geometry import Geometry, least_sizes, output_size, rewrite
-from backquant.lower.kernels.packed import PackedKernel, WeightTensors
-from backquant.lower.kernels.patches import as_point, gathered
+from backquant.lower.kernels.geometry import output_size, rewrite
+from backquant.lower.kernels.onednn_conv import OnednnConvolution
+from backquant.lower.kernels.packed import WeightTensors
+from backquant.lower.kernels.patches import gathered
 from backquant.lower.kernels.planned import Planned
-from backquant.lower.kernels.prepared import is_plain
-from backquant.lower.kernels.self_check import is_right_here
 from backquant.lower.kernels.views import as_quantized
 from backquant.lower.kernels.zero_point import (
     fold_zero_point,
@@ -47,7 +45,7 @@ class ConvAddConfig:
     rounds_once: bool = False
 
 
-class OnednnConvAdd(PackedKernel):
+class OnednnConvAdd(OnednnConvolution):
     """``onednn::qconv2d_pointwise.binary``: 2d convolution, bias, addition, and ReLU or nothing.
 
     Takes uint8 ``[batch, in, height, width]`` and uint8 of the convolution's shape (or one that
@@ -69,9 +67,6 @@ class OnednnConvAdd(PackedKernel):
     def __init__(self, config: ConvAddConfig, tensors: WeightTensors) -> None:
         super().__init__(config, tensors)
         c = config
-        self._rewritten: dict[tuple[int, ...], OnednnConvAdd] = {}
-        self._window = Geometry(tuple(tensors.weight.shape[2:]), c.stride, c.padding, c.dilation)
-        self._least = least_sizes(self._window)
         summed = any(c.padding) and has_short_sums(tensors.weight, c.groups)
         self._padding = plan_padding(c.padding, c.x_zero_point, summed)
         self._geometry = (list(c.stride), self._padding.inside, list(c.dilation), c.groups)
@@ -110,55 +105,10 @@ class OnednnConvAdd(PackedKernel):
         """The shape of the convolution of ``x``."""
         return [x.shape[0], self.weight.shape[0], *output_size(x.shape[2:], self._window)]
 
-    def _drop(self) -> None:
-        super()._drop()
-        self._rewritten = {}
-        self._planned.drop()
-
-    def packed_tensors(self) -> Iterable[torch.Tensor]:
-        yield from super().packed_tensors()
-        yield from self._planned.tensors
-        for made in tuple(self._rewritten.values()):
-            yield from made.buffers()
-            yield from made.packed_tensors()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_rewritten": {}}
-
-    def _rewrite(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> OnednnConvAdd:
-        """The convolution without padding, for a geometry that oneDNN computes wrongly."""
-        key = (*stride, *dilation)
-        found = self._rewritten.get(key)
-        if found is None:
-            config = replace(self.config, stride=stride, dilation=dilation, padding=(0, 0))
-            tensors = WeightTensors(
-                self.weight, self.weight_scale, self.weight_zero_point, self.bias
-            )
-            found = self._rewritten[key] = OnednnConvAdd(config, tensors)
-        return found
-
     def _is_planned(self, x: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether the library of kernels computes it."""
         takes = self._planned.takes(x) and self._planned.takes(other)
         return takes and list(other.shape) == self._shape(x)
-
-    def _is_right(self, x: torch.Tensor) -> bool:
-        """As for a convolution alone."""
-        weight, c = self.weight, self.config
-        is_point = tuple(weight.shape[2:]) == (1, 1) and tuple(c.stride) == (1, 1)
-        if is_point or not is_plain(x):
-            return True
-        shapes = tuple(x.shape), tuple(weight.shape)
-        return is_right_here(*shapes, self._window, c.groups, self._padding.zero_point)
-
-    def _by_patches(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        made = self._rewritten.get(())
-        if made is None:
-            tensors = WeightTensors(
-                self.weight, self.weight_scale, self.weight_zero_point, self.bias
-            )
-            made = self._rewritten[()] = OnednnConvAdd(*as_point(self.config, tensors))
-        return made.forward(gathered(x, self._window, self.config.x_zero_point), other)
 
     def _accumulator(self, other: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """A tensor of the result's shape, channels last, that the kernel may write."""
@@ -182,10 +132,11 @@ class OnednnConvAdd(PackedKernel):
         if x.numel() and any(n < least for n, least in zip(size, self._least, strict=True)):
             another = rewrite(tuple(size), self._window)
             if another is not None:
-                made = self._rewrite(another.stride, another.dilation)
+                made = self._without_padding(another.stride, another.dilation)
                 return made.forward(another.applied(x, self.config.x_zero_point), other)
         if not self._is_right(x):
-            return self._by_patches(x, other)
+            windows = gathered(x, self._window, self.config.x_zero_point)
+            return self._over_windows().forward(windows, other)
         shape = self._shape(x)
         spreads = list(other.shape) != shape and self._spreads(other, shape)
         padding = self._padding

@@ -1,0 +1,82 @@
+"""What the convolutions of oneDNN have in common: some geometries are computed as another convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from typing_extensions import Self
+
+from backquant.lower.kernels.geometry import Geometry, least_sizes
+from backquant.lower.kernels.packed import PackedKernel, WeightTensors
+from backquant.lower.kernels.patches import as_point
+from backquant.lower.kernels.planned import Planned
+from backquant.lower.kernels.prepared import is_plain
+from backquant.lower.kernels.self_check import is_right_here
+from backquant.lower.kernels.zero_point import Padding
+
+
+class OnednnConvolution(PackedKernel):
+    """A convolution with its own padding, and the convolutions that replace it for some inputs.
+
+    Small images are rewritten for a geometry without padding, and what oneDNN computes wrongly on this
+    machine is a 1×1 convolution over gathered windows. ``config`` is a dataclass with ``stride``,
+    ``padding``, ``dilation`` and ``groups``. A subclass sets ``_padding`` and ``_planned``.
+    """
+
+    _padding: Padding
+    _planned: Planned
+
+    def __init__(self, config: Any, tensors: WeightTensors) -> None:
+        super().__init__(config, tensors)
+        kernel = tuple(tensors.weight.shape[2:])
+        self._window = Geometry(kernel, config.stride, config.padding, config.dilation)
+        self._least = least_sizes(self._window)
+        self._is_point = {*kernel, *config.stride} == {1}
+        self._replacements: dict[tuple[int, ...], Self] = {}
+
+    def _without_padding(self, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Self:
+        """The convolution with another stride and dilation, without padding."""
+        key = (*stride, *dilation)
+        found = self._replacements.get(key)
+        if found is None:
+            none = (0,) * len(stride)
+            config = replace(self.config, stride=stride, dilation=dilation, padding=none)
+            found = self._replacements[key] = type(self)(config, self._tensors())
+        return found
+
+    def _over_windows(self) -> Self:
+        """The 1×1 convolution over ``gathered`` windows."""
+        found = self._replacements.get(())
+        if found is None:
+            made = as_point(self.config, self._tensors())
+            found = self._replacements[()] = type(self)(*made)
+        return found
+
+    def _tensors(self) -> WeightTensors:
+        return WeightTensors(self.weight, self.weight_scale, self.weight_zero_point, self.bias)
+
+    def _is_right(self, x: torch.Tensor) -> bool:
+        """Whether oneDNN computes this shape rightly here. A 1×1 convolution is a product."""
+        if self._is_point or not is_plain(x):
+            return True
+        shapes = tuple(x.shape), tuple(self.weight.shape)
+        groups, zero_point = self.config.groups, self._padding.zero_point
+        return is_right_here(*shapes, self._window, groups, zero_point)
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._replacements = {}
+        self._planned.drop()
+
+    def packed_tensors(self) -> Iterable[torch.Tensor]:
+        yield from super().packed_tensors()
+        yield from self._planned.tensors
+        for made in tuple(self._replacements.values()):
+            yield from made.buffers()
+            yield from made.packed_tensors()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_replacements": {}}
