@@ -77,7 +77,7 @@ def accumulator_steps(
     if weight is None or len(set(found.inputs)) != 1:
         return None
     steps = found.inputs[0] * weight.detach().double()
-    shared = groups > 1 and steps.numel() > 1  # all groups have the scales of the first
+    shared = groups > 1 and steps.numel() > 1  # transposed: each group has the scales of the first
     return steps.repeat(groups) if shared else steps
 
 
@@ -126,7 +126,7 @@ def _round_calls(
                 set_module(work.module, known, shallow_copy(module))
             made.append((steps, known))
         node.target = known
-    for steps, name in reversed(made):  # the module itself last: copies have its bias
+    for steps, name in reversed(made):  # the module itself last: its copies begin with its bias
         _round_parameter(_part(work, name), steps, calls[0][2])
 
 

@@ -32,10 +32,10 @@ from backquant.match.described import chosen_dtype_config
 from backquant.match.plan import Match
 from backquant.prepare import Role
 
-#: From the qparams of a weight as they were measured to those that the hardware has.
+#: A function from the measured qparams of a weight to qparams that the hardware has.
 WeightMaker = Callable[[dict[str, Any]], dict[str, Any]]
 _Pair = tuple[torch.Tensor, torch.Tensor]
-# Observers keep scales in float32: what rounding makes of a member of the set is still that member.
+# Scales are float32: a hardware scale that float32 has rounded still counts as that scale.
 _SLACK = 1 - 2**-20
 
 

@@ -38,7 +38,7 @@ def dequantize_inputs(work: Conversion) -> set[str]:
     gone: set[str] = set()
     for index in dict.fromkeys(custom.input_quantized_indexes if custom is not None else ()):
         if index >= len(inputs) or (work.passed is not None and index not in work.passed):
-            continue  # the parent computes it in float
+            continue  # the parent passes it as float
         node = inputs[index]
         qparams = _input_qparams(work, index, node)
         site = f"{QUANTIZED_INPUT}{index}"

@@ -215,7 +215,7 @@ def _finish_reference(
     work.module.graph.eliminate_dead_code()
     _drop_tensors(work.module, read - _tensors_read(work.module))
     for site in work.prepared.sites.sites:
-        del work.module._modules[site.name]  # one by one: shared observers have several names
+        del work.module._modules[site.name]  # by name: an observer that is shared has several
     remove_unused_modules(work.module)
     drop_rank_checks(work.module)
     result = work.module

@@ -13,10 +13,10 @@ from backquant.match.plan import Reason
 from backquant.observe.together import calculate_together
 from backquant.qconfig import ConvertCustomConfig, QConfigMapping
 
-#: Gives back a tensor that was made, which may then lie elsewhere.
+#: Takes a tensor that conversion made and returns it, possibly in other memory (a mapped file).
 Kept = Callable[[torch.Tensor], torch.Tensor]
 
-#: As ``calculate_together``.
+#: The signature of ``calculate_together``.
 Calculate = Callable[[Iterable[Any]], Mapping[int, tuple[torch.Tensor, torch.Tensor]]]
 
 

@@ -19,7 +19,7 @@ from backquant.dtypes import QParams
 from backquant.graph import contract, free_path, get_module, set_module
 from backquant.prepare import PreparedModule, prepared_state
 
-#: What a parent passes quantized to a standalone module, by position.
+#: The qparams of the inputs that a parent passes quantized to a standalone module, by position.
 Passed = Mapping[int, QParams | None]
 
 

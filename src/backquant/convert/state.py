@@ -68,19 +68,23 @@ class Conversion:
     plan: Plan
     source: ObserverSource
     dialect: str
-    qparams: Mapping[str, ObservedQParams]  # by head of a group
+    qparams: Mapping[str, ObservedQParams]  # by the site whose observer the group shares
     measured: Mapping[str, ObservedQParams] = field(
         default_factory=dict
-    )  # before the hardware's scales
+    )  # before they are moved to scales that the hardware has
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
-    ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by anchor
-    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # chosen, by path
+    ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by the anchor of the match
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # chosen by a recipe, by path of the module
     kept: Kept = as_it_is
     calculate: Calculate = calculate_together
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
-    dequantized: dict[str, fx.Node] = field(default_factory=dict)  # activations, by site
+    dequantized: dict[str, fx.Node] = field(
+        default_factory=dict
+    )  # of each observed activation, by site: its dequantize node
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

@@ -36,7 +36,7 @@ from backquant.observe.qparams import qparam_dict
 from backquant.observe.weights_together import weights_together
 from backquant.prepare import ObserverSpec
 
-# The qparams of small weights, by what asks for them and the id of the float weight.
+# The qparams of small weights, by observer and the id of the float weight.
 _Known = dict[tuple[ObserverSpec, int], dict[str, Any]]
 
 

@@ -22,9 +22,17 @@ from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
 _PERMUTATIONS = frozenset({torch.permute, "permute"})
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation
+_NOTHING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+)  # identities in evaluation mode
 
-_CHANNEL_AXES: dict[type[nn.Module], int] = {  # of the output, from its end
+_CHANNEL_AXES: dict[
+    type[nn.Module], int
+] = {  # position of the channels in the output, counted from the end
     nn.Linear: -1,
     nn.Conv1d: -2,
     nn.Conv2d: -3,
@@ -70,7 +78,7 @@ def fold_affines(
     for node, layer in layers.items():
         if times[id(layer)] > 1 or not _can_change(layer) or not _meets_arithmetic(node, layers):
             continue
-        facts = values.of(node.name)  # runs the model, the first time
+        facts = values.of(node.name)  # the first call runs the model
         if facts is None:
             continue
         affine = _Affine(layer, len(facts.shape), constants)
@@ -169,7 +177,7 @@ class _Affine:
         """The scales in the layout of the weights."""
         if not getattr(self._layer, "transposed", False):
             return self._scale.view(-1, *[1] * (weight.dim() - 1))
-        groups = self._layer.groups  # weights: (in, out / groups, ...)
+        groups = self._layer.groups  # the weight has the shape (in, out / groups, ...)
         by_group = self._scale.view(groups, 1, -1).expand(-1, len(weight) // groups, -1)
         return by_group.reshape(len(weight), -1, *[1] * (weight.dim() - 2))
 

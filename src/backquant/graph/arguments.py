@@ -106,7 +106,7 @@ def argument_named(node: fx.Node, name: str) -> Argument | None:
         if name in bound.arguments:
             return Argument(bound.arguments[name])
     known = any(name in signature.parameters for signature in _named_signatures(node.target))
-    return Argument(None) if known else None  # of another overload: x.mean() has no dim
+    return Argument(None) if known else None  # another overload has it: x.mean() has no dim
 
 
 @lru_cache(maxsize=4096)

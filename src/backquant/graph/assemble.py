@@ -116,7 +116,7 @@ def _install(made: nn.Module, root: nn.Module, path: str, value: Any) -> None:
         like = getattr(like, "_modules", {}).get(part)
         child = owner._modules.get(part)
         if child is not None and child is like:
-            return  # inside of a module that is there as a whole
+            return  # a module above it was copied whole, with all it contains
         if child is None:
             child = nn.Module()
             child.training = root.training if like is None else like.training
@@ -147,7 +147,9 @@ def copied_graph(graph: fx.Graph) -> fx.Graph:
         name = node.name
         parts = _name_regex.match(name)
         if parts is None or name in _illegal_names:
-            name = names.create_name(name, None)  # it was given by hand
+            name = names.create_name(
+                name, None
+            )  # not a name that fx makes: one like it that is not taken
         else:
             base, number = parts.groups()
             known = names._base_count

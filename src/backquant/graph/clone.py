@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _DEPTH = 3
-# What holds no module.
+# Types whose values contain no module.
 _ATOMS = frozenset(
     {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.qscheme}
 )

@@ -26,9 +26,9 @@ from backquant.graph.objects import fresh
 
 _CALLS = ("call_module", "call_function", "call_method")
 _PYTORCH = frozenset({"aten", "prims", "prim"})
-# quantize and dequantize multiply nothing with each other
+# namespaces of quantize and dequantize operators, which do no multiply-adds
 _FREE = frozenset({"quantized_decomposed", "backquant"})
-# what is certainly no tensor and holds none
+# types of values that are no tensors and contain none
 _SCALARS = (
     bool,
     int,
@@ -117,7 +117,7 @@ class MultiplyAdds(DispatchMode):
         named = {**kwargs, "out": out}
         try:
             self.count += formula(*args, **named)
-        except Exception:  # shapes that the formula does not know, of nested tensors for one
+        except Exception:  # shapes that the formula does not handle, for example of nested tensors
             self.unknown.append(str(func.overloadpacket))
         return out
 

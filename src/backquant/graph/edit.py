@@ -21,7 +21,9 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
     for name in path.split(".") if path else ():
         module = module._modules.get(name)
         if module is None:
-            return root.get_submodule(path)  # an attribute on the way, or its error
+            return root.get_submodule(
+                path
+            )  # for attributes that are no children, and for the error
     found: nn.Module = module
     return found
 
@@ -46,7 +48,7 @@ def set_module(root: nn.Module, path: str, module: nn.Module) -> None:
     if name in parent.__dict__:
         del parent.__dict__[name]
     if name in parent._modules:
-        parent._modules[name] = module  # in its place: the order of children has a meaning
+        parent._modules[name] = module  # the same position: Sequential runs children in order
     else:
         parent.add_module(name, module)
 

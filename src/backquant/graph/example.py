@@ -84,7 +84,7 @@ def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[A
     try:
         unchanged = torch.random.fork_rng(devices=sorted(devices))
         with torch.no_grad(), ExitStack() as during_the_call:
-            # what is copied for the call, hundreds of buffers say, is no business of the modes
+            # Copies (of hundreds of buffers, say) are made before: the modes would see each operator.
             trial, given, named = own_buffers(model), fresh(args), fresh(kwargs)
             for mode in (unchanged, *modes, unwritten_parameters(model)):
                 during_the_call.enter_context(mode)

@@ -24,7 +24,7 @@ from backquant.graph.objects import Shell, object_classes
 
 _TENSOR, _RANGE, _VALUES, _SPREAD = "tensor", "range", "values", "spread"
 _OBJECT = "object"
-_KEPT = 16384  # values of one tensor
+_KEPT = 16384  # elements up to which the values of an integer tensor are kept
 _PLAIN = (bool, int, float, str, type(None))
 
 

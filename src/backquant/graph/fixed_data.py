@@ -24,8 +24,8 @@ from backquant.graph.example import check_inputs
 from backquant.graph.objects import attributes, is_object, tensors_of
 
 _PLAIN = (bool, int, float, str, type(None))
-Owner = tuple[type, str]  # a class and one of its attributes
-Data = tuple[tuple[str, Any], ...]  # where in an argument, and what
+Owner = tuple[type, str]  # a class, and the name of one of its attributes
+Data = tuple[tuple[str, Any], ...]  # pairs of a path in an argument and the value there
 
 
 class Leaf(NamedTuple):
@@ -47,7 +47,7 @@ def leaves(value: Any) -> Iterator[Leaf]:
 
 
 def _leaves(value: Any, place: str, owner: Owner | None, above: frozenset[int]) -> Iterator[Leaf]:
-    if id(value) in above:  # an object that holds itself
+    if id(value) in above:  # a cycle: an object that contains itself
         return
     above |= {id(value)}
     if isinstance(value, Mapping):

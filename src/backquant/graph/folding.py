@@ -165,7 +165,7 @@ class _Constants:
         return call(*args, **kwargs)
 
 
-# -- what may be called ahead ----------------------------------------------------------------------------
+# -- which calls may be computed at capture ---------------------------------------------------------------
 
 
 def _is_known(target: Any, node: fx.Node) -> bool:

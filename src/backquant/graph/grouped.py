@@ -67,7 +67,7 @@ for _device in ("CPU", "CUDA"):
 torch.library.register_fake("backquant::grouped_linear", _shape, lib=_LIBRARY)
 grouped_linear = torch.ops.backquant.grouped_linear.default
 
-#: ``transformers`` calls an operator of its own where it is exported.
+#: Grouped products; the last is what ``transformers`` calls when it is exported.
 _PRODUCTS = frozenset(
     {"aten._grouped_mm.default", "aten._grouped_mm", "transformers.grouped_mm_fallback.default"}
 )

@@ -111,7 +111,7 @@ def _multihead(query: Any, key: Any, value: Any, width: int, *_: Any, **__: Any)
 def _encoder_layer(x: Any, width: int, *args: Any, **_: Any) -> int:
     """``_transformer_encoder_layer_fwd``: attention, and the two linear layers behind it."""
     weights = [a for a in args if isinstance(a, torch.Tensor) and a.dim() == 2]
-    first, second = weights[2:4]  # behind those of the projections
+    first, second = weights[2:4]  # after the two weights of the attention projections
     linears = sum(_lengths(x)) * int(first.numel() + second.numel())
     return _multihead(x, x, x, width) + linears
 

@@ -34,7 +34,7 @@ from torch.fx import _symbolic_trace
 
 _turn = SimpleNamespace(lock=threading.RLock())
 _FLAGS = ("is_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing")
-# Modules that have these functions, their own or imported.
+# Modules that define these functions or import them by name.
 _ASKED = (
     "torch.compiler",
     "torch.fx._symbolic_trace",
@@ -54,7 +54,7 @@ class _Capture:
         return self.thread == threading.get_ident()
 
 
-_current: list[_Capture] = []  # at most one
+_current: list[_Capture] = []  # the capture in progress: at most one
 
 
 @contextmanager

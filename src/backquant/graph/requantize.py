@@ -35,7 +35,7 @@ def quantize_rounded(  # size: the signature of quantize_per_tensor, and the rou
     return steps.clamp(quant_min, quant_max).to(dtype)
 
 
-def requantize(  # size: the signature of quantize_per_tensor, and where the values come from
+def requantize(  # size: the signature of quantize_per_tensor, and the scale of the accumulator
     input: Tensor,
     unit: Tensor,
     axis: int,

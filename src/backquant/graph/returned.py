@@ -28,7 +28,9 @@ def keep_returned(module: fx.GraphModule, returned: Any) -> None:
     >>> output_of(graph_module).restored({"a": 1})
     OrderedDict([('a', 1)])
     """
-    from backquant.graph.export import set_output  # which imports this room's capture
+    from backquant.graph.export import (
+        set_output,
+    )  # imported here: it imports the capture of this package
 
     structure = _structure(returned)
     if structure.has_records:

@@ -47,7 +47,7 @@ class unwritten_parameters(DispatchMode):  # noqa: N801 (used as a function)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        # torch.cond and its like take no branch that writes to what it was not given
+        # higher-order operators (torch.cond) have no schema; their branches may not write to captured tensors
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self._check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))

@@ -36,7 +36,7 @@ def without_warnings(*categories: type[Warning]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread[0] = None  # whoever copied the filters meanwhile has one that matches nothing
+        thread[0] = None  # copies of the filters that others made meanwhile now match no thread
         for filters in (before, warnings.filters):
             filters[:] = [known for known in filters if known[2] is not Unheard]  # type: ignore[index]
         getattr(warnings, "_filters_mutated", lambda: None)()

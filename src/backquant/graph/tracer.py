@@ -42,9 +42,9 @@ _LEAF_PACKAGES = (
     "backquant.nn.quantizable",
     "backquant.observe",
 )
-# They read the values of their arguments, and are calls of the graph.
+# Functions that read values: the tracer records calls of them and does not trace through.
 _PACKING = (rnn.pack_padded_sequence, rnn.pad_packed_sequence, rnn.pack_sequence, rnn.pad_sequence)
-# Base classes of fused modules (ours and PyTorch's): sequential containers that stay whole.
+# Base classes of fused modules (ours and PyTorch's): Sequential subclasses that are leaves.
 _FUSED_BASES = frozenset({"FusedModule", "_FusedModule"})
 
 
@@ -103,7 +103,9 @@ class ModuleTracer(fx.Tracer):
         forms: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__(autowrap_functions=_PACKING)
-        self._autowrap_search.append(rnn)  # for calls as nn.utils.rnn.pack_padded_sequence
+        self._autowrap_search.append(
+            rnn
+        )  # so that calls as nn.utils.rnn.pack_padded_sequence(...) are found
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
         self.returned: Any = None
@@ -130,10 +132,10 @@ class ModuleTracer(fx.Tracer):
         for node in graph.nodes:
             if (
                 node.target in _PACKING
-            ):  # else generated code would wrap them for good, by a dotted name
+            ):  # else generated code would call fx.wrap for them, with a dotted name
                 node.meta.pop("is_wrapped", None)
         dataclasses_as_dicts(graph)
-        # What it patched refers to the tracer in a circle: the modules need not be part of it.
+        # The tracer is part of a reference cycle: do not keep the modules alive with it.
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
 
@@ -199,7 +201,7 @@ class ModuleTracer(fx.Tracer):
         if isinstance(a, nn.Parameter) and id(a) in self._parameter_names:
             return self.create_node("get_attr", self._parameter_names[id(a)], (), {})
         if not self._nested:
-            self.returned = a  # the last one is what the model returns
+            self.returned = a  # the last call of create_arg is for the output node
         self._nested += 1
         try:
             return super().create_arg(a)

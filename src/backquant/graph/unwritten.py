@@ -17,7 +17,7 @@ _ZEROS: dict[Any, Any] = {
     torch.empty_like: torch.zeros_like,
     "new_empty": "new_zeros",
 }
-#: The same in exported graphs.
+#: The same by the names of aten overloads, as in exported graphs.
 _OVERLOADS = {
     "aten.empty.memory_format": "zeros",
     "aten.empty_like.default": "zeros_like",

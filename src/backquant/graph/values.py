@@ -159,6 +159,6 @@ def values_of(
         bound.apply_defaults()
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             runner.run(*bound.args, *bound.kwargs.values())
-    except Exception:  # the costs of the graph, which run it on the same inputs, say why
+    except Exception:  # no error here: counting costs runs the graph on the same inputs, and raises
         return {}
     return runner.found

@@ -16,7 +16,7 @@ from torch.fx import _symbolic_trace
 from torch.nn.modules import module as hooks
 from torch.utils import _python_dispatch as dispatch
 
-# Since torch 2.14 a function of this thread, before it a variable of the process.
+# A function (per thread) since torch 2.14, a global variable before.
 _FX_TRACE = (
     "_get_is_fx_tracing"
     if hasattr(_symbolic_trace, "_get_is_fx_tracing")
@@ -32,16 +32,18 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (hooks, "_has_any_global_hook"),
     (_symbolic_trace, _FX_TRACE),
 )
-#: What this version of torch lacks of them; empty: nothing.
+#: The names above that this version of torch lacks; empty: none.
 missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not hasattr(home, name))
 
 
 def _asked(home: Any, name: str) -> Callable[[], Any]:
-    found: Callable[[], Any] = getattr(home, name, bool)  # ``bool``: see ``missing``
+    found: Callable[[], Any] = getattr(
+        home, name, bool
+    )  # ``bool`` (False) where torch lacks it: then ``missing`` decides
     return found
 
 
-# Looked up once: this is asked in every call of every model.
+# Looked up at import: they are called in every call of a quantized model.
 _dispatch_modes = _asked(torch._C, "_len_torch_dispatch_stack")
 _function_modes = _asked(torch._C, "_len_torch_function_stack")
 _trace = _asked(torch._C, "_get_tracing_state")
@@ -74,16 +76,18 @@ def is_watched() -> bool:
     >>> is_watched()
     False
     """
-    return bool(  # the compiler first: it reads this, and knows its own question only
-        missing
-        or _is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _trace()
-        or _transform() is not None
-        or _has_autocast()
-        or _fx_trace()
-        or _global_hook()
+    return (
+        bool(  # torch.compile evaluates this while compiling, and can do so only for _is_compiling
+            missing
+            or _is_compiling()
+            or _dispatch_modes()
+            or _function_modes()
+            or _trace()
+            or _transform() is not None
+            or _has_autocast()
+            or _fx_trace()
+            or _global_hook()
+        )
     )
 
 
@@ -103,7 +107,7 @@ def stand_ins() -> str:
         for mode in dispatch._get_current_dispatch_mode_stack():
             if (
                 getattr(mode, "_mode_key", None) is not None
-            ):  # of torch itself: fake, proxy, functional
+            ):  # modes of torch itself: fake tensors, proxies, functionalization
                 return type(mode).__name__
     if _transform() is not None:
         return "torch.func"

@@ -83,7 +83,7 @@ def _body(node: fx.Node) -> fx.Graph | None:
     dice, drawn = random.getstate(), torch.get_rng_state()
     try:
         result = node.target(*args, **kwargs)
-    except Exception:  # code of somebody else, which needs values: it stays whole
+    except Exception:  # user code that needs values: the call stays a node
         return None
     finally:
         is_random = random.getstate() != dice or not torch.equal(torch.get_rng_state(), drawn)

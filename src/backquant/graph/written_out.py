@@ -122,7 +122,7 @@ class _Reader:
         if not isinstance(node, fx.Node) or not node.args:
             return False
         called = self._called(node)
-        if isinstance(called, nn.Hardtanh):  # ``ReLU6`` is one
+        if isinstance(called, nn.Hardtanh):  # ReLU6 is a subclass
             return (called.min_val, called.max_val) == (0, 6)
         if plain_name(node.target) in _CLAMPS_TO_6:
             return True

@@ -143,7 +143,7 @@ class _Pass:
         kernels = tuple(use for use in remaining if use is not None)
         left = self.fallback.reasons(self.gm)
         verify(self.gm, after="lowering")
-        # A graph module built anew keeps only the constants that its graph still reads.
+        # A new graph module has only those constants that the graph still reads.
         result = assemble(KeptGraphModule, self.gm.graph, self.gm)
         result.recompile()
         return Lowered(result, kernels, left)

@@ -18,8 +18,8 @@ from backquant.native.instructions import limit_said
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
 _WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
-# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value: limits are of one line of instruction
-# sets, so that AVX2_VNNI is no VNNI at all on a CPU that has that of AVX-512 only.
+# The instruction sets above that each value of ONEDNN_MAX_CPU_ISA admits, by prefix of the value. AVX2 and
+# AVX-512 have a VNNI each: AVX2_VNNI admits none on a CPU that has only that of AVX-512.
 _WITHIN_LIMIT: dict[str, tuple[str, ...]] = {
     "SSE41": (),
     "AVX2_VNNI": ("avx_vnni", "avx_vnni_int8"),
@@ -38,7 +38,7 @@ class MachineFacts:
     onednn: bool = False
     quantized_engines: tuple[str, ...] = ()
     torch_version: str = ""
-    isa_limit: str = ""  # ONEDNN_MAX_CPU_ISA; empty: none
+    isa_limit: str = ""  # the value of ONEDNN_MAX_CPU_ISA; empty: not set
 
     @property
     def is_x86(self) -> bool:

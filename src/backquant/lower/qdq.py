@@ -17,7 +17,7 @@ from backquant.dtypes import QParams
 
 _NAMESPACE = "quantized_decomposed"
 _QUANTIZE_ROUNDED = "backquant.quantize_rounded.default"
-#: by the place of the scale among the arguments
+#: Operators of this package that quantize, with the position of their argument `scale`.
 _DESCRIBED = {_QUANTIZE_ROUNDED: 1, "backquant.requantize.default": 3}
 
 

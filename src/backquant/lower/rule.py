@@ -133,7 +133,7 @@ class Site:
         )
 
 
-# The target of an ``Emit`` whose value is its first argument: nothing is inserted.
+# Target of an ``Emit`` that inserts no node: its value is its first argument.
 IDENTITY = "identity"
 
 

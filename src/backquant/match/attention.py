@@ -39,7 +39,7 @@ def as_products(node: fx.Node) -> dict[str, Any] | None:
     return given if mask is None or _is_bool(mask) else None
 
 
-# -- masks of bools, told by what makes them ------------------------------------------------------------
+# -- boolean masks, recognized by the operators that make them -------------------------------------------
 
 _COMPARISONS = frozenset(
     {
@@ -53,7 +53,7 @@ _BITWISE = frozenset(
     }
 )
 _TYPED = frozenset({"to", "_to_copy", "ones", "new_ones", "full", "new_full"})
-# also where a mask is taken apart: these add False
+# They may set entries of a mask to False, or select some: a mask stays a mask.
 _TRIANGLES = frozenset({"tril", "triu", "index", "getitem"})
 
 

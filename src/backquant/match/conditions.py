@@ -252,7 +252,7 @@ def _holds(comparison: Comparison, left: tuple[Any, ...], right: tuple[Any, ...]
         return False
     try:
         return all(_TESTS[comparison.relation](value, bound) for value, bound in pairs)
-    except (TypeError, ZeroDivisionError):  # words and numbers, nothing and numbers
+    except (TypeError, ZeroDivisionError):  # a string, or None, compared with a number
         return False
 
 

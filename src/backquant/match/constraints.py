@@ -34,7 +34,7 @@ def dtype_matches(request: TensorRequest, demand: DTypeWithConstraints) -> Refus
     """
     if demand.dtype is None or request.dtype == demand.dtype:
         return None
-    # tokens of one storage are compared literally: the reason says that only they differ
+    # quint8 and uint8 (qint8, int8) have the same storage and still differ here; the reason code says so.
     rule = (
         ReasonCode.DTYPE_TOKEN
         if plain_dtype(request.dtype) == plain_dtype(demand.dtype)
@@ -159,7 +159,7 @@ def channel_axis(request: TensorRequest, demand: DTypeWithConstraints) -> Refusa
     )
 
 
-#: In the order in which they are reported. Rules after the first say nothing about another dtype.
+#: In the order in which they are reported. Rules after the first return None for another dtype.
 RULES: tuple[Rule, ...] = (range_within, *SCALE_RULES, symmetry, granularity, channel_axis)
 
 

@@ -23,10 +23,10 @@ from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, reads_sums
 from backquant.qconfig import QConfig
 
-# Observers that can be asked for with another dtype and range.
+# Observers for which the fix keeps the class and changes dtype and range.
 _PER_TENSOR = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
 _PER_CHANNEL = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
-# Demands that one observer meets in one way only, and those that another one than a measuring one meets.
+# Constraints that are met by the choice of qscheme or observer, and those that need fixed qparams.
 _OF_THE_SCHEME = (
     "scale_exact_match",
     "zero_point_exact_match",
@@ -35,7 +35,7 @@ _OF_THE_SCHEME = (
     "ch_axis",
 )
 _FIXED = ("scale_exact_match",)
-# Dtypes of embedding weights: their rows have float zero points.
+# Dtypes of embedding weights, whose rows have float zero points (float_qparams).
 _ROW_WISE = (torch.quint8, torch.quint4x2)
 _MANY, _USUAL_GROUP = torch.per_channel_symmetric, 128
 

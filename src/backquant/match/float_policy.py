@@ -99,7 +99,7 @@ class _Settling:
     decisions: dict[str, Decision]
     by_default: DefaultRules | None
     of_node: dict[str, Occurrence] = field(default_factory=dict)
-    # the rule that each match is about that must stand between quantized ones, by anchor
+    # for each match (by its anchor) that must be between quantized ones: the rule that says so
     bound: dict[str, _Rule] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
 
@@ -204,7 +204,9 @@ class _Settling:
         giving = [node for node in members if self._gives_integers(node)]
         reading = [node for node in members if self._reads_integers(node)]
         self._leave_between(occurrence, lack)
-        giving = [node for node in giving if not self._gives_integers(node)]  # constants may still
+        giving = [
+            node for node in giving if not self._gives_integers(node)
+        ]  # constants give integers even where the match is float
         givers = [*members, *moves.give_floats(giving)]
         readers = [*members, *moves.read_floats(reading)]
         nodes = [source for node in readers for source in node.all_input_nodes]
@@ -246,7 +248,7 @@ class _Settling:
         if not decision.quantized or decision.observation.endswith("NOT_OBSERVED"):
             return False
         if occurrence.config is None or decision.dtype_config is None:
-            return True  # custom and standalone modules
+            return True  # custom and standalone modules: no entry says otherwise
         dtypes = occurrence.config.dtype_configs[decision.dtype_config]
         dtype = getattr(dtypes, role)
         return not dtypes.is_dynamic and (dtype is None or not dtype.is_floating_point)

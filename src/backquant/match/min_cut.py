@@ -23,9 +23,12 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [[], []]  # of each node, positions in the two lists below
+        self._edges: list[list[int]] = [
+            [],
+            [],
+        ]  # for each node, the indices of its edges in the two lists below
         self._to: list[int] = []
-        self._left: list[float] = []  # capacity that is left; an edge and its reverse alternate
+        self._left: list[float] = []  # remaining capacity; each edge is followed by its reverse
 
     def add_node(self) -> int:
         self._edges.append([])

@@ -35,7 +35,7 @@ class MovesBetween:
     ) -> None:
         ordered = list(nodes)
         moves = [node for node in ordered if is_move(node)]
-        # of each move: how many of its users read integers, or pass it on to what does
+        # for each move, the number of its users that read integers or pass the value on to such a reader
         self._readers = dict.fromkeys(moves, 0)
         self._of_integers = set[fx.Node]()
         of_sizes = set[fx.Node]()

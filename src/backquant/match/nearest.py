@@ -40,7 +40,7 @@ class Admitted:
         try:
             found = [option for option in self._candidates(value) if self._takes(option)]
             return min(found, key=lambda option: (abs(option - value), -option), default=None)
-        except OverflowError:  # of numbers beyond those of floats, beside floats
+        except OverflowError:  # an int too large for a float, compared with floats
             return None
 
     def _takes(self, value: Any) -> bool:

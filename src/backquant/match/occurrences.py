@@ -43,7 +43,9 @@ class Occurrence:
     config: BackendPatternConfig | None
     observation: ObservationType | None
     tensors: int
-    parts: Mapping[str, fx.Node] = field(default_factory=dict)  # by the names conditions use
+    parts: Mapping[str, fx.Node] = field(
+        default_factory=dict
+    )  # by the names that conditions (`where`) give them
 
     @property
     def anchor(self) -> fx.Node:
@@ -87,7 +89,7 @@ def find_occurrences(  # size: what is searched, for what, and what is known bes
         if fuser is None:
             return True
         if not keeps_channels(nodes, graph, known):
-            return False  # it would not be fused: the layer and the norm are matched by themselves
+            return False  # cannot be fused; the layer and the norm are then matched separately
         return not is_for_inference_only(fuser) or unseen_rank(nodes, graph, known) is None
 
     found = Matcher(graph, patterns, accepts).run(skip=taken)

@@ -77,7 +77,7 @@ class Reason:
     """
 
     node: str
-    rule: str  # a ReasonCode; the check of TensorRT's rules and other packages have codes of their own
+    rule: str  # a ReasonCode, or a code of another package or of the TensorRT rules
     asked: str
     admitted: str
     fix: str = ""
@@ -113,7 +113,7 @@ class TensorRequest:
     zero_point: int | None = None
     is_fake_quantize: bool = False
     spelled: str = ""
-    granularity: str = ""  # of groups, blocks and tokens; else the scheme says it
+    granularity: str = ""  # set for groups, blocks and tokens; for others the qscheme says it
 
     @property
     def is_fixed(self) -> bool:
@@ -195,7 +195,7 @@ class Match:
     entry: int  # index into BackendConfig.configs; -1 for standalone and custom modules
     pattern: str  # human readable
     nodes: tuple[str, ...]  # dataflow order; the last is the anchor
-    root: str  # whose inputs are observed and whose module becomes a reference module
+    root: str  # the node whose inputs are observed and whose module becomes a reference module
     kind: MatchKind = MatchKind.PATTERN
     ports: tuple[PortUse, ...] = ()
     open_readers: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class Decision:
     asked_weight: TensorRequest | None = None
     observation: str = ""  # name of the ObservationType that applies to this occurrence
     reasons: tuple[Reason, ...] = ()
-    asked_output: TensorRequest | None = None  # None: outputs as asked_activation
+    asked_output: TensorRequest | None = None  # None: outputs are requested as asked_activation
 
     @property
     def quantized(self) -> bool:
@@ -282,7 +282,7 @@ class Decision:
         lines = [f"{self.module_path or self.node}  {self.operator}  {what}"]
         for position, reason in enumerate(self.reasons):
             if reason.place != self.reasons[0].place:
-                break  # refusals of dtype configs that are further away
+                break  # the rest are refusals of dtype configs that fit less well
             text = str(reason).splitlines()
             rule = str(self.rule)
             if position == 0 and self.rule is not None and rule not in reason.asked:

@@ -49,7 +49,7 @@ class QConfigReader:
         if factory is None:
             return None
         if id(factory) not in self._known:
-            # The factory is kept so that its id stays its own.
+            # The cache holds the factory, so that no other object can get its id.
             self._known[id(factory)] = (factory, _request(factory, where))
         return self._known[id(factory)][1]
 
@@ -64,7 +64,7 @@ def _request(factory: Callable[[], Any], where: str) -> TensorRequest:
             where=where.strip(", "),
             fix="a class, or Class.with_args(...), that is called without arguments",
         ) from error
-    if isinstance(made, nn.Identity):  # the activation of weight-only QConfigs: not observed
+    if isinstance(made, nn.Identity):  # weight-only QConfigs have it as activation: not observed
         return TensorRequest(torch.float32, "Identity", spelled="PlaceholderObserver")
     if not is_observer_or_fake_quantize(made):
         raise ConfigError(

@@ -183,7 +183,7 @@ class ReasonWriter:
         config = self._entries[match.entry].dtype_configs[nearest]
         code = str(qconfig_fix(config, request.requests, request.roles))
         fix = mapping_call(node, self._path(node), request.hit, code)
-        # no QConfig changes what the operator is, or what its bias is computed from
+        # Another QConfig is no fix for refusals of the operator itself, or of how its bias is computed.
         unmet = [refusal for role, refusal in refused[nearest] if role == "operator"]
         computed = [r for role, r in refused[nearest] if role == "bias" and r.fix]
         if unmet or len(computed) == len(refused[nearest]):
@@ -267,6 +267,6 @@ def _nearest_of(name: str, operators: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*same, *similar]))[:_NEAREST]
 
 
-# Refusals that a request's dtype and range already show, and those that stand for themselves.
+# Refusals that the text of the request already shows (dtype, range), and those that are told without it.
 _IN_TEXT = (ReasonCode.QUANT_RANGE, ReasonCode.DTYPE, ReasonCode.DTYPE_TOKEN)
 _WHOLE = (ReasonCode.NO_TENSOR, ReasonCode.NO_OBSERVER)

@@ -23,7 +23,7 @@ from backquant.match.scale_rules import is_power_of_two
 from backquant.operators.index import find
 from backquant.reason_codes import ReasonCode
 
-# Observers keep scales in float32.
+# Scales are float32, so bounds are compared with a relative tolerance.
 _SLACK = 1 + 2**-20
 
 
@@ -109,7 +109,7 @@ def _wrong_side(found: MeasuredScales, sign: float) -> str:
     step."""
     for (low, high), scale in zip(
         found.ranges, found.scales, strict=False
-    ):  # weights have no ranges
+    ):  # shorter for weights, which have no ranges
         if (-low if sign > 0 else high) > 0.5:
             return f"values from {low * scale:.3g} to {high * scale:.3g}"
     return ""

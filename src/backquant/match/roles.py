@@ -76,7 +76,7 @@ def sums_axis(spelling: Any) -> int | None:
     """
     operator = find_root(spelling) if isinstance(spelling, type) else find(spelling)
     if operator is None or not operator.is_weighted or operator.name == "convolution":
-        return None  # ATen's one convolution is a transposed one, too
+        return None  # aten.convolution may be transposed: the axis depends on its arguments
     return operator.weight_channel_axis
 
 
@@ -111,7 +111,9 @@ def argument_positions(
 
 def _found_roles(root: fx.Node, positions: Mapping[str, int]) -> set[str]:
     roles: dict[Any, str] = {}
-    for name in _NAMED:  # a value that is both is the weight
+    for (
+        name
+    ) in _NAMED:  # a value in two roles counts as the weight: later names overwrite earlier ones
         if isinstance(root.kwargs.get(name), fx.Node):
             roles[root.kwargs[name]] = name
     for name in _NAMED:

@@ -76,7 +76,7 @@ def fixed_qparams(request: TensorRequest, demand: DTypeWithConstraints) -> Refus
     if (scale is None and zero_point is None) or _has_no_scale(request.dtype):
         return None
     if scale is None and not request.is_fixed:
-        return None  # measured scales are moved to this zero point
+        return None  # measured scales: conversion computes them for this zero point
     wrong_scale = scale is not None and not _same_float(request.scale, scale)
     wrong_zero = zero_point is not None and request.zero_point != zero_point
     if request.is_fixed and not wrong_scale and not wrong_zero:

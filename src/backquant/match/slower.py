@@ -24,7 +24,7 @@ from backquant.match.plan import Plan, Reason
 from backquant.reason_codes import ReasonCode
 
 MARGIN = 1.05
-QUIET = 0.3  # microseconds
+QUIET = 0.3  # microseconds by which integers may be slower and count as equal
 
 _SOURCE, _SINK = 0, 1
 

@@ -54,7 +54,7 @@ class Suggestions:
     def _default(self) -> QConfig | None:
         try:
             return get_default_qconfig(self._backend.name)
-        except BackquantError:  # a backend that no name leads to
+        except BackquantError:  # a backend that is not registered under its name
             return None
 
     def _admits(

@@ -99,6 +99,6 @@ def _example(spelling: object) -> Captured | None:
 
 def _said(decision: Decision) -> str:
     reason = decision.reasons[-1] if decision.reasons else None
-    if reason is None:  # it has no tensor to quantize
+    if reason is None:  # the operator has no tensor to quantize
         return ""
     return f"{decision.operator} alone stays float: {reason.asked}; admitted is {reason.admitted}"

@@ -63,9 +63,9 @@ class Roles:
     bias: bool
     input_known: bool = True
     output_known: bool = True
-    output: bool = True  # False: the entry leaves it in float
-    bias_known: bool = True  # the bias belongs to the model: it can be rounded ahead
-    sums_axis: int | None = None  # of the weight: along it lie the channels that come out
+    output: bool = True  # False: the entry leaves the output in float
+    bias_known: bool = True  # True: the bias is a parameter, and can be quantized at conversion
+    sums_axis: int | None = None  # the axis of the weight along which the output channels lie
     unmet: tuple[tuple[Refusal, ...], ...] = ()  # conditions that do not hold, by dtype config
 
 
@@ -252,7 +252,7 @@ def _scales(config: DTypeConfig, requests: QConfigRequest, roles: Roles) -> Iter
         yield bias_step_demand(float(bound))
 
 
-# How far a request is from being admitted: another kind of quantization, another dtype, a bound.
+# Distance of a request from a dtype config: conditions weigh most, then static or dynamic, dtypes, bounds.
 _WEIGHTS = {
     ReasonCode.CONDITION: 1000,
     ReasonCode.DYNAMIC: 100,

@@ -35,5 +35,5 @@ def values_are_observed(
             yield Breach(site.name, f"to observe {site.value}")
         for reader in site.readers:
             direct = (site.name, reader) in read
-            if not direct and (site.name, reader) not in again:  # an observer may observe another
+            if not direct and (site.name, reader) not in again:  # not an observer of an observer
                 yield Breach(reader, f"to read {site.value} through its observer {site.name}")

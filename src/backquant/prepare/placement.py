@@ -100,7 +100,7 @@ class Placement:
         for draft in self._drafts.values():
             yield draft.finished(self._groups.find(draft.name))
 
-    # -- what is known before the walk -------------------------------------------------------------
+    # -- collected before the graph is walked -------------------------------------------------------
 
     def _places(self, match: Match) -> bool:
         if match.kind is not MatchKind.PATTERN:
@@ -137,7 +137,7 @@ class Placement:
         observation = self._plan.decisions[match.anchor].observation
         if observation == _NOT_OBSERVED or self._is_no_float_tensor(reader):
             return
-        is_product = reader.target in _PRODUCTS  # a constant in it is its weight
+        is_product = reader.target in _PRODUCTS  # a constant operand of a product is its weight
         for argument, role in observed_arguments(reader, match, self._positions):
             if is_product or role is not Role.INPUT or argument.name not in self._left_alone:
                 self._place_input(reader, argument, role, match)
@@ -229,7 +229,9 @@ class Placement:
         self._lists[anchor.name] = partners
         for item in parts:
             decision = self._plan.decisions.get(item.name)
-            if decision is None or not decision.quantized:  # else its own match places it
+            if (
+                decision is None or not decision.quantized
+            ):  # otherwise the match of that item places its observer
                 output = self._observe_output(item, spec)
                 output.producer = anchor.name
                 self._groups.unite(partners[0], output.name)
@@ -263,7 +265,9 @@ class Placement:
         else:
             partners = self._partners(anchor, match)
         if partners is None:
-            next(self._names)  # PyTorch numbers the observer that it drops
+            next(
+                self._names
+            )  # PyTorch counts an observer that it drops here: names stay equal to PyTorch's
             self._refuse(match)
             return
         partners = self._separate_from_fixed(anchor.name, match, partners)
@@ -373,7 +377,7 @@ class Placement:
             )
         )
 
-    # -- shared by both ----------------------------------------------------------------------------
+    # -- for inputs and outputs --------------------------------------------------------------------
 
     def _draft(self, value: str, role: Role, spec: ObserverSpec) -> Draft:
         draft = Draft(next(self._names), value, role, spec)

@@ -23,7 +23,7 @@ from backquant.prepare.sites import SiteTable
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 
 _KEY = "backquant"
-# What a graph module makes anew from its graph.
+# Attributes that a graph module generates from its graph.
 _OWN = frozenset({"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "shape_env"})
 
 

@@ -35,9 +35,9 @@ from backquant.observe.protocol import (
 )
 from backquant.qconfig import QConfig, QConfigMapping
 
-# Observers without any other state than a range, which they can forget.
+# Observers whose only state is a range that can be reset.
 _FORGETFUL = (MinMaxObserver, PerChannelMinMaxObserver)
-# Observers that hold nothing but settings and buffers: a copy is made sooner than another one.
+# Observers that hold only settings and buffers: copying one is faster than calling the factory again.
 _COPIED = (*_FORGETFUL, HistogramObserver)
 _TABLES = frozenset({dict, OrderedDict, list, set})
 
@@ -127,7 +127,7 @@ class ObserverSource:
             )
         factory = self._factories[spec]
         plain = isinstance(factory, ObserverPartial) and not factory.callable_args
-        if plain and type(made) in _COPIED:  # callable arguments are called for every observer
+        if plain and type(made) in _COPIED:  # with callable arguments each observer may differ
             self._fresh[spec] = _twin(made)
         return made
 

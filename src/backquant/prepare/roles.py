@@ -18,7 +18,7 @@ from backquant.backend_config import BackendConfig
 from backquant.graph import nodes_in
 from backquant.operators import find
 
-# Their second argument is a shape or their weight is applied in float: no kernel quantizes it.
+# Functions whose second argument is a shape, or whose weight no kernel quantizes.
 _WEIGHT_STAYS_FLOAT = frozenset({F.layer_norm, F.group_norm, F.instance_norm})
 
 
@@ -29,8 +29,8 @@ class Role(str, Enum):
     WEIGHT = "weight"
     BIAS = "bias"
     OUTPUT = "output"
-    QUANTIZED_INPUT = "quantized input"  # of the model
-    NONE = "none"  # a weight that is never quantized, or places in another argument
+    QUANTIZED_INPUT = "quantized input"  # an input of the model that arrives quantized
+    NONE = "none"  # a weight that is never quantized; indices and masks
 
 
 def input_positions(backend_config: BackendConfig) -> dict[Any, dict[str, int]]:

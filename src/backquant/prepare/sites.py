@@ -42,7 +42,7 @@ from backquant.prepare.roles import Role
 
 #: Observers are modules and nodes named ``activation_post_process_0``, ``_1``, … as in PyTorch.
 PREFIX = "activation_post_process_"
-#: Observers of model inputs that arrive quantized; PyTorch has none.
+#: Observers of model inputs that arrive quantized; PyTorch inserts none.
 QUANTIZED_INPUT = "quantized_input_"
 
 

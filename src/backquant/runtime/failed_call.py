@@ -78,7 +78,7 @@ def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 def _one(value: Any) -> str:
     try:
         return _described(value)
-    except Exception:  # a nested tensor has no shape, and a ``repr`` of others may do anything
+    except Exception:  # a nested tensor has no shape, and ``repr`` of a user class may fail
         return type(value).__name__
 
 

@@ -30,7 +30,7 @@ from backquant.operators import moves_values
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _SCALARS = (int, float, bool, str, type(None))
-# By name, of whichever spelling: they pass on what is not finite.
+# Names of operators (function, method or aten) that pass NaN and infinity on.
 _ARITHMETIC = frozenset(
     "add sub rsub mul div truediv true_divide neg pad float to _to_copy half bfloat16 type_as".split()  # noqa: SIM905
 )
@@ -147,7 +147,7 @@ def check_finite(
             continue
         if x.requires_grad:
             x = x.detach()
-        # One pass; the sum of finite values may overflow.
+        # A finite sum proves that all are finite; a sum that overflows does not prove the contrary.
         if math.isfinite(x.sum()) or bool(torch.isfinite(x).all()):
             continue
         missing, endless = int(torch.isnan(x).sum()), int(torch.isinf(x).sum())

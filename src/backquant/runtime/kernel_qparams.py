@@ -71,7 +71,7 @@ def _settings(graph_module: GraphModule, node: Node) -> Mapping[str, Any]:
     if node.op == "call_module":
         module = get_module(graph_module, str(node.target))
         if isinstance(module, Lookup) and module.config.post_op == "none":
-            return {}  # a table knows no scale
+            return {}  # a lookup table has no scale
         return vars(module.config) if isinstance(module, KernelModule) else {}
     home = getattr(node.target, "__module__", None) or ""
     if node.op != "call_function" or not home.startswith("backquant.lower.kernels."):

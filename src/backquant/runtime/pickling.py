@@ -16,7 +16,7 @@ from backquant.errors import ArtifactError
 from backquant.prepare.pickling import dump, graph_from_rows, graph_rows, load
 
 _GRAPH = "graph_module"
-# What a graph module makes anew from its graph.
+# Attributes that a graph module generates from its graph.
 _OWN = frozenset({"_graph", "_code", "_tracer_cls", "_tracer_extras", "shape_env"})
 
 

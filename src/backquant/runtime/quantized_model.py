@@ -214,7 +214,7 @@ class QuantizedModel(PlainlyCalled):
         if torch.compiler.is_dynamo_compiling() and self.record.engine is not None:
             return _uncompiled(self, args, kwargs)
         if torch.compiler.is_dynamo_compiling() or stand_ins():
-            return self._called(args, kwargs)  # errors are for who traces
+            return self._called(args, kwargs)  # the tracer handles errors itself
         if not self._is_plain:
             self._check_inputs(args, kwargs)
         try:
@@ -223,7 +223,7 @@ class QuantizedModel(PlainlyCalled):
             raise_told(self, error, (args, kwargs))
 
     def _check_inputs(self, args: Any, kwargs: dict[str, Any]) -> None:
-        if isinstance(args, tuple):  # symbolic_trace gives a proxy
+        if isinstance(args, tuple):  # under symbolic_trace it is a proxy
             check_storages(args, kwargs)
             check_finite(self._quantized_inputs if self.check_finite else (), args, kwargs)
 
@@ -233,7 +233,10 @@ class QuantizedModel(PlainlyCalled):
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
-        given = args, kwargs  # without gradients a call less for ``torch.compile`` to break at
+        given = (
+            args,
+            kwargs,
+        )  # no wrapper where gradients are off: one graph break less under ``torch.compile``
         grad = torch.is_grad_enabled()
         result = without_gradients(self._run, given, {}) if grad else self._run(*given)
         if self._returned and not (torch.compiler.is_compiling() or stand_ins()):
@@ -394,7 +397,7 @@ def _uncompiled(model: QuantizedModel, args: tuple[Any, ...], kwargs: dict[str, 
 def _restored(kind: type[QuantizedModel], stored: bytes) -> QuantizedModel:
     state = unpickled(stored)
     if state["record"].engine is not None:
-        engine_here(state["record"].engine)  # refuses where sums would saturate
+        engine_here(state["record"].engine)  # raises where sums would saturate on this CPU
     made = kind.__new__(kind)
     made.__setstate__(state)
     return made

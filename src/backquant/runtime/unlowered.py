@@ -17,7 +17,7 @@ from backquant.graph.watched import is_watched
 from backquant.runtime.failed_kernel import raise_told
 from backquant.runtime.record import LoweredRecord
 
-_FEW = 4  # calls: Python between them takes less time than what finds a recording
+_FEW = 4  # up to so many calls, interpreting takes less time than looking up a recording
 
 
 def calls_little(graph_module: GraphModule, record: LoweredRecord) -> bool:
@@ -102,7 +102,7 @@ class PlainlyCalled(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``forward`` gives. Raises what it raises."""
-        # In few steps: a cell of 25 µs is not to be slower for them.
+        # The fast path has few steps: a recurrent cell takes 25 µs in all.
         if not self._is_plain or is_watched() or self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **kwargs)
         run: Any = self._modules["graph_module"]  # ``__getattr__`` takes longer

@@ -194,7 +194,7 @@ def _form_of(path: str, facts: Callable[[dict[str, Any]], _Call]) -> Callable[..
             return _FORMS[kind](module, *args, **kwargs)
         given = _SIGNATURE.bind(module, *args, **kwargs).arguments
         given.pop("self")
-        known = facts(given)  # which may take arguments away
+        known = facts(given)  # may remove arguments from ``given``
         return multihead_attention(module, known, **given)  # type: ignore[arg-type]
 
     return forward

@@ -89,7 +89,7 @@ def capture_export(
     output = check_inputs(model, example_inputs)
     _, given = bound(inspect.signature(model.forward), args, kwargs)
     fixed = fixed_data(model, example_inputs, output, given)
-    # classes that ``torch.export`` does not know
+    # torch.export takes objects of these classes only if they are registered
     with known_to_export(object_classes(example_inputs) | object_classes(output)):
         return _captured(model, example_inputs, speller, options, fixed)
 

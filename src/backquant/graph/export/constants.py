@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 _LARGE = 1 << 22  # elements
 _aten = torch.ops.aten
-#: What reads nothing of its first argument but dtype and device.
+#: Operators that read only dtype and device of their first argument.
 _NEW = frozenset({_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default})
 
 

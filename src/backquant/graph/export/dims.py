@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from backquant.errors import CaptureError
 
-# what torch says of a size that the model's code takes for a constant
+# torch's message for a dynamic size that the model's code fixes
 _FIXED = re.compile(
     r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
 )

@@ -233,7 +233,7 @@ def _is_kept(value: Any) -> bool:
 def _kept(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            continue  # counts the batches that it has seen
+            continue  # its counter (num_batches_tracked) is no state of evaluation
         for name, value in (*module._buffers.items(), *vars(module).items()):
             if _is_kept(value):
                 yield module, name, value
@@ -263,7 +263,7 @@ def kept_as_numbers(model: nn.Module) -> Iterator[None]:
             number = Number(int(value))
             module._buffers.pop(name, None)
             module.__dict__[name] = number
-            # torch.export puts what is assigned back before anybody could look
+            # torch.export restores assigned attributes, so assignments are noticed by a hook
             hooks.append(module.register_forward_hook(_watch(name, number)))
         with _Plain():
             yield

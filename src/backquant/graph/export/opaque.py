@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.graph.export.not_exported import NotExportedError
 
-#: Stands for a tensor among the arguments of an opaque call.
+#: Placeholder for a tensor in the arguments of an opaque call.
 TENSOR = object()
 
 
@@ -28,16 +28,18 @@ class OpaqueCall:
     """One call of an opaque module: its arguments and outputs, flat, tensors in order."""
 
     path: str
-    leaves: list[Any] = field(default_factory=list)  # ``TENSOR``, or what is no tensor as it is
+    leaves: list[Any] = field(
+        default_factory=list
+    )  # ``TENSOR`` for each tensor, other values as they are
     spec: Any = None
     out_leaves: list[Any] = field(default_factory=list)
     out_spec: Any = None
     sizes: list[tuple[int, ...]] = field(
         default_factory=list
-    )  # of the input tensors, as run; () unknown
+    )  # of the input tensors in the run on the example inputs; (): unknown
 
 
-# The calls of the export that is in progress, by the key that stands in the graph.
+# The opaque calls of the export in progress, by their key in the graph.
 _CALLS: dict[str, OpaqueCall] = {}
 
 
@@ -54,7 +56,9 @@ def opaque_operator() -> Any:
     return torch.ops.backquant.opaque.default
 
 
-_LIBRARY: list[torch.library.Library] = []  # an operator lives as long as its library
+_LIBRARY: list[
+    torch.library.Library
+] = []  # kept alive: operators are unregistered with their library
 
 
 def _fake(key: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -93,7 +97,7 @@ class Trial:
         def tried(*args: Any, **kwargs: Any) -> Any:
             try:
                 return forward(*args, **kwargs)
-            except Exception as error:  # whatever the exporter does not take
+            except Exception as error:  # torch.export raises errors of any class
                 self.failed[path] = error
                 return stand_in(*args, **kwargs)
 
@@ -210,7 +214,7 @@ def _as_tensor(leaf: Any, path: str) -> Any:
     Raises ``NotExportedError``, with the path of the module around (if there is one), for a number that
     values make.
     """
-    # loads a compiler, which those that only load models do not need
+    # imported here: it loads the compiler, which loading a model does not need
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
     if not has_free_unbacked_symbols(leaf):
@@ -218,7 +222,7 @@ def _as_tensor(leaf: Any, path: str) -> Any:
     if isinstance(leaf, torch.SymBool):
         return torch.scalar_tensor(torch.sym_ite(leaf, 1, 0), dtype=torch.int64).bool()
     around = path.rpartition(".")[0]
-    if not around:  # more is said when the whole model is known not to be exported
+    if not around:  # the whole model: the caller raises an error that says more
         return leaf
     reason = f"{path!r} cannot be exported, and takes a number that the values of a tensor make"
     raise NotExportedError(reason, around)
@@ -236,7 +240,7 @@ def _stand_in(path: str, recorded: list[OpaqueCall], calls: dict[str, OpaqueCall
         kept = [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves]
         key = f"{path}#{len(calls)}"
         given = [leaf for leaf in leaves if _is_tensor(leaf)]
-        # an export may pass a mask that the real run does without: then nothing is known of its sizes
+        # Where an export passes other arguments than the real run (a mask), their sizes are not known.
         sizes: list[tuple[int, ...]] = [()] * len(given)
         if spec == seen.spec:
             pairs = zip(leaves, seen.sizes, strict=True)

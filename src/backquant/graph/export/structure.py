@@ -30,7 +30,7 @@ class OutputRecord(dict[str, Any]):
     """
 
     def __getattribute__(self, name: str) -> Any:
-        # an item may be called as a method of a dict: the ``keys`` of a cache
+        # an item may have the name of a method of dict, such as ``keys`` of a cache
         if not name.startswith("__") and dict.__contains__(self, name):
             return dict.__getitem__(self, name)
         return super().__getattribute__(name)
@@ -378,5 +378,5 @@ def _same(value: Any, constant: Any) -> bool:
         return False
     try:
         return bool(value == constant)
-    except Exception:  # a class of somebody else
+    except Exception:  # a class of another package may raise anything
         return value is constant

@@ -126,7 +126,7 @@ def _inline(graph: fx.Graph, call: fx.Node, block: fx.GraphModule, args: tuple[A
     graph.erase_node(call)
 
 
-# -- checks, and values that are another value -------------------------------------------------------
+# -- assertions, and nodes whose value is another node's ----------------------------------------------
 
 _CHECKS = frozenset(
     {
@@ -240,7 +240,7 @@ class _Aliases:
         self.views: dict[fx.Node, list[fx.Node]] = {}
         self._whole: dict[
             fx.Node, fx.Node
-        ] = {}  # of a tensor that was changed, its value since then
+        ] = {}  # from a tensor that was changed in place to the node of its current value
         for node in graph.nodes:
             base = node
             for value in _viewed(node):
@@ -315,7 +315,7 @@ def _out_of_place(node: fx.Node, aliases: _Aliases) -> None:
         changed = last = scattered
 
 
-#: Views that are written to, and what puts a changed view back into what it is one of.
+#: For each view: the operator that writes a changed view back into its base.
 SCATTER: dict[Any, OpOverload] = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.select.int: _aten.select_scatter.default,

@@ -11,7 +11,7 @@ from backquant.dtypes import tensor_token
 from backquant.errors import InputError
 from backquant.lower.kernels.views import as_quantized, integer_view
 
-_FAR = 2.0**30  # steps: beyond any range, and within 32 bits with any zero point
+_FAR = 2.0**30  # in steps: outside any range, and plus any zero point still within 32 bits
 
 
 # size: the arguments are those of quantized_decomposed::quantize_per_tensor, whose nodes it replaces.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 _packings = [0]
-_numbers = count(1)  # of threads that drop at once each has its own
+_numbers = count(1)  # threads that drop packed weights at the same time get different numbers
 
 
 def packings() -> int:

@@ -38,7 +38,7 @@ from backquant.lower.qdq import quantized_value
 from backquant.native.epilogue import Result
 from backquant.native.plan import Shape
 
-# float in, quantized and multiplied, float out
+# takes floats, quantizes them, multiplies, and returns floats
 _by_fbgemm = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 _FUNCTIONS = {"swish": F.silu, "hardswish": F.hardswish}
 

@@ -123,7 +123,7 @@ class OnednnConvAdd(OnednnConvolution):
         """uint8 ``[batch, in, height, width]`` and what is added to its convolution."""
         self.check_input(x)
         if x.dim() == 3:
-            # what has a batch is added to one image, and keeps it
+            # without a batch; the result has one where `other` has
             found = self.forward(x.unsqueeze(0), other)
             return found if other.dim() > 3 else found.squeeze(0)
         if self._is_planned(x, other):

@@ -104,7 +104,7 @@ class QuantizedEmbedding(_Table):
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """Integer indices of any shape to floats with the columns appended."""
-        # each index is a bag of its own
+        # each index is looked up as a bag of one
         rows = self._look_up(indices.reshape(-1, 1))
         return rows.reshape(*indices.shape, self.config.columns)
 

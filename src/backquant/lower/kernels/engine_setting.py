@@ -80,7 +80,7 @@ class _Turns:
 
 
 _TURNS = _Turns()
-_changed: list[str] = []  # the setting to put back
+_changed: list[str] = []  # the engine that was set before, to be set again
 
 
 class _Running:

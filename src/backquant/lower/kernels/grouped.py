@@ -28,7 +28,7 @@ _LIBRARY.define(
     "float out_scale, int out_zero_point, ScalarType out_dtype) -> Tensor"
 )
 _LIBRARY.define(f"grouped_qlinear_dynamic(Tensor x, {_WEIGHT}, int quant_max, float eps) -> Tensor")
-#: By weight: its version and scales with what the kernels of its groups are told, and these kernels.
+#: By weight: the kernels of its groups, and its version, scales and settings, to see whether they still hold.
 _KERNELS: Any = WeakTensorKeyDictionary()
 
 

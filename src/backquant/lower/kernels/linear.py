@@ -20,7 +20,7 @@ from backquant.lower.kernels.zero_point import fold_zero_point
 from backquant.native.epilogue import Result
 from backquant.native.plan import Shape
 
-# on quantized tensors, by post-op; and from floats that are quantized to floats, by fbgemm
+# Operators of torch by post-op: on quantized tensors, and from floats to floats (by fbgemm).
 _INTEGER = {"none": "linear", "relu": "linear_relu"}
 _FLOAT = {
     "none": "linear_with_input_q_dq_qweight_dq_output_fp32",
@@ -139,7 +139,7 @@ class OnednnLinear(PackedKernel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """uint8 ``[..., in]`` to ``[..., out]``."""
         self.check_input(x)
-        if not x.numel():  # the operator would give a matrix
+        if not x.numel():  # the operator would return a matrix, whatever the shape of x
             shape = (*x.shape[:-1], self.weight.shape[0])
             return torch.empty(shape, dtype=self.config.out_dtype)
         if x.dim() == 1:
@@ -154,7 +154,7 @@ class OnednnLinear(PackedKernel):
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             x,
             self.config.x_scale,
-            self._zero_points[1],  # 0: it is in the bias
+            self._zero_points[1],  # 0: the bias contains it
             weight,
             self.weight_scale,
             self.weight_zero_point,

@@ -20,7 +20,7 @@ from backquant.lower.kernels.configured import KernelModule, decode_config
 from backquant.lower.kernels.repacked import RepackedKernel
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_INNER_TILES = 1  # of the GPU's layout; the CPU's does not look at it
+_INNER_TILES = 1  # a setting of the GPU layout, which the CPU ignores
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def softmax(
     tensor([[128, 128]], dtype=torch.uint8)
     """
     q = as_quantized(x, scale, zero_point)
-    axis = dim % x.dim()  # the kernel of qnnpack takes no negative one
+    axis = dim % x.dim()  # qnnpack takes no negative axis
     return integer_view(torch.ops.quantized.softmax.default(q, axis, out_scale, out_zero_point))
 
 

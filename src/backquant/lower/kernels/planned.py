@@ -38,7 +38,7 @@ class Planned:
     ``dims``: spatial dimensions; one is computed as an image of one line.
     """
 
-    # size: what a plan is made of
+    # size: the facts that a plan depends on
     def __init__(
         self,
         dims: int,

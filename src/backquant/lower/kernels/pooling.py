@@ -256,7 +256,7 @@ def mean(
     over_image = x.dim() == 4 and sorted(n % 4 for n in dim) == [2, 3]
     if over_image and (found := averaged(x)) is not None:
         return found if keepdim else found.flatten(1)
-    # dimensions of size 1 may have any stride, and torch gives the result the memory format they suggest,
-    # which one of fewer dimensions cannot have
+    # Where dimensions of size 1 have strides that look like channels last, torch asks for that memory format
+    # for the result, and fails if it has fewer dimensions: so keepdim, and squeeze afterwards.
     pooled = integer_view(torch.mean(as_quantized_image(x, scale, zero_point), list(dim), True))
     return pooled if keepdim else pooled.squeeze(tuple(dim))

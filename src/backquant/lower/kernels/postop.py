@@ -13,7 +13,7 @@ from backquant.dtypes import QParams
 _CLAMPS = frozenset({"none", "relu", "hardtanh"})
 _CONV2D = _CLAMPS | {"hardswish", "swish"}
 _LINEAR = _CONV2D | {"gelu", "leaky_relu", "tanh"}
-# What the convolution kernel applies itself, by its number of spatial dimensions.
+# Post-ops that the convolution kernel itself applies, by the number of spatial dimensions.
 _BY_KERNEL = {1: frozenset({"none", "relu"}), 2: _CONV2D, 3: frozenset({"none"})}
 
 

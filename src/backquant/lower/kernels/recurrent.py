@@ -240,7 +240,7 @@ class QuantizedCell(_TwoWeights):
     def _reduces_range(self) -> bool:
         return (
             self.config.engine != "qnnpack"
-        )  # the operators always ask for it, qnnpack ignores it
+        )  # torch's operators always reduce the range, except that qnnpack ignores it
 
     @property
     def name(self) -> str:

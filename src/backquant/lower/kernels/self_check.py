@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backquant.lower.kernels.geometry import Geometry
 from backquant.lower.kernels.zero_point import fold_zero_point
 
-_KEPT = 4096  # shapes of a process; those that were not met for the longest time are tried again
-_TOLERANCE = 1e-3  # of the largest sum; float32 sums of 8-bit products are exact to 1e-6
+_KEPT = 4096  # shapes whose result is remembered; the least recently used are checked again
+_TOLERANCE = 1e-3  # relative to the largest sum; float32 sums of 8-bit products are exact to 1e-6
 
 
 def is_right_here(
@@ -43,7 +43,10 @@ def is_right_here(
 
 @lru_cache(maxsize=_KEPT)
 def _is_right(*case: Any) -> bool:
-    with torch.no_grad(), _disable_current_modes():  # no part of a recording, counted by nobody
+    with (
+        torch.no_grad(),
+        _disable_current_modes(),
+    ):  # not to be seen by recordings or by counters of operators
         return _tried(*case)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-_AT_A_TIME = 32  # channels
-_REST = 10  # times as slow a channel of the rest is as one in ``separable_max_pool``
-_TAPS = 3  # a larger window costs more
+_AT_A_TIME = 32  # channels that torch's kernel pools together
+_REST = 10  # how much longer each remaining channel takes there than in ``separable_max_pool``
+_TAPS = 3  # the largest window that is pooled so; larger ones cost more
 
 
 def is_separable(x: torch.Tensor, kernel_size: Sequence[int], padding: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ _set = torch.ops.aten.set_.source_Tensor_storage_offset
 
 _CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
-# Below this many elements a copy takes less time than making a view.
+# Tensors with fewer elements are copied: that is faster than making a view.
 _COPY_BELOW = 1 << 17
 
 

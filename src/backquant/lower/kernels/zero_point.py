@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from backquant.native.packing import row_sums
 
-# A weight of so many numbers is summed in 10 µs, what it takes to pad a small image.
+# Summing a weight of this many elements takes 10 µs, as long as padding a small image.
 _SMALL = 1 << 17
-# A bias of 1 / 256 of the shift is 2**16 times what rounding to 24 bits leaves of it.
+# A bias of 1/256 of the shift is 2**16 times the rounding error of the shift in float32 (24 bits).
 _COVERS = 256
 
 

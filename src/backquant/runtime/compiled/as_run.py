@@ -21,7 +21,7 @@ from backquant.lower.kernels.embedding import QuantizedEmbedding, QuantizedEmbed
 from backquant.lower.kernels.lowbit import GroupedTable
 from backquant.lower.kernels.recurrent import QuantizedCell, QuantizedRecurrent
 
-#: The kernels that are called as they run.
+#: Kernels that compiled code calls as they are, without code of its own for them.
 AS_RUN = (
     *(QuantizedRecurrent, QuantizedCell),
     *(QuantizedEmbedding, QuantizedEmbeddingBag, GroupedTable),

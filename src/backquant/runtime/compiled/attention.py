@@ -23,9 +23,9 @@ LIBRARY.define(
 )
 attention = torch.ops.backquant.attention.default
 
-Node = Any  # fx.Node; what its arguments are is checked as they are matched
+Node = Any  # an fx.Node; typed Any because matching inspects arguments of any kind
 
-MOST_KEYS = 4096  # a few rows of scores have to stay in the second-level cache
+MOST_KEYS = 4096  # so that a few rows of scores fit into the L2 cache
 MOST_ADDED = 2
 _ATEN = torch.ops.aten
 _MOVES = (
@@ -155,7 +155,7 @@ class _Site:
             for move in reversed(self.moves):
                 made = _call(graph, move.target, made, *move.args[1:], **move.kwargs)
         quantize.replace_all_uses_with(made)
-        # attention counts as drawing random numbers, so that no pass takes it away
+        # torch marks attention as random, so dead code elimination would keep it: erase it here
         for node in (quantize, *self.moves, self.core):
             graph.erase_node(node)
 
@@ -312,7 +312,7 @@ def _added_shape(value: Any, rank: int, shape: tuple[Any, ...]) -> tuple[int, ..
     if not all(isinstance(size, int) for size in (*sizes, *shape[1:])) or len(sizes) > rank:
         return None
     sizes = [1] * (max(rank, 4) - len(sizes)) + sizes
-    if rank == 3:  # no heads
+    if rank == 3:  # [batches, queries, keys]: without heads
         sizes = [sizes[1], 1, *sizes[2:]]
     *lead, heads, queries, keys = sizes
     while lead and lead[0] == 1:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from backquant.lower.kernels.linear_dynamic import DynamicLinear, activated
 from backquant.runtime.compiled import operators
 
-_LEAST_SCALE = 2.0**-126  # of all values 0
+_LEAST_SCALE = 2.0**-126  # the scale where all values are 0
 
 
 class DynamicProduct(nn.Module):

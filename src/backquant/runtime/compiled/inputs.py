@@ -41,7 +41,7 @@ class InputKind:
         if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
             return False
         if value.is_neg() or value.is_conj() or len(value.shape) != len(self.shape):
-            return False  # the code reads memory, which holds other values where such a bit is set
+            return False  # lazy negation or conjugation: memory holds other values than the tensor
         return all(
             size == wanted if isinstance(wanted, int) else self._fits(wanted, size, sizes)
             for size, wanted in zip(value.shape, self.shape, strict=True)

@@ -66,7 +66,7 @@ def compile_lowered(
     arguments = _arguments(made.graph, record, example_inputs)
     if dynamic_shapes is not None:
         arguments = tree_map_only(torch.Tensor, _more_than_one, arguments)
-        if isinstance(dynamic_shapes, Mapping):  # torch.export wants a word for each argument
+        if isinstance(dynamic_shapes, Mapping):  # torch.export expects an entry for every argument
             names = [name for name, _ in arguments_of(made.graph)][: len(arguments)]
             dynamic_shapes = {**dict.fromkeys(names), **dynamic_shapes}
     program = compile_graph(made, arguments, dynamic_shapes, {})

@@ -189,7 +189,7 @@ _MODULES: dict[type, Callable[[Any], nn.Module | None]] = {
     OnednnConv: _Convolution,
     OnednnConvAdd: _ConvolutionAdd,
     OnednnLinear: _Linear,
-    GroupedLinear: lambda kernel: kernel,  # one operator of its own
+    GroupedLinear: lambda kernel: kernel,  # it calls a single operator already
     Lookup: _Lookup,
     Norm: _Norm,
     BatchNorm: JoinedNorm,

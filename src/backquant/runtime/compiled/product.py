@@ -14,7 +14,7 @@ from backquant.native.epilogue import has_tiles
 from backquant.native.packing import Blocks, choose_blocks, choose_tiles, pack, tile_step
 from backquant.runtime.compiled.template import HEADER, TILES
 
-_FEWEST = 16  # rows that fill a tile: with fewer, vectors are as fast
+_FEWEST = 16  # rows of a tile; with fewer rows, vector instructions are as fast as tiles
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from backquant.runtime.compiled.attention import join_attention
 from backquant.runtime.compiled.inputs import InputKind, kinds_of
 from backquant.runtime.compiled.readback import called_kernels, lacks_weights
 
-#: For ``torch._inductor.config``: where weights are written to.
+#: Options for ``torch._inductor.config``: weights go to a file beside the code.
 _BESIDE = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
 
 
@@ -97,7 +97,7 @@ def compile_graph(
         with workspace() as folder, quiet(), torch.no_grad():
             path = folder / "model.pt2"
             _package(exported, path, {**_BESIDE, **configs})
-            if lacks_weights(path):  # PyTorch cannot load an empty file of them
+            if lacks_weights(path):  # PyTorch cannot load an empty file of weights
                 _package(exported, path, configs)
             kernels = {**called_kernels(path), **calls_as_they_run(exported.graph)}
             run = torch._inductor.aoti_load_package(str(path))

@@ -24,7 +24,7 @@ IMAGES = SOURCES / "images.h"
 TILES = SOURCES / "tiles.h"
 ATTENTION = SOURCES / "attention.h"
 _INCLUDED = (SOURCES / "lanes.h", HEADER, GROUPED, IMAGES, TILES, ATTENTION)
-# weights are packed for these: see lanes.h
+# the lane count and weight width for which weights were packed; see lanes.h
 _PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::WEIGHT_BYTES == 1);"
 
 
@@ -66,7 +66,7 @@ class _Template(CppTemplate):
     ) -> str:
         assert not epilogue_nodes, "nothing can be fused behind a kernel of ours"
         out = self.output_node if template_buffer_node is None else template_buffer_node
-        names: dict[str, str] = {}  # an input may be read twice under two names
+        names: dict[str, str] = {}  # the same input may be passed twice
         inputs: dict[str, Any] = {}
         for name, node in self.nodes.items():
             known = names.setdefault(node.get_name(), name)

@@ -17,7 +17,7 @@ from torch import nn
 
 _PLAIN = (torch.Tensor, nn.Parameter, type(None))
 _original = torch.overrides.has_torch_function
-_recording: set[int] = set()  # threads
+_recording: set[int] = set()  # ids of threads that are recording
 _lock = threading.Lock()
 
 

@@ -40,13 +40,15 @@ class Arguments:
     ) -> None:
         self.tensors: list[torch.Tensor] = []
         self.kind: Hashable | None
-        if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:  # most calls
+        if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:  # the usual call
             self.tensors.append(args[0])
             self.kind = layout(args[0])
             return
         self._takes_objects = takes_objects
         self._places: dict[int, int] = {}
-        self._above: list[int] = []  # objects that are being looked into
+        self._above: list[
+            int
+        ] = []  # ids of the objects around the current value, to stop at cycles
         found: list[Hashable] = [(len(args), *kwargs)]
         self._found = found
         for value in args:
@@ -60,7 +62,9 @@ class Arguments:
         if kind in _TENSORS:
             self._found.append(self._tensor(value))
         elif isinstance(value, _PLAIN):
-            self._found.append((kind, value) if value != 0.0 else (kind, str(value)))  # -0.0
+            self._found.append(
+                (kind, value) if value != 0.0 else (kind, str(value))
+            )  # 0.0 == -0.0, but results may differ
         elif kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             self._parts((kind, len(value)), value)
         elif kind is dict:

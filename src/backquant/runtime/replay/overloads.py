@@ -10,20 +10,20 @@ SET_STORAGE = _aten.set_.source_Storage_storage_offset
 SET_TENSOR = _aten.set_.source_Tensor_storage_offset
 SETS = (SET_STORAGE, SET_TENSOR)
 AS_STRIDED = _aten.as_strided.default
-#: From plain integers to a quantized tensor.
+#: Makes a quantized tensor from plain integers.
 COPY = _aten._make_per_tensor_quantized_tensor.default
-#: Without an effect beside their result; ``set_`` is applied to tensors that were made for it.
+#: Operators without side effects; ``set_`` counts, since it is applied to new tensors only.
 WITHOUT_EFFECT = frozenset(
     {COPY, *SETS, AS_STRIDED, _aten._empty_affine_quantized.default, _aten.empty.memory_format}
 )
-#: What a recording shows, and what the interpreter is given in its place.
+#: Operators of recordings that are replaced where a recording becomes a graph.
 REPLAYED_AS = {
     SET_STORAGE: SET_TENSOR,
-    # The same views by operators whose schemas say so: parts of a constant that is computed once
-    # (a state of zeros) would be written to by what follows, call after call.
+    # Their schemas do not say that they return views. If a constant is computed ahead (a state of zeros),
+    # writes to such a part would change it from call to call; these schemas say so.
     _aten._unsafe_view.default: _aten.view.default,
     _aten.unsafe_split.Tensor: _aten.split.Tensor,
     _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
 }
-#: Its result has as many values as its index says, where that is a mask.
+#: With a mask as index, the size of its result depends on values.
 INDEX = _aten.index.Tensor

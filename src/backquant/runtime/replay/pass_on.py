@@ -32,7 +32,7 @@ class _Pass:
         self.calls: list[Call] = []
         self.made_by: dict[str, Call] = {}
         self.renamed: dict[str, str] = {}
-        # the quantized tensor that shows the same memory, by the name of plain integers
+        # from the name of a plain integer tensor to that of the quantized tensor with the same memory
         self.quantized: dict[str, str] = {}
 
     def visit(self, call: Call) -> None:

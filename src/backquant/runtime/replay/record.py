@@ -154,7 +154,7 @@ class _Recorder(DispatchMode):
         self.names: Any = WeakTensorKeyDictionary()
         self.count = 0
         self.foreign: dict[str, torch.Tensor] = {}
-        # the latest flat view of each storage, and its offset
+        # for each storage: the name of its last flat view, and its offset
         self.flat: dict[int, tuple[str, int]] = {}
         self.problem: NotReplayable | None = None
         self.layouts: dict[str, Layout] = {}
@@ -229,7 +229,9 @@ class _Recorder(DispatchMode):
             call = Call(operator, arguments, self._outputs(result, operator), self.origin())
         except NotReplayable as problem:
             reads = (isinstance(leaf, Ref) for leaf in tree_flatten(arguments)[0])
-            self.problem = problem if any(reads) else None  # what reads no tensor gives a constant
+            self.problem = (
+                problem if any(reads) else None
+            )  # a call that reads no tensor gives a constant, and is no problem
             return
         self.recording.calls.append(call)
         if operator is AS_STRIDED and result.dim() == 1:

@@ -40,7 +40,7 @@ from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, known_constants, record
 
-_KEPT = 8  # kinds of inputs; a recording holds no tensors but those of the model
+_KEPT = 8  # kinds of inputs for which a recording is kept; it holds only tensors of the model
 _SEEN = "seen once"
 _CODE = ("torch.", "backquant.", "_operator", "builtins", "math", "operator")
 
@@ -88,7 +88,9 @@ class Replays:
         if key is None:
             return self._plainly(args, kwargs)
         now = packings()
-        if now != self._packings:  # a call that records now writes into what is left behind
+        if (
+            now != self._packings
+        ):  # a new dict: another thread that is recording writes to the old one, which nobody reads
             self._packings, self._found = now, OrderedDict()
         kept = self._found
         found = kept.get(key)
@@ -97,7 +99,7 @@ class Replays:
                 if len(kept) == _KEPT:
                     self._used(kept, key)
                 return found.program(given.tensors)
-            kept.pop(key, None)  # another thread may have seen it, too
+            kept.pop(key, None)  # another thread may have removed it already
             found = None
         if found is None:
             return self._first(kept, key, args, kwargs)
@@ -117,7 +119,7 @@ class Replays:
         """The kind that was not used for the longest time is the next to go."""
         if self._lock.acquire(blocking=False):
             try:
-                with suppress(KeyError):  # gone meanwhile
+                with suppress(KeyError):  # another thread has removed it
                     kept.move_to_end(key)
             finally:
                 self._lock.release()
@@ -142,7 +144,7 @@ class Replays:
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""
-        if not self.programs:  # the weights are packed now
+        if not self.programs:  # after the first recording: memory that packing weights freed
             give_back()
         kept[key] = made
         return result

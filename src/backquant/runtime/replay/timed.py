@@ -41,17 +41,17 @@ from backquant.runtime.replay.record import (
 
 Clock = Callable[[Callable[[], object]], float]
 
-_SHORT = 5e-5  # seconds of a round, at least
+_SHORT = 5e-5  # seconds that one round of timing takes at least
 _LONG = (
     0.1,
     1e-4,
-)  # seconds of a walk through a graph that need not be recorded, in all and for each node
+)  # seconds of an interpreted run, in all and per node: recording gains nothing beyond both
 _ROUNDS = (
     (1e-3, 4),
     (2e-2, 1),
     (0.1, 1),
     (math.inf, 0),
-)  # after the first call, of calls that take less than so many seconds
+)  # (seconds, rounds): a call that takes less than so long is repeated in so many rounds
 
 
 def stopwatch(run: Callable[[], object], counter: Callable[[], float] | None = None) -> float:
@@ -128,7 +128,9 @@ class NodeTimes:
         walk = _Walk(module)
         with torch.no_grad():
             self.is_walked = bool(walks)
-            for again in (False, True) if packs else ():  # the first run packs and tries kernels
+            for again in (
+                (False, True) if packs else ()
+            ):  # the first run packs weights and checks kernels: time the second
                 start = time.thread_time()
                 walk.run(*self.args)
                 if walks is not None or not _is_long(module, time.thread_time() - start):

@@ -12,9 +12,9 @@ from backquant.dtypes import Rounding, interpolated_table
 from backquant.lower.kernels.integer.pooling import divided
 from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
 
-_EXP_BITS = 23  # of the table of exponentials
-_SHARE_BITS = 24  # of a part of their sum
-_LARGEST_WITH_ROOT, LARGEST_EPS = 1 << 44, 1 << 61  # in squares of the steps of a mean
+_EXP_BITS = 23  # fraction bits of the table of exponentials
+_SHARE_BITS = 24  # fraction bits of each exponential divided by their sum
+_LARGEST_WITH_ROOT, LARGEST_EPS = 1 << 44, 1 << 61  # in squared steps of the mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,7 @@ def _windows(x: Tensor, config: AverageConfig) -> tuple[Tensor, Tensor]:
     dims = len(config.kernel_size)
     image = x.double()
     sizes = [config.kernel_size, config.stride, config.padding]
-    if dims == 1:  # which has no divisor of one's own
+    if dims == 1:  # avg_pool1d takes no divisor, avg_pool2d does
         image = image.unsqueeze(-2)
         sizes = [(first, *numbers) for first, numbers in zip((1, 1, 0), sizes, strict=True)]
     pool: Any = F.avg_pool3d if dims == 3 else F.avg_pool2d

@@ -15,7 +15,7 @@ from backquant.dtypes import Rounding
 from backquant.lower.kernels.integer.pooling import divided
 from backquant.lower.kernels.integer.result import IntegerKernel, Result, steps
 
-_BITS = 11  # of the weights of two neighbours
+_BITS = 11  # fraction bits of the weights of two neighbours
 
 
 def padded(x: Tensor, pad: Sequence[int], pad_mode: str, fill: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from backquant.dtypes import Requantization, Rounding, requantize_sums, round_to
 from backquant.lower.kernels.configured import KernelModule, decode_config
 
-_FAR = 2.0**40  # steps: beyond any range, and within 64 bits
+_FAR = 2.0**40  # in steps: outside any range, and within 64 bits
 
 
 class Term(NamedTuple):
