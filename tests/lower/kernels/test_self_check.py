@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.lower.kernels import conv, conv_add, self_check
+from backquant.lower.kernels import onednn_conv, self_check
 from backquant.lower.kernels.conv import ConvConfig, OnednnConv
 from backquant.lower.kernels.conv_add import ConvAddConfig, OnednnConvAdd
 from backquant.lower.kernels.geometry import Geometry
@@ -95,7 +95,7 @@ def test_torch_is_wrong_on_amx() -> None:
 def test_products_of_patches_are_the_convolution(
     stride: tuple[int, ...], groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv, "is_right_here", lambda *_: False)
+    monkeypatch.setattr(onednn_conv, "is_right_here", lambda *_: False)
     dims = len(stride)
     x, tensors = integers(2, 8, *range(7, 7 + dims)), weights(16, 8 // groups, *[3] * dims)
     asked = config(stride, groups, padding=1, dilation=2)
@@ -108,7 +108,7 @@ def test_products_of_patches_are_added_to(monkeypatch: pytest.MonkeyPatch) -> No
     kernel = OnednnConvAdd(ConvAddConfig(*numbers), weights(8, 4, 3, 3))
     x, other = integers(2, 4, 9, 9), integers(2, 8, 5, 5)
     before = kernel(x, other)
-    monkeypatch.setattr(conv_add, "is_right_here", lambda *_: False)
+    monkeypatch.setattr(onednn_conv, "is_right_here", lambda *_: False)
     assert torch.equal(kernel(x, other), before)
 
 
