@@ -123,9 +123,8 @@ def _decomposed_float8(writer: Writer, value: fx.Node, found: ObservedQParams) -
     check_narrow_float(found, value.name)
     register_float8()
     ops, scale = torch.ops.backquant, found.number.scale
-    if (
-        found.quant_max < qdtype(found.dtype).high
-    ):  # hardware with a smaller float8 range (up to 240): clamp to it
+    # hardware with a smaller float8 range (up to 240): clamp to it
+    if found.quant_max < qdtype(found.dtype).high:
         edges = found.quant_min * scale, found.quant_max * scale
         value = writer.call(overload("clamp"), value, *edges)
     quantized = writer.call(ops.quantize_float8.default, value, scale, found.dtype)

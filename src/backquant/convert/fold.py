@@ -70,9 +70,8 @@ def _fold(work: Conversion, match: Match, nodes: list[fx.Node], *, shared: bool)
     entry = work.prepared.backend_config.configs[match.entry]
     assert entry.fuser_method is not None
     folded: nn.Module
-    if isinstance(
-        entry.pattern, GraphPattern
-    ):  # a graph pattern names its operators; a chain has only its order
+    # a graph pattern names its operators; a chain has only its order
+    if isinstance(entry.pattern, GraphPattern):
         folded = entry.fuser_method(False, **dict(zip(entry.pattern.operators, parts, strict=True)))
     else:
         folded = entry.fuser_method(False, *parts)

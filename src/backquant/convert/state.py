@@ -74,17 +74,15 @@ class Conversion:
     )  # before they are moved to scales that the hardware has
     nodes: dict[str, fx.Node] = field(default_factory=dict)  # by their name in the prepared graph
     ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by the anchor of the match
-    weight_qparams: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # chosen by a recipe, by path of the module
+    # chosen by a recipe, by path of the module
+    weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kept: Kept = as_it_is
     calculate: Calculate = calculate_together
     passed: Mapping[int, QParams | None] | None = None
     inputs: dict[int, QParams | None] = field(default_factory=dict)
     outputs: dict[int | str, QParams | None] = field(default_factory=dict)
-    dequantized: dict[str, fx.Node] = field(
-        default_factory=dict
-    )  # of each observed activation, by site: its dequantize node
+    # of each observed activation, by site: its dequantize node
+    dequantized: dict[str, fx.Node] = field(default_factory=dict)
 
     def quantized(self, node: str) -> bool:
         """Whether the node of this name is quantized by the final plan."""

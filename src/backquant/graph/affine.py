@@ -22,17 +22,11 @@ from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
 
 _PERMUTATIONS = frozenset({torch.permute, "permute"})
-_NOTHING = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-)  # identities in evaluation mode
+# identities in evaluation mode
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
-_CHANNEL_AXES: dict[
-    type[nn.Module], int
-] = {  # position of the channels in the output, counted from the end
+# position of the channels in the output, counted from the end
+_CHANNEL_AXES: dict[type[nn.Module], int] = {
     nn.Linear: -1,
     nn.Conv1d: -2,
     nn.Conv2d: -3,

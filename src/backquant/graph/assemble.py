@@ -147,9 +147,8 @@ def copied_graph(graph: fx.Graph) -> fx.Graph:
         name = node.name
         parts = _name_regex.match(name)
         if parts is None or name in _illegal_names:
-            name = names.create_name(
-                name, None
-            )  # not a name that fx makes: one like it that is not taken
+            # not a name that fx makes: one like it that is not taken
+            name = names.create_name(name, None)
         else:
             base, number = parts.groups()
             known = names._base_count

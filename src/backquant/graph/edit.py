@@ -21,9 +21,8 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
     for name in path.split(".") if path else ():
         module = module._modules.get(name)
         if module is None:
-            return root.get_submodule(
-                path
-            )  # for attributes that are no children, and for the error
+            # for attributes that are no children, and for the error
+            return root.get_submodule(path)
     found: nn.Module = module
     return found
 

@@ -60,9 +60,8 @@ def einsum_products(
         return 0
     constants, names = Constants(module), NamePool(module)
     products = {node: _product(node, values, constants) for node in found}
-    written: dict[
-        fx.Node, fx.Node
-    ] = {}  # from each rewritten einsum node to the node that replaces it
+    # from each rewritten einsum node to the node that replaces it
+    written: dict[fx.Node, fx.Node] = {}
     for node, product in products.items():
         if product is not None:
             left, right = (written.get(value, value) for value in (product.left, product.right))
@@ -112,9 +111,8 @@ def _product(node: fx.Node, values: GraphValues, constants: Constants) -> _Produ
         dict(zip(of, shape, strict=True))
         for of, shape in ((of_left, shapes[0]), (of_right, shapes[1]))
     ]
-    if (
-        constants.value(left) is not None
-    ):  # written as a linear layer, whose weight is the second argument
+    # written as a linear layer, whose weight is the second argument
+    if constants.value(left) is not None:
         left, right, of_left, of_right = right, left, of_right, of_left
     product = _Product(
         left=left,
@@ -154,9 +152,8 @@ def _letters(equation: str, ranks: list[int]) -> tuple[str, str, str] | None:
         return None
     named = [len(operand.replace("...", "")) for operand in operands]
     longest = max(rank - count for rank, count in zip(ranks, named, strict=True))
-    more = "".join(
-        chr(0x3B1 + i) for i in range(longest)
-    )  # Greek letters for the axes of "...": equations use Latin ones
+    # Greek letters for the axes of "...": equations use Latin ones
+    more = "".join(chr(0x3B1 + i) for i in range(longest))
     written = []
     for operand, rank, count in zip(operands, ranks, named, strict=True):
         hidden = rank - count
@@ -225,9 +222,8 @@ class _Writer:
         made = self._permuted(value, letters, "".join(groups))
         if len(second) > 1:
             made = self._call("call_function", torch.flatten, made, -len(second), -1)
-        if (
-            len(first) > 1 and not self._product.is_linear
-        ):  # a linear layer takes any number of leading axes
+        # a linear layer takes any number of leading axes
+        if len(first) > 1 and not self._product.is_linear:
             last = len(batch) + len(first) - 1
             made = self._call("call_function", torch.flatten, made, len(batch), last)
         return made

@@ -98,9 +98,8 @@ def lost_change(
     ending: dict[int, list[fx.Node]] = {}
     for node, end in last.items():
         ending.setdefault(end, []).append(node)
-    is_open: Counter[fx.Node] = (
-        Counter()
-    )  # for each tensor, the number of its aliases that are read later
+    # for each tensor, the number of its aliases that are read later
+    is_open: Counter[fx.Node] = Counter()
     for index, node in enumerate(graph.nodes):
         for other in ending.get(index, ()):
             is_open[base[other]] -= int(position[other] < index)

@@ -28,9 +28,8 @@ def keep_returned(module: fx.GraphModule, returned: Any) -> None:
     >>> output_of(graph_module).restored({"a": 1})
     OrderedDict([('a', 1)])
     """
-    from backquant.graph.export import (
-        set_output,
-    )  # imported here: it imports the capture of this package
+    # imported here: it imports the capture of this package
+    from backquant.graph.export import set_output
 
     structure = _structure(returned)
     if structure.has_records:

@@ -103,9 +103,8 @@ class ModuleTracer(fx.Tracer):
         forms: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__(autowrap_functions=_PACKING)
-        self._autowrap_search.append(
-            rnn
-        )  # so that calls as nn.utils.rnn.pack_padded_sequence(...) are found
+        # so that calls as nn.utils.rnn.pack_padded_sequence(...) are found
+        self._autowrap_search.append(rnn)
         self.scope = FxScope("", None)
         self.failed_path: str | None = None
         self.returned: Any = None

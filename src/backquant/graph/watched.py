@@ -37,9 +37,8 @@ missing = ", ".join(f"{home.__name__}.{name}" for home, name in _NEEDED if not h
 
 
 def _asked(home: Any, name: str) -> Callable[[], Any]:
-    found: Callable[[], Any] = getattr(
-        home, name, bool
-    )  # ``bool`` (False) where torch lacks it: then ``missing`` decides
+    # ``bool`` (False) where torch lacks it: then ``missing`` decides
+    found: Callable[[], Any] = getattr(home, name, bool)
     return found
 
 
@@ -76,18 +75,17 @@ def is_watched() -> bool:
     >>> is_watched()
     False
     """
-    return (
-        bool(  # torch.compile evaluates this while compiling, and can do so only for _is_compiling
-            missing
-            or _is_compiling()
-            or _dispatch_modes()
-            or _function_modes()
-            or _trace()
-            or _transform() is not None
-            or _has_autocast()
-            or _fx_trace()
-            or _global_hook()
-        )
+    # torch.compile evaluates this while compiling, and can do so only for _is_compiling
+    return bool(
+        missing
+        or _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _trace()
+        or _transform() is not None
+        or _has_autocast()
+        or _fx_trace()
+        or _global_hook()
     )
 
 

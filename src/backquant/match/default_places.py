@@ -54,9 +54,8 @@ def rules_for_places(  # size: the graph, the plan for it, and what is asked of 
     if not any(rule.at_places for rule in rules):
         return None
     found = find_float_places(GraphIndex(module), rules)
-    places = places_of(
-        module, scopes
-    )  # object-type rules of a mapping do not count calls of methods
+    # object-type rules of a mapping do not count calls of methods
+    places = places_of(module, scopes)
     found = tuple(
         left
         for left in found

@@ -204,9 +204,8 @@ class _Settling:
         giving = [node for node in members if self._gives_integers(node)]
         reading = [node for node in members if self._reads_integers(node)]
         self._leave_between(occurrence, lack)
-        giving = [
-            node for node in giving if not self._gives_integers(node)
-        ]  # constants give integers even where the match is float
+        # constants give integers even where the match is float
+        giving = [node for node in giving if not self._gives_integers(node)]
         givers = [*members, *moves.give_floats(giving)]
         readers = [*members, *moves.read_floats(reading)]
         nodes = [source for node in readers for source in node.all_input_nodes]

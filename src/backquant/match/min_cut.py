@@ -23,10 +23,8 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [
-            [],
-            [],
-        ]  # for each node, the indices of its edges in the two lists below
+        # for each node, the indices of its edges in the two lists below
+        self._edges: list[list[int]] = [[], []]
         self._to: list[int] = []
         self._left: list[float] = []  # remaining capacity; each edge is followed by its reverse
 

@@ -43,9 +43,8 @@ class Occurrence:
     config: BackendPatternConfig | None
     observation: ObservationType | None
     tensors: int
-    parts: Mapping[str, fx.Node] = field(
-        default_factory=dict
-    )  # by the names that conditions (`where`) give them
+    # by the names that conditions (`where`) give them
+    parts: Mapping[str, fx.Node] = field(default_factory=dict)
 
     @property
     def anchor(self) -> fx.Node:

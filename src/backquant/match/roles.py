@@ -111,9 +111,8 @@ def argument_positions(
 
 def _found_roles(root: fx.Node, positions: Mapping[str, int]) -> set[str]:
     roles: dict[Any, str] = {}
-    for (
-        name
-    ) in _NAMED:  # a value in two roles counts as the weight: later names overwrite earlier ones
+    # a value in two roles counts as the weight: later names overwrite earlier ones
+    for name in _NAMED:
         if isinstance(root.kwargs.get(name), fx.Node):
             roles[root.kwargs[name]] = name
     for name in _NAMED:

@@ -18,9 +18,8 @@ class Groups:
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
-        self._head: dict[
-            str, str
-        ] = {}  # root of a set -> the name whose observer all members share
+        # root of a set -> the name whose observer all members share
+        self._head: dict[str, str] = {}
         self._size: dict[str, int] = {}
 
     def _root(self, name: str) -> str:

@@ -229,9 +229,8 @@ class Placement:
         self._lists[anchor.name] = partners
         for item in parts:
             decision = self._plan.decisions.get(item.name)
-            if (
-                decision is None or not decision.quantized
-            ):  # otherwise the match of that item places its observer
+            # otherwise the match of that item places its observer
+            if decision is None or not decision.quantized:
                 output = self._observe_output(item, spec)
                 output.producer = anchor.name
                 self._groups.unite(partners[0], output.name)
@@ -265,9 +264,8 @@ class Placement:
         else:
             partners = self._partners(anchor, match)
         if partners is None:
-            next(
-                self._names
-            )  # PyTorch counts an observer that it drops here: names stay equal to PyTorch's
+            # PyTorch counts an observer that it drops here: names stay equal to PyTorch's
+            next(self._names)
             self._refuse(match)
             return
         partners = self._separate_from_fixed(anchor.name, match, partners)

@@ -28,9 +28,8 @@ class OpaqueCall:
     """One call of an opaque module: its arguments and outputs, flat, tensors in order."""
 
     path: str
-    leaves: list[Any] = field(
-        default_factory=list
-    )  # ``TENSOR`` for each tensor, other values as they are
+    # ``TENSOR`` for each tensor, other values as they are
+    leaves: list[Any] = field(default_factory=list)
     spec: Any = None
     out_leaves: list[Any] = field(default_factory=list)
     out_spec: Any = None
@@ -56,9 +55,8 @@ def opaque_operator() -> Any:
     return torch.ops.backquant.opaque.default
 
 
-_LIBRARY: list[
-    torch.library.Library
-] = []  # kept alive: operators are unregistered with their library
+# kept alive: operators are unregistered with their library
+_LIBRARY: list[torch.library.Library] = []
 
 
 def _fake(key: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

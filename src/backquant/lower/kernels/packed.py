@@ -68,14 +68,12 @@ class PackedKernel(KernelModule):
     def check_input(self, x: torch.Tensor) -> None:
         """Raise ``InputError`` for inputs whose shape the engine does not check, and would read past the
         end of."""
-        extra = (
-            x.dim() - self._dims
-        )  # dimensions that are not spatial: channels, and for a convolution possibly a batch
+        # dimensions that are not spatial: channels, and for a convolution possibly a batch
+        extra = x.dim() - self._dims
         fits = extra in (1, 2) if self._dims else extra > 0
         if fits and not x.numel() and x.shape[:1].numel():
-            fits = (
-                0 not in x.shape[x.dim() - self._dims :]
-            )  # an empty image would be a result of padding alone
+            # an empty image would be a result of padding alone
+            fits = 0 not in x.shape[x.dim() - self._dims :]
         if not fits or x.shape[-1 - self._dims] != self._channels or x.dtype not in _INTEGERS:
             spatial = ", …" * self._dims
             raise InputError(

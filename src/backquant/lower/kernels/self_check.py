@@ -43,10 +43,8 @@ def is_right_here(
 
 @lru_cache(maxsize=_KEPT)
 def _is_right(*case: Any) -> bool:
-    with (
-        torch.no_grad(),
-        _disable_current_modes(),
-    ):  # not to be seen by recordings or by counters of operators
+    # not to be seen by recordings or by counters of operators
+    with torch.no_grad(), _disable_current_modes():
         return _tried(*case)
 
 

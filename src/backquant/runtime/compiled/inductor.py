@@ -11,7 +11,8 @@ import torch
 from backquant.errors import EngineError
 
 try:
-    import torch._inductor.lowering  # imported first: the modules below import each other circularly
+    # imported first: the modules below import each other circularly
+    import torch._inductor.lowering
     from torch._inductor import ir
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.lowering import constant_pad_nd, lowerings, register_lowering, view

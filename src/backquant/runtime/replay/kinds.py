@@ -46,9 +46,8 @@ class Arguments:
             return
         self._takes_objects = takes_objects
         self._places: dict[int, int] = {}
-        self._above: list[
-            int
-        ] = []  # ids of the objects around the current value, to stop at cycles
+        # ids of the objects around the current value, to stop at cycles
+        self._above: list[int] = []
         found: list[Hashable] = [(len(args), *kwargs)]
         self._found = found
         for value in args:
@@ -62,9 +61,8 @@ class Arguments:
         if kind in _TENSORS:
             self._found.append(self._tensor(value))
         elif isinstance(value, _PLAIN):
-            self._found.append(
-                (kind, value) if value != 0.0 else (kind, str(value))
-            )  # 0.0 == -0.0, but results may differ
+            # 0.0 == -0.0, but results may differ
+            self._found.append((kind, value) if value != 0.0 else (kind, str(value)))
         elif kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             self._parts((kind, len(value)), value)
         elif kind is dict:

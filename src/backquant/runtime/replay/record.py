@@ -229,9 +229,8 @@ class _Recorder(DispatchMode):
             call = Call(operator, arguments, self._outputs(result, operator), self.origin())
         except NotReplayable as problem:
             reads = (isinstance(leaf, Ref) for leaf in tree_flatten(arguments)[0])
-            self.problem = (
-                problem if any(reads) else None
-            )  # a call that reads no tensor gives a constant, and is no problem
+            # a call that reads no tensor gives a constant, and is no problem
+            self.problem = problem if any(reads) else None
             return
         self.recording.calls.append(call)
         if operator is AS_STRIDED and result.dim() == 1:

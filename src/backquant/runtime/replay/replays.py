@@ -88,9 +88,8 @@ class Replays:
         if key is None:
             return self._plainly(args, kwargs)
         now = packings()
-        if (
-            now != self._packings
-        ):  # a new dict: another thread that is recording writes to the old one, which nobody reads
+        # a new dict: another thread that is recording writes to the old one, which nobody reads
+        if now != self._packings:
             self._packings, self._found = now, OrderedDict()
         kept = self._found
         found = kept.get(key)

@@ -128,9 +128,8 @@ class NodeTimes:
         walk = _Walk(module)
         with torch.no_grad():
             self.is_walked = bool(walks)
-            for again in (
-                (False, True) if packs else ()
-            ):  # the first run packs weights and checks kernels: time the second
+            # the first run packs weights and checks kernels: time the second
+            for again in (False, True) if packs else ():
                 start = time.thread_time()
                 walk.run(*self.args)
                 if walks is not None or not _is_long(module, time.thread_time() - start):
