@@ -233,10 +233,7 @@ class QuantizedModel(PlainlyCalled):
             interface.check(args, kwargs)
         if self.record.inputs and self.input_qparams:
             args, kwargs = integer_arguments(self.graph, self.input_qparams, args, kwargs)
-        given = (
-            args,
-            kwargs,
-        )  # no wrapper without gradients: a graph break less in ``torch.compile``
+        given = args, kwargs  # without gradients ``torch.compile`` has a break less
         grad = torch.is_grad_enabled()
         result = without_gradients(self._run, given, {}) if grad else self._run(*given)
         if self._returned and not (torch.compiler.is_compiling() or stand_ins()):
