@@ -27,7 +27,6 @@ ALLOWED = {
     "lower/kernels/lowbit.py": "the kernel that runs: PyTorch's products with packed weights",
     "lower/kernels/pooling.py": "the kernel that runs: PyTorch's pooling of quantized volumes",
     "lower/kernels/views.py": "what gives a tensor the memory of another one",
-    "qconfig/derive.py": "qconfig stands below operators: whose weights have the output on axis 1",
     "runtime/replay/overloads.py": "how recorded calls set storages, no operators of models",
 }
 

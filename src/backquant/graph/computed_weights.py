@@ -14,10 +14,9 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from backquant.graph.arithmetic import plain_name
 from backquant.graph.scope import Scope
 from backquant.graph.values import GraphValues
-
-_LINEAR = (F.linear, torch.ops.aten.linear.default)
 
 
 def products_of_activations(
@@ -40,10 +39,10 @@ def products_of_activations(
     """
     found = [
         node
-        for target in _LINEAR
-        if target not in kept
-        for node in module.graph.find_nodes(op="call_function", target=target)
-        if isinstance(_given(node).get("weight"), fx.Node)
+        for node in module.graph.nodes
+        if _is_linear(node)
+        and node.target not in kept
+        and isinstance(_given(node).get("weight"), fx.Node)
         and _given(node)["weight"].op != "get_attr"
     ]
     depending = _depending(module.graph) if found else frozenset()
@@ -56,6 +55,12 @@ def products_of_activations(
         _write(module.graph, node, given, scopes)
         count += 1
     return count
+
+
+def _is_linear(node: fx.Node) -> bool:
+    return node.op == "call_function" and (
+        node.target is F.linear or plain_name(node.target) == "linear"
+    )
 
 
 def _given(node: fx.Node) -> dict[str, Any]:

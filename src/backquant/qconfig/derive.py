@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from backquant.backend_config import (
     BackendConfig,
@@ -20,17 +18,9 @@ from backquant.backend_config import (
     ObservationType,
     QuantDefault,
 )
+from backquant.backend_config.records import operator_records
 from backquant.dtypes import Granularity, dtype_name, is_quantized, is_scaled_float, quantize_bounds
 from backquant.errors import ConfigError
-
-#: Whose weights have the channels that come out on axis 1.
-_TRANSPOSED = (
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
-    torch.ops.aten.conv_transpose1d.default,
-    torch.ops.aten.conv_transpose2d.input,
-    torch.ops.aten.conv_transpose3d.input,
-)
 
 
 def derive_defaults(config: BackendConfig) -> BackendDefaults:
@@ -151,10 +141,13 @@ def _same_weight(one: DTypeWithConstraints, two: DTypeWithConstraints) -> bool:
 
 def _by_output(weight: DTypeWithConstraints, entry: BackendPatternConfig) -> DTypeWithConstraints:
     """The constraints with the axis of output channels, where it is not the first and none is named."""
-    transposed = entry.normal_pattern.anchor.op in _TRANSPOSED
-    if not transposed or not _per_channel(weight) or weight.channel_axis is not None:
+    if not _per_channel(weight) or weight.channel_axis is not None:
         return weight
-    return replace(weight, ch_axis=1)
+    op = entry.normal_pattern.anchor.op
+    records = operator_records()
+    known = records.find_root(op) if isinstance(op, type) else records.find(op)
+    axis = known.weight_channel_axis if known is not None else 0
+    return replace(weight, ch_axis=axis) if axis else weight
 
 
 def _is_static(config: DTypeConfig) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 from backquant.backend_config.conditions import Condition, check_names
 from backquant.backend_config.files.conditions import condition_at
 from backquant.backend_config.files.dtype_values import at_path
-from backquant.backend_config.files.names import operator_records
 from backquant.backend_config.files.scalars import number_from
 from backquant.backend_config.known_slower import KnownSlower
+from backquant.backend_config.records import operator_records
 
 
 def known_slower_at(data: dict[str, Any]) -> KnownSlower:

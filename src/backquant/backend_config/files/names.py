@@ -246,12 +246,3 @@ def _own_attribute(holder: Any, name: str) -> Any:
         return getattr(holder, name, None)
     except Exception:  # a lazy attribute of a third party may raise anything
         return None
-
-
-def operator_records() -> Any:
-    """The records of operators, which live above this room: imported when a file names an operator.
-
-    >>> operator_records().find("view").name
-    'view'
-    """
-    return importlib.import_module("backquant.operators")

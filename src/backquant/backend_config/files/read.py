@@ -21,7 +21,7 @@ from backquant.backend_config.files.dtype_values import at_path, dtype_config_fr
 from backquant.backend_config.files.kinds import is_operator
 from backquant.backend_config.files.known_slower import known_slower_at
 from backquant.backend_config.files.located import Located, Path, field_name, plain
-from backquant.backend_config.files.names import Resolver, SpellingError, operator_records
+from backquant.backend_config.files.names import Resolver, SpellingError
 from backquant.backend_config.files.pattern_models import is_operator_name
 from backquant.backend_config.files.problems import MOST_TOLD, Problem, SpecFileError, suggestion
 from backquant.backend_config.files.scalars import dtype_from, number_from, qscheme_from
@@ -37,6 +37,7 @@ from backquant.backend_config.observation import ObservationType
 from backquant.backend_config.pattern import NormalPattern, from_reversed, normal_form
 from backquant.backend_config.pattern_config import BackendPatternConfig
 from backquant.backend_config.qdq import OPERATOR_FIELDS, QDQRules
+from backquant.backend_config.records import operator_records
 from backquant.errors import SpecError, did_you_mean
 
 __all__ = ["Base", "build"]
