@@ -75,12 +75,14 @@ that the commit lacks.
 PyTorch 2.14's Inductor lacks the patterns for integer convolutions and linear layers that 2.13's has. There
 an export to AOTInductor is refused, since its layers come out in float, and `torch.compile` of reference
 models computes in float (`test_torch_compile.py` fails); `QuantizedModel.compile()` has kernels of its own
-and runs on integers. ExecuTorch and torchao are not installed there: single cases that need them fail.
+and runs on integers. ExecuTorch and torchao are not installed there: single cases that need them fail. In
+the runs of 2026-11-26 those for 2.13 are seen, and a torchvision that fits.
 
 Of the failures with 2.15 below, four are onnxruntime 1.32, which is newer than the versions that the
 package declares (it warns), and two are a version of transformers that deprecates an argument of its
-models. With 2.12, `test_a_file` meets a warning of PyTorch's when it reads a file; the benchmark models
-need torchvision, and one recurrent model needs Resemblyzer, which are not installed there.
+models. With 2.12 on Python 3.10, `test_a_file` meets a warning of PyTorch's when it reads a file; the
+benchmark models need torchvision, and one recurrent model needs Resemblyzer, which are not installed there.
+With both, on Python 3.11, they pass.
 
 | PyTorch | Python | passed | failed | left out | rooms (`tests/…`) | date | commit |
 | --- | --- | --- | --- | --- | --- | --- | --- |

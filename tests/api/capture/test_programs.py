@@ -12,6 +12,7 @@ from torch import nn
 
 import backquant
 from backquant.errors import CaptureError, UsageError
+from backquant.graph.export import load_exported
 
 
 def _exported(model: nn.Module) -> torch.export.ExportedProgram:
@@ -31,6 +32,22 @@ def test_a_program_gives_what_its_model_gives(
     assert torch.equal(quantized(x), traced(x))
     wanted = program.module()(x)
     assert torch.equal(wanted, cnn(x))  # neither program nor model was changed
+
+
+def test_what_torch_remarks_while_it_reads_a_file_is_not_told(
+    cnn: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.export.save(_exported(cnn), tmp_path / "model.pt2")
+    load = torch.export.load
+
+    def remarking(path: str) -> torch.export.ExportedProgram:
+        warnings.warn("The given buffer is not writable", UserWarning, stacklevel=2)
+        return load(path)
+
+    monkeypatch.setattr(torch.export, "load", remarking)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_exported(tmp_path / "model.pt2").program is not None
 
 
 @pytest.mark.parametrize("decomposed", [False, True])

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from backquant.errors import CaptureError, UsageError, first_line
 from backquant.graph.edit import set_module
 from backquant.graph.export.signature import program_signature
+from backquant.graph.silence import without_warnings
 
 
 class ExportedModel(nn.Module):
@@ -68,7 +69,9 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     AOTInductor package holds machine code).
     """
     try:
-        program = torch.export.load(os.fspath(path))
+        # PyTorch 2.12 warns that the memory that it reads is not writable; nothing writes to it here
+        with without_warnings(UserWarning):
+            program = torch.export.load(os.fspath(path))
     except FileNotFoundError:
         raise UsageError("there is no such file", where=str(path), fix="check the path") from None
     except Exception as error:
