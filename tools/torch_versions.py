@@ -80,9 +80,9 @@ the runs of 2026-11-26 those for 2.13 are seen, and a torchvision that fits.
 
 Of the failures with 2.15 below, four are onnxruntime 1.32, which is newer than the versions that the
 package declares (it warns), and two are a version of transformers that deprecates an argument of its
-models. Of those with 2.12 on Python 3.10, the benchmark models need torchvision, and one recurrent model needs
-Resemblyzer, which are not installed there, and `test_a_file` met a warning of PyTorch's that is not told any
-more: on Python 3.11, with both packages, all pass.
+models. Of those with 2.12 on Python 3.10, the benchmark models need torchvision, and one recurrent model
+needs Resemblyzer, which are not installed there, and `test_a_file` met a warning of PyTorch's that is not
+told any more: on Python 3.11, with both packages, all pass.
 
 | PyTorch | Python | passed | failed | left out | rooms (`tests/…`) | date | commit |
 | --- | --- | --- | --- | --- | --- | --- | --- |
