@@ -19,6 +19,7 @@ from backquant.deploy.inductor.around_zero import hold_zero
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
 from backquant.deploy.inductor.conv1d import with_height
 from backquant.deploy.inductor.fusible import made_fusible
+from backquant.deploy.inductor.named_padding import number_paddings
 from backquant.deploy.inductor.readback import kernels_of
 from backquant.deploy.inductor.split_dequantize import split_dequantize
 from backquant.deploy.inductor.transposed import keep_transposed
@@ -57,6 +58,7 @@ class InductorTarget:
         module = split_dequantize(job.module)
         program = export_program(module, job.args, dict(job.kwargs), job.dynamic_shapes)
         keep_ceil_mode(program)
+        number_paddings(program)
         hold_zero(program)
         with_height(program)
         keep_transposed(program)
