@@ -7,7 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from backquant.accuracy.recipes import Recipe, followed
 from backquant.accuracy.recipes.draft import Draft
@@ -22,6 +24,7 @@ from backquant.convert import (
     convert_to_reference,
 )
 from backquant.errors import CaptureError, UsageError
+from backquant.graph.devices import on_cpu
 from backquant.lower import EngineInfo
 from backquant.match.plan import Reason
 from backquant.observe.together import CalculatedOnce
@@ -70,6 +73,14 @@ class Calibrated:
             self.conversion, in_float=in_float or {}, kept=kept, calculate=self._calculate
         )
         return convert_to_reference(self.prepared, request=request)
+
+    def on_cpu(self) -> Calibrated:
+        """The same where the kernels are that it becomes: ``self`` if all of it is on the CPU."""
+        prepared, frozen = on_cpu(self.prepared), on_cpu(self.frozen)
+        if prepared is self.prepared and frozen is self.frozen:
+            return self
+        example = tree_map_only(torch.Tensor, lambda value: value.cpu(), self.example)
+        return replace(self, prepared=prepared, frozen=frozen, example=example)
 
     def in_float(
         self, reason: Reason, quantized: QuantizedModel | None = None

@@ -156,5 +156,6 @@ def _for(x: torch.Tensor, qparams: QParams) -> TensorQParams:
     info = torch.iinfo(x.dtype)
     if low >= high or low < info.min or high > info.max:
         low, high = info.min, info.max
-    scale, zero_point = torch.tensor(qparams.scale), torch.tensor(qparams.zero_point)
+    scale = torch.tensor(qparams.scale, device=x.device)
+    zero_point = torch.tensor(qparams.zero_point, device=x.device)
     return QParams(scale, zero_point, low, high, x.dtype)

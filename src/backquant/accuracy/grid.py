@@ -134,7 +134,7 @@ def positions(layer: nn.Module, x: Tensor) -> Tensor:
         x = x.unfold(2 + axis, reach, layer.stride[axis])
     for axis in range(dimensions):
         window = x.dim() - dimensions + axis
-        taps = torch.arange(layer.kernel_size[axis]) * layer.dilation[axis]
+        taps = torch.arange(layer.kernel_size[axis], device=x.device) * layer.dilation[axis]
         x = x.index_select(window, taps)
     groups, channels = layer.groups, layer.in_channels // layer.groups
     batch, spatial = x.shape[0], x.shape[2 : 2 + dimensions]

@@ -74,7 +74,7 @@ def _inverse_of_lower(lower: Tensor) -> Tensor:
     """The inverse of lower triangles ``(groups, columns, columns)``, by halves."""
     width = lower.shape[-1]
     if width <= _BLOCK:
-        one = torch.eye(width, dtype=lower.dtype)
+        one = torch.eye(width, dtype=lower.dtype, device=lower.device)
         small: Tensor = torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False)
         return small
     half = width // 2
@@ -176,8 +176,8 @@ def clipped(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
     >>> clipped(weight, torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0]))[None], grid) < 1
     tensor([[True]])
     """
-    best = torch.ones(weight.shape[:2])
-    least = torch.full(weight.shape[:2], torch.inf)
+    best = torch.ones(weight.shape[:2], device=weight.device)
+    least = torch.full_like(best, torch.inf)
     for share in _SHRINK:
         narrow = replace(grid, scale=grid.scale * share)
         loss = quadratic(narrow.nearest(weight) - weight, hessian)

@@ -109,6 +109,8 @@ def quantize(
 
     Returns:
         A module that is called like the original, takes and returns floats, and shares no tensors with it.
+        Kernels run on the CPU: a model on a GPU is calibrated there, and what it becomes is on the CPU. A
+        reference model stays on the model's device.
         Its ``report`` says what each operator became, and why.
 
     Raises:
@@ -167,6 +169,8 @@ def quantize(
             checkpoint=checkpoint,
         )
         made_ready = made_ready.improved(steps, progress=progress, ranks=ranks)
+        if made_ready.engine is not None:
+            made_ready = made_ready.on_cpu()
         prepared, frozen, example = made_ready.prepared, made_ready.frozen, made_ready.example
         engine, source = made_ready.engine, made_ready.source
 

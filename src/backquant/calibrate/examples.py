@@ -11,6 +11,7 @@ from torch import nn
 from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
+from backquant.graph.devices import other_devices
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, settle
 
@@ -133,9 +134,13 @@ def _check(model: nn.Module, inputs: Any, subject: str, settles: bool = True) ->
 
 
 def _advice(model: nn.Module, inputs: Any, error: InputError) -> Iterator[str]:
-    """The usual reasons: labels beside the inputs, numpy arrays, float64."""
+    """The usual reasons: another device, labels beside the inputs, numpy arrays, float64."""
     args, kwargs = as_arguments(inputs)
     values = (*args, *kwargs.values())
+    elsewhere = other_devices(model, values)
+    if elsewhere is not None:
+        own, given = elsewhere
+        yield f"tensors on {own}, where the model is, not on {given}: x.to({str(own)!r})"
     if len(args) > 1 and "positional argument" in error.what:
         yield "without labels, if the loader yields any: calibration=[inputs for inputs, _ in loader]"
     if any(type(value).__module__ == "numpy" for value in values):

@@ -21,6 +21,7 @@ from backquant.calibrate.observers import (
 from backquant.calibrate.progress import Progress
 from backquant.calibrate.redundant_observers import called_directly, measured_again, passing_through
 from backquant.errors import BackquantError, InputError, first_line
+from backquant.graph.devices import other_devices
 from backquant.graph.export import Interface, interface_of
 from backquant.prepare import prepared_state
 
@@ -124,6 +125,14 @@ def misfit(
     """What ``error`` says about a batch; ``fitted``: what fitted before."""
     reason = first_line(error)
     expected = f"like those before: {fitted}" if fitted else _expected(prepared)
+    elsewhere = other_devices(prepared, bound.arguments)
+    if elsewhere is not None:
+        device, given = elsewhere
+        return InputError(
+            f"batch {index} is on {given}, and the model on {device}",
+            where=f"batch {index}: {described(bound)}",
+            fix=f"batches on {device}: batch.to({str(device)!r})",
+        )
     return InputError(
         f"batch {index} does not fit the model: {reason}",
         where=f"batch {index}: {described(bound)}",

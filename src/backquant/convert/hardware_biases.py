@@ -139,7 +139,9 @@ def _round_parameter(module: nn.Module, steps: torch.Tensor, dtype: torch.dtype)
     bias = getattr(module, "bias", None)
     if bias is None:
         return
-    made = nn.Parameter(_rounded(bias, steps, dtype), requires_grad=bias.requires_grad)
+    made = nn.Parameter(
+        _rounded(bias, steps.to(bias.device), dtype), requires_grad=bias.requires_grad
+    )
     module._parameters = {**module._parameters, "bias": made}
 
 
@@ -154,7 +156,7 @@ def _round_argument(
         if bias is None:
             continue
         prefix = f"{str(node.target).replace('.', '_')}_rounded_"
-        tensor = _rounded(bias, steps, dtype)
+        tensor = _rounded(bias, steps.to(bias.device), dtype)
         root.replace_input_with(
             node, work.editor.read_buffer(root, work.editor.names.take(prefix), tensor)
         )

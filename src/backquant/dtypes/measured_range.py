@@ -120,7 +120,8 @@ def _finite(scale: Tensor, zero_point: Tensor, target: QuantRange) -> Tensor:
     reach = reach.to(scale.dtype)
     # Divided, not multiplied with a reciprocal, which is what PyTorch makes of number / tensor.
     limit = torch.full_like(scale, torch.finfo(torch.float32).max) / reach
-    limit = torch.where((limit * reach).isfinite(), limit, torch.nextafter(limit, torch.zeros(())))
+    below = torch.nextafter(limit, torch.zeros_like(limit))
+    limit = torch.where((limit * reach).isfinite(), limit, below)
     return torch.minimum(scale, limit)
 
 

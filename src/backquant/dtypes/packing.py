@@ -53,7 +53,7 @@ def pack_integers(tensor: Tensor, bits: int) -> Tensor:
     count, size = _unit(bits)
     values = tensor.reshape(-1).view(torch.uint8) & ((1 << bits) - 1)
     values = torch.nn.functional.pad(values, (0, -values.numel() % count)).reshape(-1, count)
-    units = torch.zeros(len(values), dtype=torch.int32)
+    units = torch.zeros(len(values), dtype=torch.int32, device=values.device)
     for place in range(count):
         units |= values[:, place].to(torch.int32) << (bits * place)
     packed = torch.stack([(units >> (8 * byte)) & 255 for byte in range(size)], 1).reshape(-1)
@@ -81,7 +81,7 @@ def unpack_integers(packed: Tensor, bits: int, shape: list[int], dtype: torch.dt
         )
     count, size = _unit(bits)
     whole = torch.nn.functional.pad(packed, (0, -packed.numel() % size)).reshape(-1, size)
-    units = torch.zeros(len(whole), dtype=torch.int32)
+    units = torch.zeros(len(whole), dtype=torch.int32, device=whole.device)
     for byte in range(size):
         units |= whole[:, byte].to(torch.int32) << (8 * byte)
     mask = (1 << bits) - 1

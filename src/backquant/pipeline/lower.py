@@ -26,6 +26,7 @@ from backquant.graph import (
     set_module,
     shallow_copy,
 )
+from backquant.graph.devices import on_cpu
 from backquant.graph.export import Interface, interface_of, output_of
 from backquant.lower import EngineInfo, Lowered, engine_info, find_engine, lower
 from backquant.lower.engine_dtypes import check_engine_dtypes
@@ -51,12 +52,14 @@ def quantized_model(
 ) -> QuantizedModel:
     """Lower ``reference`` for its backend's engine; without one the reference model itself is wrapped.
 
-    ``engine_name``: another engine, for standalone modules, too. The result shares no tensor with ``source``,
-    the model that it was made from. Raises ``EngineError`` when the plan asks for a dtype that the engine
-    lacks.
+    Kernels run on the CPU: what is on another device is copied there. ``engine_name``: another engine, for
+    standalone modules, too. The result shares no tensor with ``source``, the model that it was made from.
+    Raises ``EngineError`` when the plan asks for a dtype that the engine lacks.
     """
     state = reference_state(reference)
     engine = engine_of(state.backend_config) if engine_name is None else engine_info(engine_name)
+    if engine is not None:
+        reference = on_cpu(reference)
     lowered = _lowered(reference, engine, engine_name is not None)
     if engine is not None and engine.as_described:
         check_integers(state.plan, lowered.left_in_float)

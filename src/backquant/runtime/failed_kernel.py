@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
-from backquant.errors import BackquantError, EngineError
+from backquant.errors import BackquantError, EngineError, InputError
 from backquant.lower.engine import is_built_in
 from backquant.runtime.failed_call import failed_call, sentence
 from backquant.runtime.interpreted import Interpreted
@@ -31,6 +32,13 @@ def failure(
     >>> print(failure(model, RuntimeError("shapes differ"), ((x,), {})).what)
     the model fails on these inputs: shapes differ
     """
+    elsewhere = _elsewhere(inputs) if model.record.engine is not None else ""
+    if elsewhere:
+        return InputError(
+            f"an input is on {elsewhere}, and the model's kernels run on the CPU",
+            where=f"engine {model.record.engine.name}" if model.record.engine else "",
+            fix="quantized(x.cpu())",
+        )
     of_kernel = _failed_kernel(error, model.graph_module, model.record, inputs)
     return of_kernel or failed_call(error, inputs, model.record.example, model.source)
 
@@ -51,6 +59,12 @@ def raise_told(
     if told is error:
         raise error
     raise told from error
+
+
+def _elsewhere(inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> str:
+    """The device of an input that is not on the CPU."""
+    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return next((str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"), "")
 
 
 def _failed_kernel(

@@ -42,6 +42,11 @@ class Bridge:
     readers: tuple[Layer, ...]
     parts: bool = False
 
+    def each(self, value: float) -> torch.Tensor:
+        """``value`` for each channel, on the device of the layers."""
+        device = self.readers[0].weight.device if self.readers else None
+        return torch.full((self.channels,), value, device=device)
+
 
 def bridges_of(twin: Twin) -> Iterator[Bridge]:
     """Every ``Bridge`` of a draft, in the order of its graph."""

@@ -62,7 +62,7 @@ def _scaled(layer: Layer, ratio: Tensor, bias: Tensor) -> Change:
 
 def _bias(layer: Layer) -> Tensor:
     bias = layer.reference.bias
-    return torch.zeros(()) if bias is None else bias.detach()
+    return torch.zeros((), device=layer.weight.device) if bias is None else bias.detach()
 
 
 def _set_bias(layer: Layer, bias: Tensor) -> None:

@@ -81,7 +81,7 @@ def equalized(bridges: list[Bridge]) -> list[Tensor]:
         for layer in (bridge.layer, *bridge.readers):
             assert layer is not None
             weights[layer.path] = columns(layer.weight, layer.groups).clone()
-    factors = [torch.ones(bridge.channels) for bridge in bridges]
+    factors = [bridge.each(1.0) for bridge in bridges]
     for _ in range(_ROUNDS):
         furthest = 0.0
         for place, bridge in enumerate(bridges):
@@ -199,7 +199,7 @@ def _chosen(
     chosen = []
     for bridge, seen in zip(bridges, _looked_at(bench, twin, bridges), strict=True):
         enough = _MUCH_LESS if bridge.parts else _LESS
-        least, best = enough * _error(bridge, seen, torch.ones(bridge.channels), ranges), None
+        least, best = enough * _error(bridge, seen, bridge.each(1.0), ranges), None
         for factor in candidates(seen, _read_largest(bridge, _weights(bridge))):
             error = _error(bridge, seen, factor, ranges)
             if error < least:
@@ -214,7 +214,7 @@ def _looked_at(bench: Bench, twin: Twin, bridges: list[Bridge]) -> list[_Seen]:
     for place, bridge in enumerate(bridges):
         for layer in bridge.readers:
             readers.setdefault(layer.nodes[0].name, []).append((place, layer))
-    seen = [_Seen(torch.zeros(each.channels), torch.zeros(each.channels)) for each in bridges]
+    seen = [_Seen(each.each(0.0), each.each(0.0)) for each in bridges]
     many = max(1, _ROWS // max(1, len(bench.fitting)))
     for walk in bench.walks(twin, lambda _: False):
         for position, node in enumerate(twin.nodes):
