@@ -80,9 +80,8 @@ def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[A
     torch.Size([1, 2])
     """
     args, kwargs = as_arguments(inputs)
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     try:
-        unchanged = torch.random.fork_rng(devices=sorted(devices))
+        unchanged = torch.random.fork_rng(devices=_cuda_devices(model))
         with torch.no_grad(), ExitStack() as during_the_call:
             # Copies (of hundreds of buffers, say) are made before: the modes would see each operator.
             trial, given, named = own_buffers(model), fresh(args), fresh(kwargs)
@@ -101,6 +100,12 @@ def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[A
             where=f"{type(model).__name__}({', '.join(passed)})" + (f", {line}" if line else ""),
             fix=f"forward takes {_signature(model)}",
         ) from error
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    if not torch.cuda.is_initialized():  # then no tensor is on one; the search takes time
+        return []
+    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
 def describe_value(value: Any) -> str:
