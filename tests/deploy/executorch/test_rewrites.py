@@ -48,6 +48,9 @@ REWRITTEN = {
     "roll": lambda x: torch.roll(x, (-2, 1), (2, -1)),
     "roll-by-more-than-all": lambda x: torch.roll(x, (13, 6), (3, 2)),
     "expand": lambda x: x * x[:, :1].expand(2, 4, 6, 6),
+    "pad-that-cuts": lambda x: F.pad(x, (-1, 2, 0, -1)),
+    "pad-that-only-cuts": lambda x: F.pad(x, (0, 0, -2, -1, -1, 0)),
+    "shift-by-one": lambda x: F.pad(x, (0, 0, 1, -1), value=0.5),
     "softmax-function": lambda x: F.softmax(F.relu(x), 3),
 }
 
@@ -335,3 +338,21 @@ class Applied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x)
+
+
+def test_a_shift_along_time_runs(tmp_path) -> None:
+    """As in RWKV: the runtime has no kernel for a padding that takes something off."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.first = nn.ZeroPad2d((0, 0, 1, -1)), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x + self.shift(x))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    made = backquant.quantize(Shifted().eval(), backend="xnnpack", calibration=[x])
+    backquant.export(made, tmp_path / "m.pte", example_inputs=x)
+    torch.testing.assert_close(ExecuTorchModel(tmp_path / "m.pte")(x), made(x), rtol=0, atol=2e-2)

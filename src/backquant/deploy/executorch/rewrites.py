@@ -31,6 +31,7 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
    call, outside of the delegate.
 16. What pads a value that comes from integers for readers in float pads with the smallest float in place of
    zero: ExecuTorch 1.5 quantizes a pad of zeros behind integers, and the delegate does not load.
+17. Paddings with negative sizes: see ``pads``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from torch.export import ExportedProgram
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
 from backquant.deploy.executorch.attention import AttentionRewriter, batched_product
 from backquant.deploy.executorch.depthwise import split_depthwise
+from backquant.deploy.executorch.pads import PADS
 from backquant.deploy.executorch.pools import POOLS
 from backquant.lower.qdq import is_dequantize, is_quantize
 from backquant.operators import named, overload, overloads
@@ -313,27 +315,31 @@ def _follows_convolution(node: Any) -> bool:
     return False
 
 
-_RULES: dict[Any, Callable[[Any], None]] = {
-    each: rule
-    for names, rule in (
-        (named("mean").aten, _mean),
-        ((overload("_native_batch_norm_legit_no_training"),), _batch_norm),
-        (overloads("prelu"), _prelu),
-        (overloads("rms_norm"), _rms_norm),
-        (named("select").aten, _select),
-        (named("unbind").aten, _unbind),
-        (_SQUEEZES, _squeeze),
-        (_VIEWS, _view),
-        (_SOFTMAXES, _softmax),
-        (named("matmul").aten, batched_product),
-        (_RELUS, _clip),
-        (overloads("hardtanh"), _clip),
-        ((overload("linalg_vector_norm"),), _vector_norm),
-        ((overload("pow", "Tensor_Scalar"),), _power),
-        (overloads("roll"), _roll),
-        (_EXPANSIONS, _expand),
-        (_REPEATING, _with_number),
-        ((overload("conv2d"),), split_depthwise),
-    )
-    for each in names
-} | POOLS
+_RULES: dict[Any, Callable[[Any], None]] = (
+    {
+        each: rule
+        for names, rule in (
+            (named("mean").aten, _mean),
+            ((overload("_native_batch_norm_legit_no_training"),), _batch_norm),
+            (overloads("prelu"), _prelu),
+            (overloads("rms_norm"), _rms_norm),
+            (named("select").aten, _select),
+            (named("unbind").aten, _unbind),
+            (_SQUEEZES, _squeeze),
+            (_VIEWS, _view),
+            (_SOFTMAXES, _softmax),
+            (named("matmul").aten, batched_product),
+            (_RELUS, _clip),
+            (overloads("hardtanh"), _clip),
+            ((overload("linalg_vector_norm"),), _vector_norm),
+            ((overload("pow", "Tensor_Scalar"),), _power),
+            (overloads("roll"), _roll),
+            (_EXPANSIONS, _expand),
+            (_REPEATING, _with_number),
+            ((overload("conv2d"),), split_depthwise),
+        )
+        for each in names
+    }
+    | POOLS
+    | PADS
+)
