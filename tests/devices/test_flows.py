@@ -52,8 +52,15 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.cpu(), other.cpu())
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_fp8", "onnxruntime"])
-@pytest.mark.parametrize("recipe", ["default", "better"])
+@pytest.mark.parametrize(
+    ("backend", "recipe"),
+    [
+        ("tensorrt", "default"),
+        ("tensorrt_fp8", "default"),
+        ("onnxruntime", "better"),
+        ("tensorrt", "best"),
+    ],
+)
 def test_a_reference_model_stays_there_and_computes_the_same(backend: str, recipe: str) -> None:
     model, data = Net().eval(), batches()
     here = backquant.quantize(

@@ -13,12 +13,13 @@ import torch
 
 from backquant.backend_config import BackendConfig, DTypeConfig, DTypeWithConstraints, QDQRules
 from backquant.backends.defaults import TENSORRT_DEFAULTS
+from backquant.backends.dtypes import FLOAT32
 from backquant.backends.epilogues import EPILOGUES
 from backquant.operators import catalog, conv, elementwise, linear, shape
 
 SYMMETRIC = DTypeWithConstraints(torch.qint8, symmetric=True)
-WEIGHTED_QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC, SYMMETRIC, torch.float)
-QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC)
+WEIGHTED_QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC, SYMMETRIC, torch.float, tolerance=FLOAT32)
+QINT8 = DTypeConfig(SYMMETRIC, SYMMETRIC, tolerance=FLOAT32)
 
 
 def backend_config() -> BackendConfig:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from backquant.deploy.tensorrt import RULES, check_onnx
 
@@ -249,6 +249,24 @@ def _stem(edit: Any) -> None:
     edit.rewire("r1_Q", "r1", "m")
 
 
+def _pool_over_three_axes(edit: Any) -> None:
+    pool = helper.make_node("MaxPool", ["x_dq"], ["p"], "pool", kernel_shape=[1, 1, 1])
+    edit.insert("conv1", pool)
+
+
+def _transposed(edit: Any) -> None:
+    edit.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.ones((3, 4, 1, 1), np.int8), "wt"),
+            numpy_helper.from_array(np.full(4, 0.1, np.float32), "wt_scale"),
+            numpy_helper.from_array(np.zeros(4, np.int8), "wt_zero"),
+        ]
+    )
+    reads = ["wt", "wt_scale", "wt_zero"]
+    edit.insert("conv1", helper.make_node("DequantizeLinear", reads, ["wt_dq"], "wt_DQ", axis=1))
+    edit.insert("conv1", helper.make_node("ConvTranspose", ["x_dq", "wt_dq"], ["t"], "transposed"))
+
+
 CHANGES: list[tuple[str, Change]] = [
     ("zero-point", _zero_point),
     ("zero-point", _computed_zero_point),
@@ -287,6 +305,8 @@ CHANGES: list[tuple[str, Change]] = [
     ("extra-pair", _pair_before_addition),
     ("extra-pair", _pair_before_bias),
     ("stem", _stem),
+    ("pool-3d", _pool_over_three_axes),
+    ("transposed", _transposed),
 ]
 
 

@@ -151,7 +151,9 @@ def rounded(x: Any, qparams: ObservedQParams) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     assert qparams.scale is not None and qparams.zero_point is not None
-    scale, zero_point = qparams.scale.reshape(()), qparams.zero_point.reshape(())
+    scale, zero_point = (
+        part.to(x.device).reshape(()) for part in (qparams.scale, qparams.zero_point)
+    )
     bounds = qparams.quant_min, qparams.quant_max
     made = quantize_tensor(x, QParams(scale, zero_point, *bounds, qparams.dtype))
     return (made.float() - zero_point) * scale

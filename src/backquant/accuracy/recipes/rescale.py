@@ -364,7 +364,7 @@ def _measured(
     for one, heads in chosen:
         by = one.factor.reshape(-1, *[1] * (-1 - one.bridge.axis))
         for head in (head for head in heads if head in ranges):
-            observers[head] = source.make(record.sites[head].spec)
+            observers[head] = source.make(record.sites[head].spec).to(one.factor.device)
             for value in groups[head]:
                 wanted.setdefault(value, []).append((head, by))
     if not observers:

@@ -10,3 +10,5 @@ CUSTOM_QDQ = f"{_DOCS}/tensorflow-quantization-toolkit/docs/docs/add_custom_qdq_
 OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
 PARSER_BIAS = "https://github.com/onnx/onnx-tensorrt/issues/850"
 ONNX_QUANTIZE = "https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html"
+POOLING = f"{_DOCS}/operators/docs/Pooling.html"
+DECONVOLUTION = f"{_DOCS}/operators/docs/Deconvolution.html"

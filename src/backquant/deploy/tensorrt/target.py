@@ -1,8 +1,8 @@
 """The target ``tensorrt``: an ONNX file that breaks none of the rules that TensorRT documents.
 
-TensorRT itself is not asked: it builds engines on NVIDIA GPUs only. What is reported as kernels is what
-the file asks for, operator by operator: with explicit quantization TensorRT computes in INT8 or FP8 what
-reads dequantized values only.
+Where TensorRT and a GPU are, the file is built, and the engine's own list of layers is what is reported as
+kernels. Elsewhere it is what the file asks for, operator by operator: with explicit quantization TensorRT
+computes in INT8 or FP8 what reads dequantized values only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from backquant.deploy.exported import TargetKernel, Written
 from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx import REQUIRES, onnx_model, save_onnx, untranslated
 from backquant.deploy.onnx.names import origins_of
+from backquant.deploy.target import Requirement
 from backquant.deploy.tensorrt.check import check_onnx
+from backquant.deploy.tensorrt.engine import LEVEL, BuiltEngine, finds_gpu, is_installed, version
 from backquant.deploy.tensorrt.finding import Finding
 from backquant.deploy.tensorrt.rules.qparams import FLOAT8
 from backquant.deploy.tensorrt.view import JOINED, MOVING, WEIGHTED, GraphView, graph_views
@@ -32,14 +34,15 @@ _QUANTIZABLE = frozenset({*WEIGHTED, *JOINED, *MOVING, *_REDUCED, *_COPIED, "Add
 
 
 class TensorRTTarget:
-    """See ``backquant.deploy.target.Target``. Options: ``opset``."""
+    """See ``backquant.deploy.target.Target``. Options: ``opset``; ``level``: how long TensorRT looks for
+    kernels (0 to 5) where it builds the file."""
 
     name = "tensorrt"
     backend = "tensorrt"
     suffixes = (".onnx",)
     extra = "onnx"
-    requires = REQUIRES
-    options = ("opset",)
+    requires: tuple[Requirement, ...] = REQUIRES
+    options = ("opset", "level")
 
     def check(self, job: ExportJob) -> Sequence[Reason]:
         """The operators without an ONNX translation."""
@@ -63,12 +66,26 @@ class TensorRTTarget:
                 where="\n         ".join(map(str, errors[:_SHOWN])),
                 fix='backquant.quantize(model, ..., backend="tensorrt")',
             )
+        left = tuple(_advice(finding, origins) for finding in findings)
+        if finds_gpu():
+            engine = BuiltEngine(path, int(job.options.get("level", LEVEL)))
+            return Written(version(), engine.kernels(origins), left)
         graph = onnx.load(str(path), load_external_data=False)
         return Written(
             runtime=_RUNTIME,
             kernels=tuple(kernels_of(next(graph_views(graph, path.parent)), origins)),
-            left_in_float=tuple(_advice(finding, origins) for finding in findings),
+            left_in_float=left,
         )
+
+
+class TensorRTBuildingTarget(TensorRTTarget):
+    """The same where the files can be run, too. See ``backquant.deploy.session.LoadingTarget``."""
+
+    requires: tuple[Requirement, ...] = (*REQUIRES, Requirement("tensorrt", "tensorrt"))
+
+    def loaded(self, path: Path) -> BuiltEngine:
+        """Build the engine of a file."""
+        return BuiltEngine(path)
 
 
 def _advice(finding: Finding, origins: dict[str, str]) -> Reason:
@@ -118,4 +135,4 @@ def _constant(view: GraphView, name: str) -> bool:
     return not name or view.constant(name) is not None
 
 
-TARGET = TensorRTTarget()
+TARGET: TensorRTTarget = TensorRTBuildingTarget() if is_installed() else TensorRTTarget()
