@@ -118,14 +118,14 @@ class Schedule:
         return found
 
 
-def set_up(model: str, workspace: Path) -> None:
-    """Weights and inputs, for all peers the same."""
+def set_up(model: str, workspace: Path, batch: int) -> None:
+    """Weights and inputs, for all peers the same; as many samples for calibration, whatever the batch."""
     made, entry = build(model), MODELS[model]
     torch.manual_seed(1)
     stored = {
         "weights": made.state_dict(),
-        "calibration": [entry.sample(1) for _ in range(CALIBRATION)],
-        "inputs": [entry.sample(1) for _ in range(INPUTS)],
+        "calibration": [entry.sample(batch) for _ in range(max(1, CALIBRATION // batch))],
+        "inputs": [entry.sample(batch) for _ in range(max(1, INPUTS // batch))],
     }
     torch.save(stored, workspace / "task.pt")
 
@@ -157,7 +157,7 @@ def prepared(
 def measure(model: str, peers: Sequence[str], options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
-        set_up(model, workspace)
+        set_up(model, workspace, options.batch)
         workers = prepared(model, peers, workspace, options)
         running = [worker for worker in workers if not worker.failed]
         if options.core is not None:
@@ -202,6 +202,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--threads", default="1", help="a number, or all (then nothing is pinned)")
+    parser.add_argument("--batch", type=int, default=1, help="samples in a call")
     parser.add_argument("--core", type=int, help="which core to pin to (default: the last)")
     parser.add_argument("--rounds", type=int, default=11, help="turns of each peer")
     parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn")
