@@ -118,7 +118,7 @@ class Schedule:
         return found
 
 
-def set_up(model: str, workspace: Path, batch: int) -> None:
+def set_up(model: str, workspace: Path, batch: int = 1) -> None:
     """Weights and inputs, for all peers the same; as many samples for calibration, whatever the batch."""
     made, entry = build(model), MODELS[model]
     torch.manual_seed(1)
