@@ -96,7 +96,8 @@ def table(entries: Sequence[Entry], rows: Rows, known: Known, commits: Collectio
 def _versions(rows: Rows, others: Collection[str]) -> str:
     commits = sorted({row["commit"] for row in rows.values() if row.get("commit")} | set(others))
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-    return f"Measured at {', '.join(f'`{name}`' for name in commits) or '–'} with {packages}.\n"
+    shown = ", ".join(f"`{name}`" for name in commits) or "–"
+    return f"Measured cell by cell, not all at one commit: {shown} with {packages}.\n"
 
 
 def _counts(entries: Sequence[Entry], rows: Rows) -> str:
