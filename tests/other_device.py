@@ -78,11 +78,7 @@ class Elsewhere(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls,
-        operator: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _run(operator, args, dict(kwargs or {}))
 
@@ -91,11 +87,7 @@ class _Factories(TorchDispatchMode):
     """Tensors that are made for the second device, or moved to it."""
 
     def __torch_dispatch__(
-        self,
-        operator: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _run(operator, args, dict(kwargs or {}))
 
