@@ -72,11 +72,11 @@ environment), on CPU builds or on CUDA builds without a device. What no row name
 ExecuTorch and AOTInductor and most stock models, was run with CI's versions only. `+`: with a correction
 that the commit lacks.
 
-On a GPU (NVIDIA H200, 2.13.0+cu130, Python 3.10, 2026-11-26) the flows were run with torchvision's ResNet-18
-and small models, the suite was not: reference models (`tensorrt`, `tensorrt_fp8`, a documented chip), `x86` and
-its training, which end on the CPU, `compare`, `sensitivity`, the recipe `better`, export capture, files written
-there and read here. `best` failed and is mended, without another run; LSTMs met another cuDNN than PyTorch's. In
-the suite `tests/other_device.py` stands for a GPU.
+On a GPU (NVIDIA H200, 2.13.0+cu130, Python 3.10, 2026-11-26) the flows were run with torchvision's
+ResNet-18 and small models, the suite was not: reference models (`tensorrt`, `tensorrt_fp8`, a documented
+chip), `x86` and its training, which end on the CPU, `compare`, `sensitivity`, the recipe `better`, export
+capture, files written there and read here. `best` failed and is mended, without another run; LSTMs met
+another cuDNN than PyTorch's. In the suite `tests/other_device.py` stands for a GPU.
 
 PyTorch 2.14's Inductor lacks the patterns for integer convolutions and linear layers that 2.13's has. There
 an export to AOTInductor is refused, since its layers come out in float, and `torch.compile` of reference
