@@ -97,7 +97,7 @@ def _versions(rows: Rows, others: Collection[str]) -> str:
     commits = sorted({row["commit"] for row in rows.values() if row.get("commit")} | set(others))
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     shown = ", ".join(f"`{name}`" for name in commits) or "–"
-    return f"Measured cell by cell, not all at one commit: {shown} with {packages}.\n"
+    return f"Measured at {shown} with {packages}, cell by cell: not all at one commit.\n"
 
 
 def _counts(entries: Sequence[Entry], rows: Rows) -> str:
