@@ -1,4 +1,4 @@
-"""A second device for machines that have none: tensors that say ``cuda``, and are held on the CPU.
+"""A second device for machines that have none: its tensors are held on the CPU.
 
 As with a GPU, an operator that gets tensors of both devices is refused. Numbers of no dimension from the CPU
 are, too, though a GPU takes them in most operators: which they are is no rule to build on.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("elsewhere")
-ELSEWHERE = torch.device("elsewhere", 0)
+ELSEWHERE = torch.device("privateuseone", 0)
 _aten = torch.ops.aten
 #: Operators that take tensors of both devices on a GPU: copies, and reading and writing at positions.
 _MIXING = {
@@ -136,9 +136,17 @@ def _held(values: Any) -> Any:
     return tree_map_only(Elsewhere, lambda value: value.held, values)
 
 
+@cache
+def _registered() -> None:
+    _setup_privateuseone_for_python_backend("elsewhere")
+
+
 @contextmanager
 def other_device() -> Iterator[torch.device]:
-    """The device, for tensors that are made within."""
+    """The device, for tensors that are made within. The process has it from then on, which PyTorch notices in
+    many places: only for a process of its own.
+    """
+    _registered()
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
