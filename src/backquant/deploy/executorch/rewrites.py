@@ -32,6 +32,8 @@ Source: ExecuTorch 1.5, ``backends/xnnpack/partition/config/generic_node_configs
 16. What pads a value that comes from integers for readers in float pads with the smallest float in place of
    zero: ExecuTorch 1.5 quantizes a pad of zeros behind integers, and the delegate does not load.
 17. Paddings with negative sizes: see ``pads``.
+18. A linear layer that measures its input at each call reads two axes where a convolution reaches it by
+   values of four: ExecuTorch 1.5 puts a change of layout between input and layer, and refuses the model.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from backquant.deploy.edits import AtenCalls, before, replace, sizes_of
@@ -58,6 +61,7 @@ _ADDITIONS = overloads("add")
 _ARITHMETIC = overloads("add", "sub", "mul")
 _REPEATING = {overload(name, "Tensor") for name in ("add", "sub", "mul", "div")}
 _EXPANSIONS = overloads("expand")
+_IMAGE = 4  # axes: sample, channels, rows, columns
 _SUM = overload("sum", "dim_IntList")
 _PAD, _PAD_IN_A_WAY = overload("constant_pad_nd"), overload("pad")
 _VIEWS = overloads("view", "reshape", "flatten")
@@ -299,6 +303,45 @@ _LAYOUT_TAKERS = overloads(
 )
 
 
+def _linear(node: Any) -> None:
+    """Rule 18."""
+    value, quantized = node.args[0], torch.ops.quantized_decomposed
+    if (
+        value.target is not quantized.dequantize_per_tensor.tensor
+        or value.meta["val"].dim() != _IMAGE
+    ):
+        return
+    quantize = value.args[0]
+    scale = quantize.args[1]
+    if not isinstance(scale, fx.Node) or not _made_of_images(quantize.args[0]):
+        return
+    write = AtenCalls(node)
+    chosen: Any = scale.args[0]
+    flat = write.reshape(quantize.args[0], [-1, sizes_of(value)[-1]])
+    found = write.call(chosen.target, flat, *chosen.args[1:], **chosen.kwargs)
+    pair = [write.call(operator.getitem, found, place) for place in (0, 1)]
+    rounded = write.call(quantize.target, flat, *pair, *quantize.args[3:], **quantize.kwargs)
+    back = write.call(value.target, rounded, *pair, *value.args[3:], **value.kwargs)
+    made = write.call(node.target, back, *node.args[1:], **node.kwargs)
+    replace(node, write.view(made, sizes_of(node)))
+
+
+def _made_of_images(node: Any) -> bool:
+    """Whether a convolution or pool reaches ``node`` by values of four axes, permuted or not."""
+    seen: set[Any] = set()
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        value = node.meta.get("val")
+        if node in seen or getattr(value, "ndim", 0) != _IMAGE:
+            continue
+        seen.add(node)
+        if node.target in _LAYOUT_GIVERS:
+            return True
+        stack += node.all_input_nodes
+    return False
+
+
 def _follows_convolution(node: Any) -> bool:
     """Whether a value that XNNPACK keeps channels last reaches ``node`` in that layout."""
     seen: set[Any] = set()
@@ -336,6 +379,7 @@ _RULES: dict[Any, Callable[[Any], None]] = (
             (overloads("roll"), _roll),
             (_EXPANSIONS, _expand),
             (_REPEATING, _with_number),
+            (_LINEARS, _linear),
             ((overload("conv2d"),), split_depthwise),
         )
         for each in names
