@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir
 
 from backquant.deploy.onnx.initializers import add_initializer
 
@@ -48,6 +47,8 @@ def _only_reader(node: Any, kind: str) -> Any:
 
 
 def _put_after(model: Any, node: Any, kind: str, axis: Any) -> Any:
+    import onnx_ir
+
     value = node.outputs[0]
     made = onnx_ir.Node("", kind, [value, axis], name=f"{node.name}/{kind}")
     made.outputs[0].name, made.outputs[0].type = f"{value.name}/{kind}", value.type
