@@ -33,11 +33,18 @@ class Net(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
         self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Hardswish())
         self.fc = nn.Linear(8, 4)
+        self.shift = torch.zeros(4)  # no buffer: ``to`` leaves it where it is
+
+    def there(self) -> Net:
+        moved = self.to(ELSEWHERE)
+        moved.shift = moved.shift.to(ELSEWHERE)
+        return moved
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
         x = x + self.deep(x)
-        return self.fc(x.mean((2, 3)) * torch.arange(1.0, 9.0, device=x.device))
+        x = self.fc(x.mean((2, 3)) * torch.arange(1.0, 9.0, device=x.device))
+        return x + self.shift
 
 
 def batches() -> list[torch.Tensor]:
@@ -67,7 +74,7 @@ def test_a_reference_model_stays_there_and_computes_the_same(backend: str, recip
     here = backquant.quantize(
         model, backend=backend, calibration=data, recipe=recipe, slower="keep"
     )
-    moved = copy.deepcopy(model).to(ELSEWHERE)
+    moved = copy.deepcopy(model).there()
     made = backquant.quantize(
         moved, backend=backend, calibration=there(data), recipe=recipe, slower="keep"
     )
@@ -92,7 +99,7 @@ def test_observers_measure_the_same(observer: str) -> None:
 
 def test_kernels_run_on_the_cpu_whatever_device_was_calibrated_on() -> None:
     model, data = Net().eval(), batches()
-    moved = copy.deepcopy(model).to(ELSEWHERE)
+    moved = copy.deepcopy(model).there()
     before = {name: id(tensor) for name, tensor in moved.state_dict(keep_vars=True).items()}
     made = backquant.quantize(moved, backend="x86", calibration=there(data), slower="keep")
     assert devices_of(made) <= {torch.device("cpu")}
@@ -103,7 +110,7 @@ def test_kernels_run_on_the_cpu_whatever_device_was_calibrated_on() -> None:
 
 
 def test_the_race_against_float_is_run_on_the_cpu() -> None:
-    moved = Net().eval().to(ELSEWHERE)
+    moved = Net().eval().there()
     made = backquant.quantize(moved, backend="x86", calibration=there(batches()))
     assert made(batches()[0]).device.type == "cpu"
 
@@ -122,9 +129,7 @@ def test_batches_of_another_device_are_named(
     model: Callable[..., list[torch.Tensor]], data: Callable[..., list[torch.Tensor]]
 ) -> None:
     net = Net().eval()
-    net, example = (
-        (net.to(ELSEWHERE), there(batches())[0]) if model is there else (net, batches()[0])
-    )
+    net, example = (net.there(), there(batches())[0]) if model is there else (net, batches()[0])
     own, given = (ELSEWHERE, "cpu") if model is there else ("cpu", ELSEWHERE)
     with pytest.raises(InputError) as told:
         backquant.quantize(net, backend="tensorrt", calibration=data(batches()))
@@ -140,7 +145,7 @@ def test_training_there_converts_to_the_cpu() -> None:
     from backquant import convert_fx, get_default_qat_qconfig_mapping, prepare_qat_fx
 
     data = there(batches())
-    model = Net().to(ELSEWHERE).train()
+    model = Net().there().train()
     prepared = prepare_qat_fx(model, get_default_qat_qconfig_mapping("x86"), (data[0],))
     optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
     for batch in data:
@@ -154,7 +159,7 @@ def test_training_there_converts_to_the_cpu() -> None:
 
 
 def test_compare_and_sensitivity_run_there() -> None:
-    moved, data = Net().eval().to(ELSEWHERE), there(batches())
+    moved, data = Net().eval().there(), there(batches())
     made = backquant.quantize(moved, backend="tensorrt", calibration=data, slower="keep")
     here = backquant.quantize(
         Net().eval(), backend="tensorrt", calibration=batches(), slower="keep"
@@ -183,3 +188,10 @@ def test_tied_parameters_stay_tied() -> None:
     moved = on_cpu(model)
     assert moved[0].weight is moved[1].weight
     assert moved[0].weight.device.type == "cpu"
+
+
+def test_tensors_that_are_plain_attributes_are_copied_too() -> None:
+    net = Net().eval().there()
+    moved = on_cpu(net)
+    assert (moved.shift.device.type, net.shift.device) == ("cpu", ELSEWHERE)
+    assert same(moved(batches()[0]), net(there(batches())[0]))

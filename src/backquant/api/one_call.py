@@ -109,9 +109,8 @@ def quantize(
 
     Returns:
         A module that is called like the original, takes and returns floats, and shares no tensors with it.
-        Kernels run on the CPU: a model on a GPU is calibrated there, and what it becomes is on the CPU. A
-        reference model stays on the model's device.
-        Its ``report`` says what each operator became, and why.
+        Its ``report`` says what each operator became, and why. Kernels run on the CPU: a model on a GPU is
+        calibrated there, and what it becomes is on the CPU. A reference model stays on the model's device.
 
     Raises:
         CaptureError: the model can be captured neither by trace nor by export.

@@ -74,10 +74,12 @@ def on_cpu(module: _Root) -> _Root:
 
 
 def _move(part: nn.Module, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Move one module as ``nn.Module.to`` does (observers settle), but for the parameters: those that it has
-    are the original's, and would be changed."""
+    """Move one module as ``nn.Module.to`` does (observers settle), and tensors that are plain attributes. The
+    parameters are the original's, which ``to`` would change: copies are put in their place."""
     parameters, part._parameters = part._parameters, {}
     part._apply(copied, recurse=False)
+    plain = {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
+    vars(part).update({name: copied(value) for name, value in plain.items()})
     part._parameters = {
         name: None if each is None else copied(each)  # type: ignore[misc]
         for name, each in parameters.items()

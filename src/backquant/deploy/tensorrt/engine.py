@@ -24,6 +24,13 @@ LEVEL = 1
 _NO_KERNEL = frozenset({"Reformat", "NoOp", "Constant", "Shuffle"})
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _PRECISION = {"int8": "int8", "fp8": "float8", "fp16": "float16", "bf16": "bfloat16"}
+#: TensorRT's names of dtypes that torch has no attribute for.
+_DTYPES = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
 _SHOWN = 400
 
 
@@ -86,7 +93,7 @@ class BuiltEngine:
 
         inspector = self._engine.create_engine_inspector()
         told = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-        return kernels_of(told, origins)
+        return inspected_kernels(told, origins)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call; arrays in and out. Raises ``EngineError`` where this build of torch sees no GPU."""
@@ -101,8 +108,10 @@ class BuiltEngine:
         for name, value in zip(self._given, held, strict=True):
             context.set_input_shape(name, tuple(value.shape))
             context.set_tensor_address(name, value.data_ptr())
-        made = [torch.empty(*self._shape(context, name), device="cuda") for name in self._made]
-        made = [value.to(self._dtype(name)) for name, value in zip(self._made, made, strict=True)]
+        made = [
+            torch.empty(self._shape(context, name), dtype=self._dtype(name), device="cuda")
+            for name in self._made
+        ]
         for name, value in zip(self._made, made, strict=True):
             context.set_tensor_address(name, value.data_ptr())
         torch.cuda.synchronize()
@@ -115,21 +124,26 @@ class BuiltEngine:
         return tuple(context.get_tensor_shape(name))
 
     def _dtype(self, name: str) -> torch.dtype:
-        """Of a tensor of the engine, whose dtypes are named like torch's but for their length."""
+        """Of a tensor of the engine, by TensorRT's name of its dtype."""
         told = str(self._engine.get_tensor_dtype(name)).rpartition(".")[2].lower()
-        known = {"float": torch.float32, "half": torch.float16, "bf16": torch.bfloat16}
+        known = {
+            "float": torch.float32,
+            "half": torch.float16,
+            "bf16": torch.bfloat16,
+            "fp8": torch.float8_e4m3fn,
+        }
         return known.get(told) or getattr(torch, told)
 
 
-def kernels_of(told: str, origins: Mapping[str, str]) -> tuple[TargetKernel, ...]:
+def inspected_kernels(told: str, origins: Mapping[str, str]) -> tuple[TargetKernel, ...]:
     """One record for each layer of the inspector's JSON text that computes.
 
-    A layer computes on the precision of all that it reads; weights of a weighted layer are told apart. One
-    that reads integers and floats is one of floats.
+    A layer computes on the precision of all that it reads. One that reads integers and floats is one of
+    floats.
 
     >>> reads = '"Inputs": [{"Format/Datatype": "Row major Int8 format"}]'
     >>> told = '{"Layers": [{"Name": "fc/Gemm", "LayerType": "CaskConvolution", ' + reads + '}]}'
-    >>> print(*kernels_of(told, {"fc/Gemm": "fc"}))
+    >>> print(*inspected_kernels(told, {"fc/Gemm": "fc"}))
     fc: CaskConvolution (int8)
     """
     found = []
