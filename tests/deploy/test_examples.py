@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 import backquant
-from backquant.deploy.examples import with_two_on_free_axes
+from backquant.deploy.examples import row_major, with_two_on_free_axes
+from backquant.deploy.session import load_exported
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,49 @@ def test_a_model_quantized_with_one_sample_at_a_time(tmp_path) -> None:
         (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert found.shape == (batch, 5)
         assert (torch.from_numpy(found) - quantized(x)).abs().max() < 0.05
+
+
+ORDERS = {
+    "channels-last": torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+    "transposed": torch.randn(16, 4).t(),
+    "axis-of-one": torch.randn(1, 4, 16).transpose(0, 1),
+    "every-second": torch.randn(4, 32)[:, ::2],
+    "expanded": torch.randn(1, 16).expand(4, 16),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_row_major(order: str) -> None:
+    x = ORDERS[order]
+    made = row_major(x)
+    assert made.stride() == torch.empty(x.shape).stride() and torch.equal(made, x)
+    assert row_major(made) is made
+
+
+def layer_for(x: torch.Tensor) -> nn.Module:
+    torch.manual_seed(0)
+    return (nn.Conv2d(3, 4, 3) if x.dim() == 4 else nn.Linear(16, 16)).eval()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_xnnpack_and_the_order_of_the_example(order: str, tmp_path) -> None:
+    """XNNPACK had other sizes than the model: channels last gave wrong numbers, the rest was refused."""
+    x, path = ORDERS[order], tmp_path / "m.pte"
+    quantized = backquant.quantize(layer_for(x), backend="xnnpack", calibration=[x])
+    backquant.export(quantized, path, example_inputs=x)
+    loaded = load_exported(path, 1)
+    for given in (x, x.contiguous()):
+        (found,) = loaded.run([given])
+        torch.testing.assert_close(torch.as_tensor(found), quantized(x), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("order", ["channels-last", "every-second"])
+def test_inductor_and_the_order_of_the_example(order: str, tmp_path) -> None:
+    """Channels last in the example gave wrong numbers for images as they are, every second value none."""
+    x, path = ORDERS[order], tmp_path / "m.pt2"
+    quantized = backquant.quantize(layer_for(x), backend="inductor_x86", calibration=[x])
+    backquant.export(quantized, path, example_inputs=x)
+    found = torch._inductor.aoti_load_package(str(path))(x.contiguous())
+    torch.testing.assert_close(found, quantized(x), atol=0.03, rtol=0)
+    (found,) = load_exported(path, 1).run([np.asarray(x)])
+    torch.testing.assert_close(torch.as_tensor(found), quantized(x), atol=0.03, rtol=0)

@@ -1,4 +1,4 @@
-"""Example inputs from which an export can see which sizes are free."""
+"""Example inputs as exports need them: free sizes can be seen, and memory is in row-major order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 def with_two_on_free_axes(
@@ -31,6 +32,35 @@ def with_two_on_free_axes(
     grown = [_grown(x, dynamic_shapes.get(name)) for x, name in zip(args, names, strict=False)]
     rest = {name: _grown(x, dynamic_shapes.get(name)) for name, x in kwargs.items()}
     return (*grown, *args[len(grown) :]), rest
+
+
+def with_row_major(inputs: Any) -> Any:
+    """The inputs with every tensor in row-major order.
+
+    AOTInductor compiles for the strides of the examples, and ExecuTorch hands XNNPACK sizes in the order of
+    the strides; neither looks at the strides of what it is called with.
+
+    >>> with_row_major((torch.ones(2, 3).t(), 1))[0].stride()
+    (2, 1)
+    """
+    return pytree.tree_map_only(torch.Tensor, row_major, inputs)
+
+
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy whose strides are those of a new tensor.
+
+    ``contiguous`` passes over the strides of axes of size 1, and of empty tensors; ExecuTorch does not.
+
+    >>> row_major(torch.ones(1, 4, 16).transpose(0, 1)).stride()
+    (16, 16, 1)
+    """
+    if tensor.layout is not torch.strided or tensor.stride() == _strides(tensor.shape):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
 
 
 def _grown(value: Any, axes: Any) -> Any:

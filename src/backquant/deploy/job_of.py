@@ -10,7 +10,7 @@ from torch import fx, nn
 from backquant.backend_config import BackendConfig, QDQRules
 from backquant.convert import ReferenceModel, reference_state
 from backquant.deploy.computed_ahead import compute_ahead
-from backquant.deploy.examples import with_two_on_free_axes
+from backquant.deploy.examples import with_row_major, with_two_on_free_axes
 from backquant.deploy.job import ExportJob, expected_operators
 from backquant.deploy.portable import portable
 from backquant.deploy.read_sizes import write_read_sizes
@@ -184,7 +184,7 @@ def job_of(
     _check_names(dynamic_shapes, names)
     module = portable(reference.module, config.qdq or QDQRules())
     args, kwargs = with_plain_arguments(module, args, kwargs)
-    args, kwargs = with_two_on_free_axes(args, kwargs, dynamic_shapes, names)
+    args, kwargs = with_row_major(with_two_on_free_axes(args, kwargs, dynamic_shapes, names))
     shown = _costs(module, kwargs if kwargs and not args else args)
     costs = shown.multiply_adds
     if dynamic_shapes is None:

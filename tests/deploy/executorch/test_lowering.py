@@ -74,6 +74,30 @@ def test_a_transposed_constant_is_added_in_the_delegate(tmp_path) -> None:
     torch.testing.assert_close(torch.as_tensor(found), model(x), rtol=0, atol=0.02)
 
 
+class Pooled(nn.Module):
+    """Attention of one query that is a parameter, as in the pooling head of a SigLIP: ``[4, 1, 8]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.query = nn.Linear(16, 16), nn.Parameter(torch.randn(1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = self.query.repeat(1, 2, 1).view(1, 4, 8).transpose(0, 1)
+        keys = self.linear(x).reshape(5, 4, 8).transpose(0, 1)
+        return queries @ keys.transpose(1, 2)
+
+
+def test_a_constant_whose_axis_of_size_one_was_moved(tmp_path) -> None:
+    """XNNPACK was given ``[1, 4, 8]``: "Propagating input shapes failed"."""
+    torch.manual_seed(0)
+    x, path = torch.randn(5, 2, 16), tmp_path / "m.pte"
+    model = backquant.quantize(Pooled().eval(), backend="xnnpack", calibration=[x])
+    exported = backquant.export(model, path, example_inputs=x)
+    assert exported.integer == 1
+    [found] = TARGET.loaded(path).run([x.numpy()])
+    torch.testing.assert_close(torch.as_tensor(found), model(x), rtol=0, atol=0.05)
+
+
 class Rolled(nn.Module):
     """``roll`` comes apart into operators outside of the delegate."""
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from backquant.deploy.examples import row_major
 from backquant.deploy.executorch.partitions import partitioner
 from backquant.deploy.executorch.rewrites import rewrite
 from backquant.deploy.executorch.runtime import INPUTS
@@ -79,8 +80,9 @@ def _fold_constants(exported: ExportedProgram) -> None:
 def _contiguous_constants(exported: ExportedProgram) -> None:
     """Constants in row-major order, in place of a transposed view's (position biases, say).
 
-    One of four dimensions whose channels lie last is channels last to XNNPACK, and added to a value that
-    is not, it has the wrong shape: in ExecuTorch 1.5 the delegate then fails at run time.
+    ExecuTorch stores the order of the strides, and hands XNNPACK the sizes in that order: the delegate
+    then has the wrong shape and fails at run time (1.5). So it is where only an axis of size 1 has another
+    stride (``[4, 1, 16]`` transposed from ``[1, 4, 16]``), which PyTorch calls contiguous.
     """
     signature = exported.graph_signature
     names = {
@@ -92,14 +94,13 @@ def _contiguous_constants(exported: ExportedProgram) -> None:
         name = names.get(node.name) if node.op == "placeholder" else None
         for kept in (exported.state_dict, exported.constants):
             tensor = kept.get(name) if name is not None else None
-            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
-                kept[name] = _row_major(tensor)
-                node.meta["val"] = node.meta["val"].contiguous()
-
-
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    made = tensor.detach().contiguous()
-    return torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            ordered = row_major(tensor.detach())
+            if ordered.stride() != tensor.stride():
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                kept[name] = torch.nn.Parameter(ordered, False) if is_parameter else ordered
+                node.meta["val"] = row_major(node.meta["val"])
 
 
 def _mark(exported: ExportedProgram, origins: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backquant.deploy.examples import row_major
 from backquant.deploy.program import quiet
 from backquant.errors import ExportError
 from backquant.graph.objects import tensors_of
@@ -73,10 +74,10 @@ class ExecuTorchModel:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run once. Tensors that are not contiguous are copied. Raises ``ExportError`` when it fails."""
+        """Run once. Copies what is not in row-major order. Raises ``ExportError`` when it fails."""
         leaves = pytree.tree_leaves((args, kwargs))
         given = [part for leaf in leaves for part in tensors_of(leaf) or [leaf]]
-        inputs = [_row_major(t) if isinstance(t, torch.Tensor) else t for t in given]
+        inputs = [row_major(t) if isinstance(t, torch.Tensor) else t for t in given]
         try:
             outputs = self._forward.execute(inputs)
         except RuntimeError as error:
@@ -87,11 +88,6 @@ class ExecuTorchModel:
                 "leave the part out of the quantization, or report it to ExecuTorch",
             ) from error
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous; an empty one with the strides that the runtime wants: others end the process."""
-    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)
 
 
 class LoadedProgram:

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backquant.deploy.described_rounding import unstated_rounding
+from backquant.deploy.examples import row_major
 from backquant.deploy.exported import Written
 from backquant.deploy.inductor.around_zero import hold_zero
 from backquant.deploy.inductor.ceil_mode import keep_ceil_mode
@@ -97,7 +98,7 @@ class LoadedPackage:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """One call."""
         with torch.no_grad():
-            found = self._run(*(torch.as_tensor(value) for value in inputs))
+            found = self._run(*(row_major(torch.as_tensor(value)) for value in inputs))
         return [value.numpy() for value in pytree.tree_leaves(found)]
 
 
