@@ -54,7 +54,7 @@ def _run_by_openvino(task: Task, exported: Exported) -> Prepared:
     return _with_facts(compiled(model, task.threads), exported)
 
 
-def prepare_searched_openvino(task: Task, max_drop: float) -> Prepared:
+def prepare_searched_openvino(task: Task, max_drop: float, recipe: str = "default") -> Prepared:
     """The fastest within a drop of the metric on held data, as OpenVINO runs it."""
     found = backquant.search(
         task.model,
@@ -63,5 +63,6 @@ def prepare_searched_openvino(task: Task, max_drop: float) -> Prepared:
         budget={"max_drop": max_drop},
         metric=lambda model: task.judged(lambda batch: model(*batch)),
         calibration=task.calibration,
+        recipe=recipe,
     )
     return _run_by_openvino(task, _written(task, found.model, ".xml"))

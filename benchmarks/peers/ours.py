@@ -54,7 +54,7 @@ def prepare_compiled(task: Task) -> Prepared:
     return _prepared(model, kernels=dict(model.compilation.kernels))
 
 
-def prepare_searched(task: Task, max_drop: float) -> Prepared:
+def prepare_searched(task: Task, max_drop: float, recipe: str = "default") -> Prepared:
     """The fastest within a drop of the metric on held data."""
     found = backquant.search(
         task.model,
@@ -63,5 +63,6 @@ def prepare_searched(task: Task, max_drop: float) -> Prepared:
         budget={"max_drop": max_drop},
         metric=lambda model: task.judged(lambda batch: model(*batch)),
         calibration=task.calibration,
+        recipe=recipe,
     )
     return _prepared(found.model, met=found.met, seconds=found.seconds)

@@ -49,6 +49,12 @@ PEERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "better": ("ours", "prepare", {"recipe": "better"}, "backquant x86, better"),
     "best": ("ours", "prepare", {"recipe": "best"}, "backquant x86, best"),
     "search": ("ours", "prepare_searched", BUDGET, "backquant x86, search"),
+    "search_better": (
+        "ours",
+        "prepare_searched",
+        {**BUDGET, "recipe": "better"},
+        "backquant x86, better, search",
+    ),
     "onnxruntime": ("deployed", "prepare_onnxruntime", {}, "backquant ONNX Runtime"),
     "openvino_ours": ("deployed", "prepare_openvino", {}, "backquant OpenVINO"),
     "openvino_better": (
@@ -62,6 +68,12 @@ PEERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "prepare_searched_openvino",
         BUDGET,
         "backquant OpenVINO, search",
+    ),
+    "openvino_search_better": (
+        "deployed",
+        "prepare_searched_openvino",
+        {**BUDGET, "recipe": "better"},
+        "backquant OpenVINO, better, search",
     ),
 }
 RECORDINGS = Path("/usr/share/klettres")
