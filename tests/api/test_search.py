@@ -118,10 +118,30 @@ def test_ctrl_c_gives_the_best_so_far(net: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(strategy.Loop, "run", stopped)
     found = backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
-    assert found.interrupted and found.met and len(found.trials) == 2
+    assert found.stopped == "ctrl-C" and found.met and len(found.trials) == 2
     monkeypatch.setattr(strategy.Loop, "run_ends", stopped)
     with pytest.raises(KeyboardInterrupt):
         backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
+
+
+def test_a_metric_that_fails_late_leaves_the_best_so_far(net: Any, tmp_path: Path) -> None:
+    model, data = net
+    metric, calls = nearness(model, data), [0]
+
+    def fails_late(other: nn.Module) -> float:
+        calls[0] += 1
+        if calls[0] > 4:  # float, random outputs, all in float, all on integers
+            raise RuntimeError("the labels are gone")
+        return metric(other)
+
+    found = backquant.search(model, data, budget={"max_drop": 1e-4}, metric=fails_late, times=None)
+    assert found.met
+    assert found.interrupted
+    assert len(found.trials) == 2
+    assert found.stopped.startswith("the metric raised RuntimeError: the labels are gone")
+    assert "stopped: the metric raised" in str(found)
+    assert "Stopped before its end: the metric raised" in found.to_html()
+    assert found.to_dict()["stopped"] == found.stopped
 
 
 def raising(model: nn.Module) -> float:

@@ -9,6 +9,7 @@ from torch import nn
 import backquant
 from backquant.backend_config import BackendConfig, get_backend_config
 from backquant.backend_config.files import dumps, loads
+from backquant.observe import MinMaxObserver
 
 
 class Mixed(nn.Module):
@@ -58,8 +59,23 @@ def test_dynamic_between_float_operators_and_static_elsewhere() -> None:
     }
     report = backquant.explain(model, X, backend="xnnpack")
     assert any("2 are quantized dynamically by default" in note for note in report.notes)
+
+
+def test_what_a_mapping_names_stays_as_it_asks() -> None:
+    torch.manual_seed(0)
+    model, config = Mixed().eval(), get_backend_config("xnnpack")
     mapping = backquant.get_default_qconfig_mapping("xnnpack")
-    assert not any(dynamic(model, config, qconfig_mapping=mapping).values())
+    assert dynamic(model, config, qconfig_mapping=mapping) == dynamic(model, config)
+    mapping.set_module_name("alone", mapping.global_qconfig)
+    found = dynamic(model, config, qconfig_mapping=mapping)
+    assert not found["alone"]
+    assert found["linear"]
+    activation = MinMaxObserver.with_args(
+        dtype=torch.qint8
+    )  # not the default's: all of it is followed
+    static = backquant.QConfig(activation, mapping.global_qconfig.weight)
+    other = backquant.QConfigMapping().set_global(static)
+    assert not any(dynamic(model, config, qconfig_mapping=other).values())
 
 
 def test_a_file_carries_it() -> None:

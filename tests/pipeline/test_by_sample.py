@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
 
 import backquant
-from backquant.qconfig import get_default_qconfig_mapping
+from backquant.observe import MinMaxObserver, default_per_channel_weight_observer
+from backquant.qconfig import QConfig, QConfigMapping, get_default_qconfig_mapping
 
 NOTE = "inputs are scaled sample by sample"
 
@@ -45,6 +46,7 @@ def test_quiet_samples_beside_loud_ones() -> None:
     ]
     assert found.report.coverage == 1.0
     asked = backquant.default_mapping("x86")
+    asked.set_module_name("0", asked.global_qconfig)  # what is named is followed
     plain = backquant.quantize(model, calibration=data, qconfig_mapping=asked)
     assert not _noted(plain)
     x = _sounds(1e-3, 5)[-1]
@@ -60,8 +62,24 @@ def test_samples_that_are_alike_have_one_range(quietest: float) -> None:
     assert not _noted(found)
 
 
-def test_a_mapping_of_the_user_is_followed() -> None:
-    mapping = get_default_qconfig_mapping("x86")
+@pytest.mark.parametrize("made", [backquant.default_mapping, get_default_qconfig_mapping])
+def test_the_defaults_but_for_one_layer_are_still_the_defaults(
+    made: Callable[[str], QConfigMapping],
+) -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 32), (32, 8), (8, 8))
+    model = nn.Sequential(*(nn.Conv1d(*size, 9, bias=False) for size in sizes)).eval()
+    mapping = made("x86").set_module_name("1", None)
+    found = backquant.quantize(model, calibration=_sounds(1e-3), qconfig_mapping=mapping)
+    (note,) = _noted(found)
+    assert note.endswith(": 0, 2")
+    assert [row.outcome for row in found.report.rows if row.module_path == "1"] == ["float"]
+
+
+def test_a_mapping_that_asks_for_something_else_is_followed() -> None:
+    mapping = QConfigMapping().set_global(
+        QConfig(MinMaxObserver.with_args(quant_max=127), default_per_channel_weight_observer)
+    )
     assert not _noted(
         backquant.quantize(_model(), calibration=_sounds(1e-3), qconfig_mapping=mapping)
     )

@@ -83,6 +83,8 @@ def quantize(
         qconfig_mapping: how operators are to be quantized; default: ``default_mapping(backend)``. Operators
             that the backend leaves in float by default stay float unless a rule names them: a module by
             its path, the n-th use of an operator, or a type for which the backend has a default of its own.
+            What else is chosen by default (recurrent layers at each call, ranges sample by sample) is chosen
+            for all that no rule names, too, where the global rule is the default's.
         weights: ``"int4"``, ``"int8"``, …: quantize only the weights, to this dtype, without data; instead of
             a mapping. ``weight_only_mapping`` returns the mapping that it stands for. By path of the module:
             ``{"": "int8", "embeddings": "int4:64", "head": None}`` (groups of 64; in float).

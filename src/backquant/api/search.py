@@ -90,13 +90,14 @@ def search(  # size: as quantize
     Returns:
         The model, whether it keeps to the budget, what was chosen and why, what was tried, and the Pareto
         front. A budget that cannot be kept is no error: ``met`` is then false, and ``hindrance`` says why.
-        After ctrl-C it is the best model found until then.
+        After ctrl-C, or where a combination fails after all in float and all on integers did not (its metric,
+        its export), it is the best model found until then, and ``stopped`` says why.
 
     Raises:
         MissingExtraError: SciPy is not installed.
         UsageError: an empty budget, or one that needs a metric or times that are missing; a metric that
-            fails, returns no number, or is the same for random outputs as for the float model's; ``resume``
-            belongs to another model.
+            fails at once, returns no number, or is the same for random outputs as for the float model's;
+            ``resume`` belongs to another model.
         CaptureError, InputError, CalibrationError, EngineError: as ``quantize``.
 
     >>> import torch

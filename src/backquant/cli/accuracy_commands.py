@@ -140,7 +140,10 @@ def search(  # size: one parameter per option of the command
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Find the best quantized model within a budget of accuracy, time or size. Exit 1 if it is not kept."""
+    """Find the best quantized model within a budget of accuracy, time or size.
+
+    Exit 1 if it is not kept, or if something stopped the search before its end: it is the best so far then.
+    """
     import backquant
     from backquant.accuracy.search.budget import parsed
     from backquant.cli.backends import sound_backend
@@ -175,7 +178,7 @@ def search(  # size: one parameter per option of the command
         backquant.save(found.model, output)
         save_page(found, html)
     _emit(found, as_json)
-    if not found.met:
+    if not found.met or found.stopped:
         raise typer.Exit(1)
 
 

@@ -56,3 +56,20 @@ class DefaultRules:
         False
         """
         return decision.rule is not None and decision.rule in self.names
+
+
+def is_like_default(asked: QConfigMapping, own: Iterable[QConfigMapping]) -> bool:
+    """Whether ``asked`` is one of the backend's ``own`` mappings, or one with other rules for places: what
+    no rule names is asked as the backend asks it.
+
+    >>> from backquant.qconfig import per_channel_dynamic_qconfig
+    >>> own = QConfigMapping().set_global(per_channel_dynamic_qconfig)
+    >>> asked = QConfigMapping().set_global(per_channel_dynamic_qconfig).set_module_name("fc", None)
+    >>> is_like_default(asked, [own]), is_like_default(QConfigMapping(), [own])
+    (True, False)
+    """
+    wanted = asked.global_qconfig
+    return any(
+        asked is one or (wanted is not None and qconfig_equals(wanted, one.global_qconfig))
+        for one in own
+    )

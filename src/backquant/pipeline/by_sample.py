@@ -3,7 +3,7 @@ serve all.
 
 A static range has to hold the largest sample. A sample whose values are a hundredth of that is left with
 two or three of 256 steps, so that its own result is noise. ``quantize`` looks for such layers on the
-calibration data, before anything is quantized, when no mapping was passed:
+calibration data, before anything is quantized, of all that no rule of a passed mapping names:
 
 1. The quantized layers whose samples differ so: the worst tenth of the samples lies less than
    ``LEAST_DECIBELS`` over the noise of rounding them in the range of all, and a range of its own would give
@@ -35,7 +35,7 @@ from backquant.backend_config import BackendConfig, LeaveFloat
 from backquant.errors import InputError
 from backquant.fuse import LAYERS
 from backquant.graph import GraphIndex, Scope, as_arguments, check_inputs, get_module
-from backquant.match import MatchKind, Plan
+from backquant.match import DefaultRules, MatchKind, Plan
 from backquant.match.default_places import ChosenRules, places_of
 from backquant.match.plan import BySample
 from backquant.match.recheck import float_results
@@ -95,6 +95,7 @@ def _of_qdq(backend: BackendConfig) -> tuple[LeaveFloat, ...]:
 
 def rules_before_scaling(  # size: the graph, the plan for it, and what is asked of which backend
     layers: Mapping[str, BySample],
+    _by_default: DefaultRules,
     module: fx.GraphModule,
     scopes: Mapping[str, Scope],
     plan: Plan,

@@ -36,6 +36,7 @@ from backquant.match import (
 )
 from backquant.match.default_between import rules_between_floats
 from backquant.match.default_places import ChosenRules, rules_for_places
+from backquant.match.default_rules import is_like_default
 from backquant.match.plan import BySample
 from backquant.operators.equivalents import mapping_for_export
 from backquant.pipeline.by_sample import rules_before_scaling, scaled_note
@@ -55,9 +56,11 @@ from backquant.pipeline.faithful import require_same
 from backquant.prepare import Record, Request
 from backquant.qconfig import QConfigMapping
 
-#: From a graph, its scopes, the plan for it, and what is asked of which backend, to further rules.
+#: From the places that the request names, a graph, its scopes, the plan for it, and what is asked of which
+#: backend, to further rules.
 Rules = Callable[
-    [fx.GraphModule, Mapping[str, Scope], Plan, BackendConfig, QConfigMapping], ChosenRules | None
+    [DefaultRules, fx.GraphModule, Mapping[str, Scope], Plan, BackendConfig, QConfigMapping],
+    ChosenRules | None,
 ]
 
 #: From a graph, the plan for it and a backend to the layers whose inputs are scaled sample by sample.
@@ -101,7 +104,8 @@ def planned(
     """The fused graph of ``model`` and the plan for it; see ``plan_fused`` for what is not fused.
 
     ``capturing.own``: what the backend leaves in float by default is left there (``DefaultRules``), and
-    ``more_rules`` and ``by_sample`` choose, too, where nobody passed a mapping.
+    ``more_rules`` and ``by_sample`` choose, too, for what no rule of a mapping that somebody passed names,
+    where it asks for the rest as the backend does.
     ``capturing.decompose``: the graph is run on the example inputs, once, for its costs. Where a trace works
     and keeps whole what holds multiply-adds, the model is exported, too, and the plan that puts more of
     them on integers is taken.
@@ -171,9 +175,11 @@ class _Drawn(NamedTuple):
     reasons: Mapping[str, Reason] = MappingProxyType({})
     separate_layers: tuple[str, ...] = ()
 
-    def chosen_by(self, rules: Rules, backend: BackendConfig) -> ChosenRules | None:
+    def chosen_by(
+        self, rules: Rules, by_default: DefaultRules, backend: BackendConfig
+    ) -> ChosenRules | None:
         fused, plan = self.fitted
-        return rules(fused.module, fused.scopes, plan, backend, self.mapping)
+        return rules(by_default, fused.module, fused.scopes, plan, backend, self.mapping)
 
     def with_choice(self, chosen: ChosenRules) -> _Drawn:
         return self._replace(
@@ -205,11 +211,13 @@ class _Planning:
         without_sync(captured.module)
         backend, mapping = spelled_for(captured, self.request)
         decompose_attention(captured, backend, mapping)
-        drawn = self._drawn(captured, backend, mapping)
-        layers = self._by_sample(drawn, backend)
+        by_default = self._by_default(captured, backend, mapping)
+        drawn = self._drawn(captured, backend, mapping, by_default)
+        layers = self._by_sample(drawn, backend, by_default)
         if layers:  # what is chosen counts operators, and there are more of them
             paths = scaled_by_sample(captured, layers)
-            drawn = self._drawn(captured, backend, mapping, drawn.separate_layers, layers)
+            separated = drawn.separate_layers
+            drawn = self._drawn(captured, backend, mapping, by_default, separated, layers)
             drawn = drawn._replace(notes=(*drawn.notes, scaled_note(paths)))
         plan = drawn.fitted.plan.explain(drawn.reasons).noted(*drawn.notes)
         plan = replace(plan, separate_layers=drawn.separate_layers, by_sample=layers)
@@ -222,24 +230,26 @@ class _Planning:
         )
         return Planned(fused.module, replace(record, shapes=values.seen()))
 
-    def _drawn(
+    def _drawn(  # size: the graph, what is asked of which backend, and how the graph was changed
         self,
         captured: Captured,
         backend: BackendConfig,
         mapping: QConfigMapping,
+        by_default: DefaultRules | None,
         separated: tuple[str, ...] = (),
         layers: Mapping[str, BySample] = MappingProxyType({}),
     ) -> _Drawn:
         """The plan with what is chosen for the graph, which was changed by ``separated`` and ``layers``."""
-        by_default = self._by_default(captured, backend, mapping)
 
         def fit(mapping: QConfigMapping, values: GraphValues) -> FusedPlan:
             return plan_fused(captured, backend, mapping, self.custom, values, by_default)
 
         values = self._values(captured)
         drawn = _Drawn(fit(mapping, values), values, mapping).with_separate(separated)
-        for rules in self._rules(by_default, layers):
-            chosen = drawn.chosen_by(rules, backend)
+        if by_default is None:
+            return drawn
+        for rules in self._rules(layers):
+            chosen = drawn.chosen_by(rules, by_default, backend)
             if chosen is not None and chosen.separate_layers:
                 separate_recurrent_layers(captured, chosen.separate_layers)
                 drawn, values = (
@@ -247,21 +257,26 @@ class _Planning:
                     self._values(captured),
                 )
                 drawn = drawn._replace(fitted=fit(drawn.mapping, values), values=values)
-                chosen = drawn.chosen_by(rules, backend)
+                chosen = drawn.chosen_by(rules, by_default, backend)
             if chosen is not None:
                 drawn = drawn.with_choice(chosen)
                 drawn = drawn._replace(fitted=fit(drawn.mapping, values))
         return drawn
 
-    def _by_sample(self, drawn: _Drawn, backend: BackendConfig) -> dict[str, BySample]:
+    def _by_sample(
+        self, drawn: _Drawn, backend: BackendConfig, by_default: DefaultRules | None
+    ) -> dict[str, BySample]:
         """The layers whose inputs are to be scaled sample by sample."""
-        if self.by_sample is None or not self._is_default():
+        if self.by_sample is None or by_default is None or not self._is_like_default():
             return {}
         fused, plan = drawn.fitted
-        return self.by_sample(fused.module, plan, backend)
+        found = self.by_sample(fused.module, plan, backend)
+        return {
+            name: how for name, how in found.items() if not by_default.named(plan.decisions[name])
+        }
 
-    def _is_default(self) -> bool:
-        return any(self.request.qconfig_mapping is own for own in self._own())
+    def _is_like_default(self) -> bool:
+        return is_like_default(self.request.qconfig_mapping, self._own())
 
     def _values(self, captured: Captured) -> GraphValues:
         """Shapes of the captured graph, measured when a condition asks for them."""
@@ -276,21 +291,19 @@ class _Planning:
         self, captured: Captured, backend: BackendConfig, mapping: QConfigMapping
     ) -> DefaultRules | None:
         own = self._own()
-        if not own or backend.defaults is None:
+        if not own:
             return None
         if is_exported(captured):
             own = tuple(map(mapping_for_export, own))
-        return DefaultRules.of(backend.defaults.leave_float, mapping, own)
+        rules = () if backend.defaults is None else backend.defaults.leave_float
+        return DefaultRules.of(rules, mapping, own)
 
-    def _rules(
-        self, by_default: DefaultRules | None, layers: Mapping[str, BySample]
-    ) -> Iterator[Rules]:
+    def _rules(self, layers: Mapping[str, BySample]) -> Iterator[Rules]:
         """What chooses further rules for a graph, one after the other."""
-        if by_default is not None:
-            yield partial(rules_for_places, by_default)
+        yield rules_for_places
         if layers:
             yield partial(rules_before_scaling, layers)
-        if self._is_default():
+        if self._is_like_default():
             yield from (rules_between_floats, *self.more_rules)
 
 

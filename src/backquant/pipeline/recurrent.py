@@ -1,8 +1,8 @@
 """Recurrent layers and cells: quantized at each call by default, where their backend has kernels for that.
 
-The choice of ``quantize`` and ``explain`` when nobody passes a mapping: nobody has static kernels for
-them. What the kernels compute is compared with the float layer on what the layer is given when the model
-runs on a batch of the data:
+The choice of ``quantize`` and ``explain`` for those that no rule of a mapping names: nobody has static
+kernels for them. What the kernels compute is compared with the float layer on what the layer is given when
+the model runs on a batch of the data:
 
 1. The first of ``CHOICES`` whose noise stays ``LEAST_DECIBELS`` below the layer's own output is taken. Large
    weights on small inputs make integers useless: 8 bits of an input then say nothing of its small values.
@@ -29,7 +29,7 @@ from backquant.backend_config import BackendConfig
 from backquant.errors import EngineError
 from backquant.fuse import can_separate_layers, layers_of_recurrent
 from backquant.graph import Scope, check_inputs, get_module
-from backquant.match import MatchKind, Plan, Reason
+from backquant.match import DefaultRules, MatchKind, Plan, Reason
 from backquant.match.default_places import ChosenRules
 from backquant.nn.quantized.reference import LSTM
 from backquant.nn.quantized.reference.stepped import lstm_step_by_step
@@ -76,6 +76,7 @@ def quantizes_recurrent(plan: Plan) -> bool:
 
 
 def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of which backend, and data
+    by_default: DefaultRules,
     module: fx.GraphModule,
     _: Mapping[str, Scope],
     plan: Plan,
@@ -88,7 +89,7 @@ def rules_for_recurrent(  # size: the graph, the plan for it, what is asked of w
 
     ``data``: inputs of the model, as near to what it will meet as there are.
     """
-    nodes = list(_recurrent(module, plan))
+    nodes = [n for n in _recurrent(module, plan) if not by_default.named(plan.decisions[n.name])]
     if not nodes:
         return None
     paths = list(dict.fromkeys(str(node.target) for node in nodes))

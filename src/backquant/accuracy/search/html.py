@@ -53,6 +53,7 @@ def search_page(found: SearchResult) -> str:
         answer=answer(found),
         cards=cards,
         hindrance=found.hindrance,
+        stopped=found.stopped,
         plot=plot.drawn(),
         limits=list(plot.limits()),
         tables=[

@@ -43,6 +43,7 @@ class SearchResult:
     ``model``: an ordinary quantized model; ``best``: its measured figures. ``met``: whether they keep to
     the budget; if not, ``hindrance`` says what stands in the way. ``in_float``: the metric of the float
     model. ``front``: the predicted Pareto front, the least time (or bit-operations) for each error.
+    ``stopped``: what ended the search before it was done: ctrl-C, or the error of one combination.
     ``seconds``: duration of the calibration and of the whole search.
     """
 
@@ -55,7 +56,7 @@ class SearchResult:
     rows: tuple[ChosenOption, ...] = ()
     hindrance: str = ""
     in_float: float | None = None
-    interrupted: bool = False
+    stopped: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class SearchResult:
                 "budget": self.budget.to_dict(),
                 "met": self.met,
                 "hindrance": self.hindrance,
-                "interrupted": self.interrupted,
+                "stopped": self.stopped,
                 "metric_in_float": self.in_float,
                 "best": self.best.to_dict(),
                 "trials": [trial.to_dict() for trial in self.trials],
@@ -76,6 +77,11 @@ class SearchResult:
             }
         )
         return data
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether something ended the search before it was done."""
+        return bool(self.stopped)
 
     def __str__(self) -> str:
         from backquant.accuracy.search.text import renderable

@@ -18,11 +18,13 @@ def renderable(found: SearchResult) -> Group:
     """A line for the answer, what was tried, and what each operator became."""
     backend = found.model.backend_config.name
     word = "kept" if found.met else "NOT kept"
-    stopped = " (interrupted)" if found.interrupted else ""
+    stopped = " (stopped before its end)" if found.stopped else ""
     head = f"{backend}, {found.budget}: {word}{stopped}; {answer(found)}"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if found.hindrance:
         parts.append(Text(f"in the way: {found.hindrance}"))
+    if found.stopped:
+        parts.append(Text(f"stopped: {found.stopped}"))
     rows = (
         (
             combination_name(found, trial),

@@ -25,6 +25,7 @@ from backquant.accuracy.search.state import SearchState
 from backquant.accuracy.search.trials import Bench, Trial
 from backquant.accuracy.twin import Twin
 from backquant.calibrate.group import Ranks, by_rank_0, divided
+from backquant.errors import BackquantError
 from backquant.match.plan import Reason
 from backquant.pipeline.lower import quantized_model
 from backquant.runtime import QuantizedModel
@@ -53,7 +54,8 @@ class Work:
         self.integer: QuantizedModel | None = None
 
     def found(self, bench: Bench, told: Callable[[int, int | None], None]) -> SearchResult:
-        """The answer; the best so far where the user interrupts."""
+        """The answer; the best so far where the user interrupts, or where one combination fails after all in
+        float and all on integers did not."""
         made = self.integer = quantized_model(self.reference, self.ready.source)
         parts = by_rank_0(
             self.ranks,
@@ -83,7 +85,7 @@ class Work:
 
         trials = list(self.state.trials)
         loop = Loop(problem, self.budget, trial, self.state.keep_trials, solved, trials)
-        interrupted = False
+        stopped = ""
         try:
             loop.run_ends()
             losses = self._losses(groups, values, held[:count], step)
@@ -92,8 +94,12 @@ class Work:
         except KeyboardInterrupt:
             if not loop.trials or self.ranks.size > 1:
                 raise
-            interrupted = True
-        return self._result(loop, bench.in_float, interrupted)
+            stopped = "ctrl-C"
+        except BackquantError as error:  # of a metric, say, or of an export, for one combination
+            if len(loop.trials) < _ENDS or self.ranks.size > 1:
+                raise
+            stopped = str(error)
+        return self._result(loop, bench.in_float, stopped)
 
     def _losses(
         self,
@@ -155,7 +161,7 @@ class Work:
         rows = chosen_rows(problem, Trial(picks, 0.0, 0.0, 0.0, 0.0))
         return {row.name: reason_of(row.why, self.budget) for row in rows if row.option == "float"}
 
-    def _result(self, loop: Loop, in_float: float | None, interrupted: bool) -> SearchResult:
+    def _result(self, loop: Loop, in_float: float | None, stopped: str) -> SearchResult:
         best = loop.best()
         assert best is not None
         problem = loop.current()
@@ -182,5 +188,5 @@ class Work:
             rows,
             hindrance_of(loop, best),
             in_float,
-            interrupted,
+            stopped,
         )
