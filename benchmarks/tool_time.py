@@ -29,7 +29,7 @@ from torch import nn
 import backquant
 from backquant.accuracy.recipes import followed
 from backquant.api import one_call
-from backquant.calibrate.examples import checked_example
+from backquant.calibrate.examples import called_on_example
 from backquant.calibrate.measure import measure
 from backquant.convert import convert_to_reference
 from backquant.fuse import plan_fused
@@ -48,7 +48,7 @@ assert one_call  # imported before its names are replaced
 
 #: Functions by the name of the stage.
 STAGES: dict[str, Callable[..., Any]] = {
-    "check": checked_example,
+    "check": called_on_example,
     "trace": capture,
     "export": capture_export,
     "plan": plan_fused,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backquant.calibrate.examples import checked_example, example_from
+from backquant.calibrate.examples import called_on_example, example_from
 from backquant.errors import InputError
 
 _BATCHES = [(torch.ones(2, 3),), (torch.zeros(2, 3),)]
@@ -17,12 +17,12 @@ _BATCHES = [(torch.ones(2, 3),), (torch.zeros(2, 3),)]
 @pytest.mark.parametrize("given", [_BATCHES, _BATCHES[:1], [x for (x,) in _BATCHES]])
 def test_batches_in_place_of_inputs(given: list[Any]) -> None:
     with pytest.raises(InputError) as caught:
-        checked_example(nn.Linear(3, 2), given)
+        called_on_example(nn.Linear(3, 2), given)
     assert "calibration=batches" in caught.value.fix
 
 
 def test_a_list_of_arguments_is_one_call() -> None:
-    assert checked_example(nn.Linear(3, 2), [torch.ones(2, 3)])
+    assert called_on_example(nn.Linear(3, 2), [torch.ones(2, 3)])
 
 
 def test_a_loader_that_yields_labels_is_told_of_them() -> None:

@@ -91,8 +91,8 @@ class CalibrationCall:
         requested = DefaultedRequest.of(config, engine, *given, frozen)
         if self.weights is not None:
             requested = replace(requested, implied=True)
-        example, batches = example_of_rank_0(ranks, frozen, example_inputs, calibration)
-        data = example
+        called, batches = example_of_rank_0(ranks, frozen, example_inputs, calibration)
+        data = example = called.inputs
         if has_recurrent(frozen):  # they are tried on it
             data, batches = data_of_rank_0(ranks, frozen, example, batches)
         capturing = Capturing(
@@ -101,7 +101,8 @@ class CalibrationCall:
         own_ranges = None
         if ranks.size == 1 and (engine is None or not engine.as_described):
             own_ranges = partial(some_batches, batches, compared_batches(batches, example))
-        step = planned_for(frozen, requested, capturing, data, own_ranges)
+        step = planned_for(frozen, requested, replace(capturing, called=called), data, own_ranges)
+        del called  # its output may be large
         config = step.record.backend_config
         if engine is not None:
             check_engine_dtypes(step.record.plan, config, engine)

@@ -11,7 +11,7 @@ from torch import nn
 
 from backquant.api.arguments import Model, opened_model
 from backquant.backend_config import BackendConfig
-from backquant.calibrate.examples import checked_example
+from backquant.calibrate.examples import called_on_example
 from backquant.deploy import (
     Exported,
     ExportJob,
@@ -117,7 +117,7 @@ def check_exportable(
     if backend.engine is not None:
         raise lowered_error(backend.engine, target)
     frozen = evaluation_copy(opened_model(model))
-    example = checked_example(frozen, example_inputs)
+    example = called_on_example(frozen, example_inputs).inputs
     mapping = get_default_qconfig_mapping(backend)
     step = planned(frozen, Request(backend, mapping), Capturing("auto", example))
     args, kwargs = as_arguments(example)

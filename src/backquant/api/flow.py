@@ -16,7 +16,7 @@ from backquant.api.arguments import (
     opened_model,
 )
 from backquant.backend_config import BackendConfig
-from backquant.calibrate.examples import checked_example, example_that_runs
+from backquant.calibrate.examples import call_that_runs, called_on_example
 from backquant.convert import convert_to_reference, original_weights
 from backquant.errors import UsageError
 from backquant.graph import preserve
@@ -124,11 +124,12 @@ def prepare_fx(  # size: PyTorch's signature
             fix="leave it out; scale inputs and weights before preparing",
         )
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
-    example, note = example_that_runs(given_model(model), example_inputs)
+    called, note = call_that_runs(given_model(model), example_inputs)
     how = "trace" if model.training or note else "auto"
-    capturing = Capturing(how, example)
+    capturing = Capturing(how, None if called is None else called.inputs, called=called)
     prepared = prepared_for_inference(planned(model, request, capturing), request)
-    with_reporting(prepared, evaluation_copy(model), example_inputs)
+    total = 0 if called is None or model.training else called.multiply_adds
+    with_reporting(prepared, evaluation_copy(model), example_inputs, total)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
     return prepared
@@ -184,10 +185,11 @@ def prepare_qat_fx(
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     # in evaluation mode: there a batch of one is no error
     frozen = evaluation_copy(given_model(model))
-    example, shapes = example_that_runs(frozen, example_inputs)
+    called, shapes = call_that_runs(frozen, example_inputs)
+    example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
     graph = fused_for_training(model, request.backend_config, request.custom, example)
     prepared = prepared_for_training(graph, request, example)
-    with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs)
+    with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
     notes = (graph.difference, unrounded(prepared, request.backend_config.name), shapes)
     inside = skipped_in_standalone(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
@@ -235,10 +237,10 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     """
     request = given_request(backend_config, qconfig_mapping, prepare_custom_config)
     frozen = evaluation_copy(opened_model(model))
-    example = checked_example(frozen, example_inputs)
-    capturing = Capturing("export", example, dynamic_shapes)
+    called = called_on_example(frozen, example_inputs)
+    capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
     prepared = prepared_for_inference(planned(frozen, request, capturing), request)
-    with_reporting(prepared, frozen, example)
+    with_reporting(prepared, frozen, called.inputs, called.multiply_adds)
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared
 

@@ -20,7 +20,7 @@ from backquant.backend_config import BackendConfig
 from backquant.backend_config.registry import Backend, resolve_backend
 from backquant.calibrate.batches import kept_set
 from backquant.calibrate.checkpoint import Checkpoint
-from backquant.calibrate.examples import checked_example
+from backquant.calibrate.examples import called_on_example
 from backquant.calibrate.group import sharing
 from backquant.errors import EngineError
 from backquant.lower import EngineInfo, find_engine
@@ -234,8 +234,11 @@ def explain(  # size: as quantize
     requested = DefaultedRequest.of(
         config, engine, *given_request(qconfig_mapping, prepare_custom_config), frozen
     )
-    example = checked_example(frozen, example_inputs)
-    capturing = Capturing(capture, example, dynamic_shapes, requested.own, decompose=True)
+    called = called_on_example(frozen, example_inputs)
+    example = called.inputs
+    capturing = Capturing(
+        capture, example, dynamic_shapes, requested.own, decompose=True, called=called
+    )
     step = planned_for(frozen, requested, capturing, example)
     prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
     engine_name = f"engine {config.engine}" if config.engine else ""

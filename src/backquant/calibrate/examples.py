@@ -12,6 +12,7 @@ from backquant.calibrate.batches import check_set, first_batch
 from backquant.errors import InputError, UsageError
 from backquant.graph import as_arguments, check_inputs
 from backquant.graph.devices import other_devices
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError, settle
 
@@ -20,8 +21,10 @@ _BATCHES = (
 )
 
 
-def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = True) -> Any:
-    """``example_inputs``, which ``model`` accepts.
+def called_on_example(
+    model: nn.Module, example_inputs: Any, *, settles: bool = True
+) -> ExampleCall:
+    """What ``model``, which accepts ``example_inputs``, does with them.
 
     ``settles``: ``model`` is a copy that nobody else uses; where its first call changes parameters, it gets
     tensors of its own and is called once.
@@ -29,8 +32,8 @@ def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = Tr
     Raises ``UsageError`` when there are none, ``InputError`` when the model does not accept them.
 
     >>> import torch
-    >>> checked_example(nn.ReLU(), torch.zeros(1))
-    tensor([0.])
+    >>> called_on_example(nn.ReLU(), torch.ones(1)).output
+    tensor([1.])
     """
     if example_inputs is None:
         raise UsageError(
@@ -45,14 +48,13 @@ def checked_example(model: nn.Module, example_inputs: Any, *, settles: bool = Tr
             fix=f"backend={example_inputs!r} for the name of a backend; example inputs are tensors",
         )
     try:
-        _check(model, example_inputs, "the example inputs do", settles)
+        return _called(model, example_inputs, "the example inputs do", settles)
     except WritesParameterError:
         raise
     except InputError as error:
         if isinstance(example_inputs, list) and _runs(model, example_inputs[:1]):
             raise InputError(error.what, where=error.where, fix=_BATCHES) from error
         raise
-    return example_inputs
 
 
 def _runs(model: nn.Module, batches: list[Any]) -> bool:
@@ -64,18 +66,18 @@ def _runs(model: nn.Module, batches: list[Any]) -> bool:
     return bool(batches)
 
 
-def example_that_runs(model: nn.Module, example_inputs: Any) -> tuple[Any, str]:
-    """``example_inputs`` and no note; or ``None`` and a note when ``model`` does not accept them.
+def call_that_runs(model: nn.Module, example_inputs: Any) -> tuple[ExampleCall | None, str]:
+    """``called_on_example`` and no note; or ``None`` and a note when ``model`` does not accept the inputs.
 
     For the entry points of ``torch.ao.quantization``, which never run them. Raises ``UsageError`` when
     there are none, ``InputError`` when the call changes a parameter: what is prepared would, too.
 
     >>> import torch
-    >>> example_that_runs(nn.Linear(3, 2), torch.zeros(1, 4))[1].partition(":")[0]
+    >>> call_that_runs(nn.Linear(3, 2), torch.zeros(1, 4))[1].partition(":")[0]
     'shapes are unknown'
     """
     try:
-        return checked_example(model, example_inputs, settles=False), ""
+        return called_on_example(model, example_inputs, settles=False), ""
     except WritesParameterError:
         raise
     except InputError as error:
@@ -84,20 +86,19 @@ def example_that_runs(model: nn.Module, example_inputs: Any) -> tuple[Any, str]:
 
 def example_from(
     model: nn.Module, example_inputs: Any, calibration: Iterable[Any] | None
-) -> tuple[Any, Iterable[Any] | None]:
-    """Inputs that ``model`` accepts, and a calibration set that still holds every batch (or None).
+) -> tuple[ExampleCall, Iterable[Any] | None]:
+    """A call on inputs that ``model`` accepts, and a calibration set that still holds every batch (or None).
 
     Raises ``UsageError`` when there are neither inputs nor a set, ``CalibrationError`` for a set that
     is none or is empty, ``InputError`` when the model does not accept the inputs.
     """
     if calibration is None:
-        return checked_example(model, example_inputs), None
+        return called_on_example(model, example_inputs), None
     check_set(calibration)
     if example_inputs is not None:
-        return checked_example(model, example_inputs), calibration
+        return called_on_example(model, example_inputs), calibration
     example, batches = first_batch(calibration)
-    _check(model, example, "the first batch of the calibration set does")
-    return example, batches
+    return _called(model, example, "the first batch of the calibration set does"), batches
 
 
 def data_from(
@@ -112,19 +113,19 @@ def data_from(
         return example, None
     data, batches = first_batch(calibration)
     if data is not example:
-        _check(model, data, "the first batch of the calibration set does")
+        _called(model, data, "the first batch of the calibration set does")
     return data, batches
 
 
-def _check(model: nn.Module, inputs: Any, subject: str, settles: bool = True) -> None:
+def _called(model: nn.Module, inputs: Any, subject: str, settles: bool = True) -> ExampleCall:
     try:
         try:
-            check_inputs(model, inputs)
+            return ExampleCall.of(model, inputs)
         except WritesParameterError:
             if not settles:
                 raise
             settle(model, *fresh(as_arguments(inputs)))
-            check_inputs(model, inputs)
+            return ExampleCall.of(model, inputs)
     except WritesParameterError:
         raise
     except InputError as error:

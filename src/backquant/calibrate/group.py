@@ -23,8 +23,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from backquant.calibrate.batches import check_set
-from backquant.calibrate.examples import checked_example, data_from, example_from
+from backquant.calibrate.examples import called_on_example, data_from, example_from
 from backquant.errors import BackquantError, RankError, UsageError, first_line
+from backquant.graph.example_call import ExampleCall
 
 _PIECE = 16 << 20  # bytes; a store takes no values of any size
 _FAREWELL = 10.0  # seconds that rank 0 waits for the others to end
@@ -248,16 +249,16 @@ def _alone(batch: Any) -> Any:
 
 def example_of_rank_0(
     ranks: Ranks, model: nn.Module, example_inputs: Any, calibration: Iterable[Any] | None
-) -> tuple[Any, Iterable[Any] | None]:
+) -> tuple[ExampleCall, Iterable[Any] | None]:
     """``example_from`` of rank 0, for all; and this rank's own set, which still holds every batch."""
     if ranks.rank != 0:
         if calibration is not None:
             check_set(calibration)
         example = ranks.exchange("reading its first batch", None)[0]
-        return checked_example(model, example), calibration
-    example, batches = example_from(model, example_inputs, calibration)
-    ranks.exchange("reading its first batch", example)
-    return example, batches
+        return called_on_example(model, example), calibration
+    call, batches = example_from(model, example_inputs, calibration)
+    ranks.exchange("reading its first batch", call.inputs)
+    return call, batches
 
 
 def data_of_rank_0(

@@ -37,6 +37,7 @@ from backquant.graph import (
 from backquant.graph.clone import own_buffers
 from backquant.graph.decompose import Decomposition, decomposition_of
 from backquant.graph.example import as_arguments
+from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.export.as_called import as_called
 from backquant.graph.objects import fresh
@@ -78,6 +79,7 @@ class Capturing:
     ``decompose``: tracing goes into attention and transformer layers and wrapped functions, as an export does
     (PyTorch's tracer keeps them as single calls), but for ``whole_classes`` and ``whole_functions``.
     ``named``: operators that a rule of the user names; rewrites leave them as they are.
+    ``called``: what the model did with the example inputs, where that is known.
     """
 
     how: str = "auto"
@@ -88,6 +90,7 @@ class Capturing:
     whole_classes: frozenset[type] = frozenset()
     whole_functions: frozenset[Any] = frozenset()
     named: frozenset[Any] = frozenset()
+    called: ExampleCall | None = None
 
     @property
     def leaf_classes(self) -> frozenset[type]:

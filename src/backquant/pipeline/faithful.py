@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from backquant.errors import CaptureError, InputError
+from backquant.errors import CaptureError
 from backquant.graph import check_inputs
-from backquant.graph.costs import MultiplyAdds
-from backquant.graph.draws import Draws
+from backquant.graph.example_call import ExampleCall
 
 _NOISE = 1e-2  # of the power of an output: 20 dB; what folding rounds is far below
 _SMALL = 1e-6  # of the power of all outputs: an output below it says nothing
@@ -35,11 +34,19 @@ class Same(NamedTuple):
 
 
 def require_same(
-    model: nn.Module, example_inputs: Any, found: Any, drawn: Mapping[str, str], origin: str
+    model: nn.Module,
+    example_inputs: Any,
+    found: Any,
+    drawn: Mapping[str, str],
+    origin: str,
+    called: ExampleCall | None = None,
 ) -> Same:
     """Raise ``CaptureError`` where the graph does something else than ``model``.
 
     Args:
+        called: what ``model`` did with the example inputs before. Where it drew, or the graph gives something
+            else, ``model`` is called again: the state of the random numbers is another by now, and so may be
+            inputs that the call changes.
         found: what the graph gives for the example inputs.
         drawn: what the graph drew, as ``Draws.found``.
         origin: the name of the capture.
@@ -48,7 +55,9 @@ def require_same(
     >>> require_same(model, x, model(x), {}, "symbolic trace")
     Same(notes=(), total=6)
     """
-    wanted, draws, total = _called(model, example_inputs)
+    if called is not None and not called.drawn and not _far(called.output, found):
+        return Same((), called.multiply_adds)
+    _, wanted, draws, total = ExampleCall.of(model, example_inputs)
     is_other = _far(wanted, found)
     if is_other and _far(wanted, check_inputs(model, example_inputs)):
         raise CaptureError(
@@ -57,15 +66,15 @@ def require_same(
             fix="draw with torch in place of numpy.random or random, or pass as an input what changes",
         )
     is_other = is_other and not _amplifies(model, example_inputs, wanted)
-    is_random = bool(draws.found) and _is_random(model, example_inputs)
+    is_random = bool(draws) and _is_random(model, example_inputs)
     if not is_other and (drawn or not is_random):
-        random = f"draws random numbers at each call: {_listed(draws.found)}"
+        random = f"draws random numbers at each call: {_listed(draws)}"
         return Same((random,) if is_random else (), total)
     if is_random:
         raise CaptureError(
             f"the model draws random numbers, which the graph of {origin} "
             + ("draws otherwise" if drawn else "holds as constants, drawn once"),
-            where=_listed(draws.found),
+            where=_listed(draws),
             fix="draw them before the call, and pass them as an input: forward takes"
             f" {signature(model.forward)}\n"
             "or draw them in a submodule, which then stays in float; for dropout: model.eval()",
@@ -76,16 +85,6 @@ def require_same(
         fix="write what changes a tensor in place (x += y, x.relu_(), x[:, 0] = y) as a new value\n"
         "(x = x + y, torch.cat, torch.where), and what depends on values without branches",
     )
-
-
-def _called(model: nn.Module, example_inputs: Any) -> tuple[Any, Draws, int]:
-    """What ``model`` gives and draws, and its multiply-adds."""
-    try:
-        counter, draws = MultiplyAdds(), Draws()
-        return check_inputs(model, example_inputs, counter, draws), draws, counter.count
-    except InputError:  # counting takes operators apart; the model alone ran on these inputs before
-        draws = Draws()
-        return check_inputs(model, example_inputs, draws), draws, 0
 
 
 def _is_random(model: nn.Module, example_inputs: Any) -> bool:

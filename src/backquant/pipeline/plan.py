@@ -131,22 +131,23 @@ def planned(
     ):
         return made
     try:
-        made = _counted(made, model, capturing.example_inputs, captured)
+        made = _counted(made, model, capturing, captured)
     except CaptureError as error:
         # a trace takes one way for all values, and decides about arguments that are left out as if given
         if not is_open:
             raise
         again = exported_instead(request.custom, model, capturing, error)
-        return _counted(planning.plan(again), model, capturing.example_inputs, again)
+        return _counted(planning.plan(again), model, capturing, again)
     return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
 
 
-def _counted(made: Planned, model: nn.Module, example_inputs: Any, captured: Captured) -> Planned:
+def _counted(made: Planned, model: nn.Module, capturing: Capturing, captured: Captured) -> Planned:
     """With what a run on the example inputs shows. Raises ``CaptureError`` where the graph fails on them, or
     gives other values than ``model``."""
+    inputs, origin = capturing.example_inputs, captured.origin
     with Draws() as draws:
-        costs, outputs = costs_of(made.module, example_inputs, captured.origin)
-    same = require_same(model, example_inputs, outputs, draws.found, captured.origin)
+        costs, outputs = costs_of(made.module, inputs, origin)
+    same = require_same(model, inputs, outputs, draws.found, origin, capturing.called)
     made = made.noted(*same.notes)
     return made._replace(record=replace(made.record, costs=replace(costs, total=same.total)))
 
@@ -317,7 +318,7 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
     largest = described(made.module, max(kept, key=lambda node: costs.get(node.name, 0)))
     try:
         captured = exported(planning.request.custom, model, capturing)
-        other = _counted(planning.plan(captured), model, capturing.example_inputs, captured)
+        other = _counted(planning.plan(captured), model, capturing, captured)
     except CaptureError as error:
         why = first_sentence(error)
         return made.noted(f"{largest} stays float as a whole: it cannot be exported ({why})")

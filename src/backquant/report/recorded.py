@@ -26,16 +26,17 @@ from backquant.runtime import LoweredRecord, QuantizedModel
 
 
 def with_reporting(
-    prepared: PreparedModule, model: nn.Module, example_inputs: Any
+    prepared: PreparedModule, model: nn.Module, example_inputs: Any, total: int = 0
 ) -> PreparedModule:
     """``prepared``, which has a ``report`` from here on.
 
-    ``model``: what it was made from, in evaluation mode. It and its float graph are run where the record does
-    not say what they cost; where it does not run on these inputs, multiply-adds are unknown.
+    ``model``: what it was made from, in evaluation mode; ``total``: its multiply-adds, if they are known. It
+    and its float graph are run where neither that nor the record says what they cost; where it does not run
+    on these inputs, multiply-adds are unknown.
     """
     costs = prepared_state(prepared).costs or _tried(prepared, example_inputs)
     if not costs.not_counted:
-        costs = replace(costs, total=costs.total or _total(model, example_inputs))
+        costs = replace(costs, total=costs.total or total or _total(model, example_inputs))
         _standalone_note(prepared, costs_of_standalone(prepared, example_inputs))
     record = replace(
         prepared_state(prepared),
