@@ -34,8 +34,7 @@ from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.recurrent import has_recurrent, rules_for_recurrent
 from backquant.pipeline.weight_only import weight_only_mapping, weights_by_path
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
-from backquant.report.recorded import report_of, with_reporting
-from backquant.report.requirements import check_requirement
+from backquant.report.recorded import check_coverage, with_reporting
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class CalibrationCall:
         if engine is not None:
             check_engine_dtypes(step.record.plan, config, engine)
         prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
-        check_requirement(report_of(prepared), required)
+        check_coverage(prepared, required)
         measure(prepared, batches, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
         request = requested.request
         return Calibrated(

@@ -18,8 +18,8 @@ from backquant.mapped import EmptyOnMeta, MappedMemory, WeightFiles, filled
 from backquant.pipeline.lower import quantized_model
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.model import Report
-from backquant.report.recorded import report_of
-from backquant.report.requirements import check_requirement, given_requirement
+from backquant.report.recorded import check_coverage
+from backquant.report.requirements import given_requirement
 
 
 # size: the model, its files, and one keyword per independent choice of the user
@@ -112,10 +112,10 @@ def quantize_files(
             feed=calibrate_by_layer,
         )
         reference = ready.reference(kept=memory.kept)
-        check_requirement(report_of(reference), required)
+        check_coverage(reference, required)
         # With nothing as its source it may share what is mapped: it is only written.
         lowered = quantized_model(reference, nn.Module())
-        check_requirement(lowered.report, required)
+        check_coverage(lowered, required)
         report: Report = lowered.report
         write_model(lowered, target, TensorWriter(memory.kept), allow)
     return report

@@ -35,8 +35,8 @@ from backquant.prepare import prepared_state, unobserved
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.report.build import build_report
 from backquant.report.model import Report
-from backquant.report.recorded import report_of, report_source, with_reporting
-from backquant.report.requirements import check_requirement, given_requirement
+from backquant.report.recorded import check_coverage, report_source, with_reporting
+from backquant.report.requirements import given_requirement
 from backquant.runtime import QuantizedModel
 from backquant.speed.against_float import Ways
 from backquant.speed.by_rank import chosen_on_rank_0
@@ -177,9 +177,9 @@ def quantize(
 
         def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
             reference = made_ready.reference(in_float)
-            check_requirement(report_of(reference), required)
+            check_coverage(reference, required)
             lowered = quantized_model(reference, source)
-            check_requirement(lowered.report, required)
+            check_coverage(lowered, required)
             return lowered
 
         def in_float(reason: Reason) -> QuantizedModel | None:

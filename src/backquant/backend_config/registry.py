@@ -67,6 +67,8 @@ def get_backend_config(name_or_path: str | os.PathLike[str]) -> BackendConfig:
 
         return files.load_file(Path(name_or_path))
     name = str(name_or_path)
+    if name in _BUILT_IN:  # what is installed is not searched
+        return _build(name, _module_of(name))
     targets = _targets()
     if name not in targets:
         raise _unknown(name, list(targets))
@@ -213,9 +215,13 @@ def get_qnnpack_pt2e_backend_config() -> BackendConfig:
     return get_backend_config("qnnpack_pt2e")
 
 
+def _module_of(built_in: str) -> str:
+    return f"backquant.backends.{built_in}"
+
+
 def _targets() -> dict[str, list[str]]:
     """Entry point values by backend name; more than one value: a conflict."""
-    targets = {name: [f"backquant.backends.{name}"] for name in _BUILT_IN}
+    targets = {name: [_module_of(name)] for name in _BUILT_IN}
     found: dict[str, list[str]] = {}
     for point in metadata.entry_points(group=_GROUP):
         if point.name not in targets and point.value not in found.setdefault(point.name, []):

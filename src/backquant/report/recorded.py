@@ -6,7 +6,7 @@ that shows beside the plan. From then on every flow has a report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from backquant.errors import first_line
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
-from backquant.prepare import PreparedModule, prepared_state, unobserved, with_state
+from backquant.prepare import PreparedModule, Record, prepared_state, unobserved, with_state
 from backquant.report.build import ReportSource, build_report, bytes_of
 from backquant.report.graph import ReportedGraph
 from backquant.report.model import Report
+from backquant.report.requirements import check_requirement
 from backquant.report.standalone_costs import costs_of_standalone
 from backquant.runtime import LoweredRecord, QuantizedModel
 
@@ -93,9 +94,14 @@ def report_source(module: fx.GraphModule) -> ReportSource:
     'ReLU'
     """
     inner = {node: report_source(part) for node, part in _parts(module)}
-    is_reference = isinstance(module, ReferenceModel)
-    record = reference_state(module) if is_reference else prepared_state(module)
+    record = _record(module)
     return ReportSource(record, ReportedGraph.of(module, record.plan.decisions), inner=inner)
+
+
+def _record(module: nn.Module) -> Record:
+    assert isinstance(module, fx.GraphModule)
+    is_reference = isinstance(module, ReferenceModel)
+    return reference_state(module) if is_reference else prepared_state(module)
 
 
 def report_of(module: nn.Module) -> Report:
@@ -111,6 +117,33 @@ def report_of(module: nn.Module) -> Report:
     """
     assert isinstance(module, fx.GraphModule)
     return build_report(report_source(module))
+
+
+def check_coverage(module: nn.Module, require: float | Sequence[str] | None) -> None:
+    """``check_requirement`` of the report of ``module``: prepared, a reference model or a lowered one.
+
+    Where any quantized operator is enough, the report is built only if the record names none.
+    """
+    if require is None and _quantizes(module):
+        return
+    report = module.report if isinstance(module, QuantizedModel) else report_of(module)
+    check_requirement(report, require)
+
+
+def _quantizes(module: nn.Module) -> bool:
+    """Whether the plan quantizes an operator, which has a kernel if the model is lowered."""
+    if isinstance(module, QuantizedModel) and module.engine is not None:
+        plan, kernels = module.plan, {name for use in module.kernels for name in use.nodes}
+    else:
+        plan = module.plan if isinstance(module, QuantizedModel) else _record(module).plan
+        kernels = set(plan.decisions)
+    return any(
+        decision.quantized
+        and decision.match is not None
+        and plan.matches[decision.match].kind is MatchKind.PATTERN
+        and name in kernels
+        for name, decision in plan.decisions.items()
+    )
 
 
 @dataclass(frozen=True)
