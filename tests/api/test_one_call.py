@@ -216,3 +216,24 @@ def test_random_numbers_are_as_if_nothing_had_happened(net: nn.Module, image: to
     state = torch.get_rng_state()
     backquant.quantize(net, calibration=[image])
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Counter(nn.Module):
+    """Counts its calls in a buffer, in place, also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.fc(x)
+
+
+def test_a_buffer_that_a_whole_module_writes_is_not_changed() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Counter()).eval(), torch.randn(2, 4)
+    custom = backquant.PrepareCustomConfig().set_non_traceable_module_names(["1"])
+    backquant.quantize(model, x, calibration=[x], prepare_custom_config=custom)
+    backquant.prepare_fx(model, backquant.default_mapping("x86"), x, custom)
+    assert model[1].calls.item() == 0

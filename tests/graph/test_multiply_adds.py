@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from backquant.graph.costs import MultiplyAdds
 from backquant.graph.multiply_adds import FORMULAS, has_no_formula
@@ -118,3 +119,28 @@ def test_custom_operators_that_show_nothing_are_not_counted() -> None:
     with torch.no_grad(), MultiplyAdds() as counter:
         hidden(torch.ones(2, 2))
     assert (counter.count, counter.unknown) == (0, ["backquant_test.hidden"])
+
+
+AS_PYTORCH_COUNTS: dict[str, Callable[[], object]] = {
+    "strided, in groups": lambda: F.conv2d(
+        torch.ones(2, 6, 9, 8), torch.ones(4, 3, 3, 2), stride=2, padding=1, groups=2
+    ),
+    "without a batch": lambda: F.conv1d(torch.ones(6, 9), torch.ones(4, 6, 3)),
+    "of nothing": lambda: F.conv2d(torch.ones(0, 6, 9, 8), torch.ones(4, 6, 3, 2)),
+    "transposed, dilated": lambda: F.conv_transpose3d(
+        torch.ones(1, 2, 3, 3, 3), torch.ones(2, 5, 2, 2, 2), dilation=2
+    ),
+    "mm": lambda: torch.ones(3, 4) @ torch.ones(4, 5),
+    "bmm": lambda: torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5)),
+    "addmm": lambda: torch.addmm(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5), beta=2),
+    "baddbmm": lambda: torch.baddbmm(torch.ones(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", AS_PYTORCH_COUNTS)
+def test_own_formulas_of_what_pytorch_counts(name: str) -> None:
+    call = AS_PYTORCH_COUNTS[name]
+    with torch.no_grad(), MultiplyAdds() as ours, FlopCounterMode(display=False) as theirs:
+        call()
+    assert ours.unknown == []
+    assert ours.count == theirs.get_total_flops() // 2

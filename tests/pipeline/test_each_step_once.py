@@ -88,3 +88,40 @@ def test_prepare_for_training(model: nn.Module) -> None:
         warnings.simplefilter("ignore")
         flow = lambda: backquant.prepare_qat_fx(model.train(), mapping, (X,), backend_config="x86")  # noqa: E731
         assert steps_of(flow)[1] == {"capture": 2, **PLANNED}
+
+
+class Counting(nn.Module):
+    """Counts its calls on tensors, in a list that copies of the module share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.seen: Any = Seen()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.note(x)
+        return self.fc(x)
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, x: object) -> None:
+        self.count += type(x) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        lambda model, x: backquant.quantize(model, x, calibration=[x], slower="keep"),
+        backquant.explain,
+        lambda model, x: backquant.prepare_fx(model, backquant.default_mapping("x86"), x),
+    ],
+    ids=["quantize", "explain", "prepare_fx"],
+)
+def test_the_model_itself_is_called_once(flow: Callable[..., Any]) -> None:
+    """To see that the inputs fit, what it costs, and whether the graph gives the same."""
+    model = Counting().eval()
+    flow(model, torch.ones(2, 4))
+    assert model.seen.count == 1

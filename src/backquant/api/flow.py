@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -20,9 +21,10 @@ from backquant.calibrate.examples import call_that_runs, called_on_example
 from backquant.convert import convert_to_reference, original_weights
 from backquant.errors import UsageError
 from backquant.graph import preserve
+from backquant.graph.example_call import ExampleCall
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.lower import quantized_model
-from backquant.pipeline.plan import evaluation_copy, fused_graph, planned
+from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.training import (
     fuse_for_training,
@@ -37,7 +39,7 @@ from backquant.qconfig import (
     PrepareCustomConfig,
     QConfigMapping,
 )
-from backquant.report.recorded import with_reporting
+from backquant.report.recorded import costs_or_why, with_reporting
 from backquant.report.skipped import skipped_in_standalone, warn_of_skipped
 from backquant.runtime import QuantizedModel
 
@@ -127,8 +129,10 @@ def prepare_fx(  # size: PyTorch's signature
     called, note = call_that_runs(given_model(model), example_inputs)
     how = "trace" if model.training or note else "auto"
     capturing = Capturing(how, None if called is None else called.inputs, called=called)
-    prepared = prepared_for_inference(planned(model, request, capturing), request)
-    total = 0 if called is None or model.training else called.multiply_adds
+    step, total = planned(model, request, capturing), 0
+    if called is not None and not model.training:
+        step, total = _counted(step, called), called.multiply_adds
+    prepared = prepared_for_inference(step, request)
     with_reporting(prepared, evaluation_copy(model), example_inputs, total)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
@@ -239,10 +243,19 @@ def prepare_export(  # size: prepare_fx's arguments, and the dynamic sizes
     frozen = evaluation_copy(opened_model(model))
     called = called_on_example(frozen, example_inputs)
     capturing = Capturing("export", called.inputs, dynamic_shapes, called=called)
-    prepared = prepared_for_inference(planned(frozen, request, capturing), request)
+    step = _counted(planned(frozen, request, capturing), called)
+    prepared = prepared_for_inference(step, request)
     with_reporting(prepared, frozen, called.inputs, called.multiply_adds)
     warn_of_skipped(prepared_state(prepared).plan)
     return prepared
+
+
+def _counted(step: Planned, called: ExampleCall) -> Planned:
+    """With what the graph costs, or why that is not known."""
+    if step.record.costs is not None:
+        return step
+    costs = costs_or_why(step.module, called.inputs)
+    return step._replace(record=replace(step.record, costs=costs))
 
 
 def convert_to_reference_fx(  # size: PyTorch's signature, and the dialect

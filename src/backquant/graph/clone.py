@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,6 +84,28 @@ def own_buffers(model: nn.Module) -> nn.Module:
     copied = shallow_copy(model)
     _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
     return copied
+
+
+@contextmanager
+def with_own_buffers(copied: nn.Module) -> Iterator[None]:
+    """While it is open, ``copied``, a shallow copy that nobody else uses, holds copies of its buffers: what a
+    call does to them is gone afterwards.
+
+    >>> bn = nn.BatchNorm1d(2)
+    >>> with with_own_buffers(bn):
+    ...     _ = bn(torch.ones(3, 2))
+    >>> bn.running_mean
+    tensor([0., 0.])
+    """
+    tables = [part._buffers for part in copied.modules() if part._buffers]
+    held = [dict(table) for table in tables]
+    _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, held, strict=True):
+            table.clear()
+            table.update(before)
 
 
 def own_tensors(model: nn.Module) -> nn.Module:

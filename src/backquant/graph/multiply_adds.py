@@ -3,7 +3,8 @@
 PyTorch's own formulas (``torch.utils.flop_counter``: matrix products, convolutions, attention) count two
 operations for each multiply-add. They know nothing of grouped matrix products, of matrix times vector, of
 bilinear layers, and of the fused operators that recurrent layers and attention run as on the CPU: here are
-those. What solves or decomposes matrices, and what multiplies sparse ones, has no such formula.
+those, and the commonest, for which PyTorch's take several times as long as a small product itself. What
+solves or decomposes matrices, and what multiplies sparse ones, has no such formula.
 """
 
 from __future__ import annotations
@@ -48,7 +49,24 @@ def _convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
     output channel.
     """
     del x
-    return int(out.numel()) * int(weight[0].numel())
+    return int(out.numel()) * int(math.prod(weight.shape[1:]))
+
+
+def _any_convolution(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> int:
+    """Transposed, each input is multiplied by one weight of its input channel."""
+    del bias, stride, padding, dilation
+    return _convolution(out if transposed else x, weight, out=x if transposed else out)
 
 
 def _time_convolution(x: Any, weight: Any, *_: Any, out: Any, **__: Any) -> int:
@@ -130,6 +148,11 @@ _OWN: Mapping[Any, Formula] = {
     _aten.dot: _first,
     _aten.vdot: _first,
     _aten.addmv: _second,
+    _aten.mm: _product,
+    _aten.bmm: _product,
+    _aten.addmm: _added_product,
+    _aten.baddbmm: _added_product,
+    _aten.convolution: _any_convolution,
     _aten._int_mm: _product,
     _aten.addbmm: _added_product,
     _aten._addmm_activation: _added_product,

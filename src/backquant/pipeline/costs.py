@@ -10,6 +10,7 @@ from torch import fx
 
 from backquant.errors import CaptureError, first_line
 from backquant.graph import as_arguments
+from backquant.graph.clone import with_own_buffers
 from backquant.graph.costs import GraphCosts, costs_and_outputs
 
 
@@ -29,7 +30,8 @@ def costs_of(
     {'_0': 6}
     """
     try:
-        return costs_and_outputs(module, example_inputs)
+        with with_own_buffers(module):
+            return costs_and_outputs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)
         if origin == "torch.export":

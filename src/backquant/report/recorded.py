@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from backquant.convert import ReferenceModel, reference_state
 from backquant.errors import first_line
+from backquant.graph.clone import with_own_buffers
 from backquant.graph.costs import GraphCosts, graph_costs, total_of
 from backquant.graph.example_spec import ExampleSpec
 from backquant.match import MatchKind
@@ -35,7 +36,8 @@ def with_reporting(
     and its float graph are run where neither that nor the record says what they cost; where it does not run
     on these inputs, multiply-adds are unknown.
     """
-    costs = prepared_state(prepared).costs or _tried(prepared, example_inputs)
+    costs = prepared_state(prepared).costs
+    costs = costs or costs_or_why(unobserved(prepared).eval(), example_inputs)
     if not costs.not_counted:
         costs = replace(costs, total=costs.total or total or _total(model, example_inputs))
         _standalone_note(prepared, costs_of_standalone(prepared, example_inputs))
@@ -51,9 +53,15 @@ def with_reporting(
     return prepared
 
 
-def _tried(prepared: PreparedModule, example_inputs: Any) -> GraphCosts:
+def costs_or_why(module: fx.GraphModule, example_inputs: Any) -> GraphCosts:
+    """What ``module``, a float graph, costs; or why that is not known.
+
+    >>> costs_or_why(fx.symbolic_trace(nn.Linear(2, 2)), "no tensor").not_counted.partition(":")[0]
+    'the model does not run on its example inputs'
+    """
     try:
-        return graph_costs(unobserved(prepared).eval(), example_inputs)
+        with with_own_buffers(module):
+            return graph_costs(module, example_inputs)
     except Exception as error:
         reason = first_line(error)
         return GraphCosts(not_counted=f"the model does not run on its example inputs: {reason}")
