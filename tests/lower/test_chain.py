@@ -45,11 +45,11 @@ def test_a_pattern_spans_nodes_and_fused_modules_but_never_cuts_one(tools):
     fused[0] = nnqr.Conv2d.from_float(conv, tools.weight_qparams(conv))
     gm = tools.trace(forward, pair=fused)
     node = _node(gm, "pair")
-    site = site_of(gm, node, _rule((nnqr.Conv2d,), (nn.ReLU,)), ENGINE)
+    site = site_of(gm, steps_of(gm, node), _rule((nnqr.Conv2d,), (nn.ReLU,)), ENGINE)
     assert site is not None
     assert site.nodes == (node,) and site.module is fused[0]
     assert site.out == tools.u8
-    assert site_of(gm, node, _rule((nnqr.Conv2d,)), ENGINE) is None
+    assert site_of(gm, steps_of(gm, node), _rule((nnqr.Conv2d,)), ENGINE) is None
 
 
 def test_a_chain_ends_where_something_else_reads(tools):
@@ -59,21 +59,29 @@ def test_a_chain_ends_where_something_else_reads(tools):
 
     gm = tools.trace(forward)
     rule = _rule((torch.add,), (F.relu,))
-    assert site_of(gm, _node(gm, "add"), rule, ENGINE) is not None
+    assert site_of(gm, steps_of(gm, _node(gm, "add")), rule, ENGINE) is not None
     shared = tools.trace(lambda self, x, y: (F.relu(x + y) + (x + y), torch.add(x, y)))
-    assert site_of(shared, _node(shared, "add_3"), _rule((torch.add,), (F.relu,)), ENGINE) is None
+    assert (
+        site_of(
+            shared, steps_of(shared, _node(shared, "add_3")), _rule((torch.add,), (F.relu,)), ENGINE
+        )
+        is None
+    )
 
     def two_readers(self, x):
         a = torch.add(x, 1)
         return F.relu(a) + a
 
     gm = tools.trace(two_readers)
-    assert site_of(gm, _node(gm, "add"), rule, ENGINE) is None
+    assert site_of(gm, steps_of(gm, _node(gm, "add")), rule, ENGINE) is None
 
 
 def test_the_follower_must_read_the_value_first(tools):
     gm = tools.trace(lambda self, x, y: torch.mul(y, torch.add(x, y)))
-    assert site_of(gm, _node(gm, "add"), _rule((torch.add,), (torch.mul,)), ENGINE) is None
+    assert (
+        site_of(gm, steps_of(gm, _node(gm, "add")), _rule((torch.add,), (torch.mul,)), ENGINE)
+        is None
+    )
 
 
 def test_the_quantize_node_counts_only_if_it_is_the_only_reader(tools):
@@ -82,7 +90,7 @@ def test_the_quantize_node_counts_only_if_it_is_the_only_reader(tools):
         return tools.qdq(y, tools.u8), y
 
     gm = tools.trace(forward)
-    site = site_of(gm, _node(gm, "add"), _rule((torch.add,)), ENGINE)
+    site = site_of(gm, steps_of(gm, _node(gm, "add")), _rule((torch.add,)), ENGINE)
     assert site is not None
     assert site.out is None and site.quantize is None
 

@@ -24,7 +24,7 @@ from backquant.graph import preserve
 from backquant.graph.example_call import ExampleCall
 from backquant.pipeline.capture import Capturing, spelled_request
 from backquant.pipeline.lower import quantized_model
-from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, planned
+from backquant.pipeline.plan import Planned, evaluation_copy, fused_graph, in_evaluation, planned
 from backquant.pipeline.prepare import prepared_for_inference
 from backquant.pipeline.training import (
     fuse_for_training,
@@ -133,7 +133,7 @@ def prepare_fx(  # size: PyTorch's signature
     if called is not None and not model.training:
         step, total = _counted(step, called), called.multiply_adds
     prepared = prepared_for_inference(step, request)
-    with_reporting(prepared, evaluation_copy(model), example_inputs, total)
+    with_reporting(prepared, in_evaluation(model), example_inputs, total)
     notes = filter(None, (note,))
     warn_of_skipped(prepared_state(prepared).plan, *skipped_in_standalone(prepared), *notes)
     return prepared

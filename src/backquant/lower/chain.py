@@ -63,13 +63,12 @@ def _step(part: Any, node: Node) -> Step:
 
 def site_of(
     graph_module: GraphModule,
-    node: Node,
+    steps: tuple[Step, ...],
     rule: LowerRule,
     engine: EngineInfo,
     described: DTypeConfig | None = None,
 ) -> Site | None:
-    """The site of ``rule`` that starts at ``node``, or ``None`` if its chain is not there."""
-    steps = steps_of(graph_module, node)
+    """The site of ``rule`` that starts at a node with ``steps``, or ``None`` if its chain is not there."""
     wanted = len(rule.pattern)
     while len(steps) < wanted:
         follower = _only_follower(steps[-1].node, engine)

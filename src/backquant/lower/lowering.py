@@ -155,8 +155,9 @@ class _Pass:
         if not steps:
             return
         refusals: list[Reason] = []
+        described = self.described.get(node.name)
         for rule in self.index.get(steps[0].key, ()):
-            site = site_of(self.gm, node, rule, self.engine, self.described.get(node.name))
+            site = site_of(self.gm, steps, rule, self.engine, described)
             if site is None:
                 continue
             with graph_pass(f"lowering rule {rule.name}, at {node.name}"):

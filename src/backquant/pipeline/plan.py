@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from backquant.backend_config import BackendConfig
 from backquant.errors import CaptureError
@@ -346,6 +347,17 @@ def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> 
     )
     record = Record(plan, backend, mapping, request.custom, fused.scopes, fused.provenance)
     return Planned(fused.module, replace(record, shapes=values.seen()))
+
+
+def in_evaluation(model: nn.Module) -> nn.Module:
+    """``model`` where it is what ``evaluation_copy`` would hold, else such a copy: to look at, not to change.
+
+    >>> model = nn.Dropout()
+    >>> in_evaluation(model) is model, in_evaluation(model.eval()) is model
+    (False, True)
+    """
+    differs = any(part.training or is_parametrized(part) for part in model.modules())
+    return evaluation_copy(model) if differs else model
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
