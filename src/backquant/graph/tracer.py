@@ -115,15 +115,15 @@ class ModuleTracer(fx.Tracer):
         self._forms = {} if forms is None else forms
         self._forms_open = 0
         self._by_forms: set[fx.Node] = set()
-        self._parameter_names: dict[int, str] = {}
+        self._names_of: dict[int, str] = {}  # of parameters and buffers, by identity
         self._transparent: frozenset[int] = frozenset()
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
     ) -> fx.Graph:
         if isinstance(root, nn.Module):
-            named = root.named_parameters(remove_duplicate=False)
-            self._parameter_names = {id(p): n for n, p in reversed(list(named))}
+            held = _tensors_by_name(root)  # until the end, so that no other tensor gets their identity
+            self._names_of = {id(tensor): name for name, tensor in reversed(held)}
             self._transparent = _transparent_modules(root)
         with _forward_of(root, self._forms.get("")):
             graph = super().trace(root, concrete_args)
@@ -196,9 +196,9 @@ class ModuleTracer(fx.Tracer):
             self._forms_open -= 1
 
     def create_arg(self, a: Any) -> Any:
-        # The base class searches all parameters for each use of one.
-        if isinstance(a, nn.Parameter) and id(a) in self._parameter_names:
-            return self.create_node("get_attr", self._parameter_names[id(a)], (), {})
+        # The base class searches all parameters, or all buffers, for each use of one.
+        if isinstance(a, torch.Tensor) and id(a) in self._names_of:
+            return self.create_node("get_attr", self._names_of[id(a)], (), {})
         if not self._nested:
             self.returned = a  # the last call of create_arg is for the output node
         self._nested += 1
@@ -209,7 +209,7 @@ class ModuleTracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if isinstance(attr_val, nn.Parameter) and not self.param_shapes_constant:
-            name = self._parameter_names.get(id(attr_val))
+            name = self._names_of.get(id(attr_val))
             if name is None:
                 return attr_val
             if name not in parameter_proxy_cache:
@@ -222,6 +222,11 @@ class ModuleTracer(fx.Tracer):
             return self.path_of_module(module)
         except NameError:
             return ""
+
+
+def _tensors_by_name(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    parameters = root.named_parameters(remove_duplicate=False)
+    return [*parameters, *root.named_buffers(remove_duplicate=False)]
 
 
 def _transparent_modules(root: nn.Module) -> frozenset[int]:
