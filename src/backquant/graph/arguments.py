@@ -12,6 +12,26 @@ from torch import fx, nn
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
 
+def signature_of(module: fx.GraphModule) -> inspect.Signature:
+    """What ``module.forward`` takes, without code being generated for it, where the graph itself says so.
+
+    >>> signature_of(fx.symbolic_trace(lambda x, scale=2.0: x * scale))
+    <Signature (x, scale=2.0)>
+    """
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    is_plain = type(module.graph._codegen) is fx.graph.CodeGen
+    if not is_plain or any(str(node.target).startswith("*") for node in places):
+        module.recompile()  # a deferred graph module has no signature before
+        return inspect.signature(module.forward)
+    kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            inspect.Parameter(str(node.target), kind, default=node.args[0] if node.args else none)
+            for node in places
+        ]
+    )
+
+
 def ordered_arguments(node: fx.Node, module: nn.Module | None = None) -> tuple[Any, ...] | None:
     """The arguments of a call that carry a value, in the callee's order.
 

@@ -7,7 +7,6 @@ Python. What cannot be counted is named: its count is unknown, not 0.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
+from backquant.graph.arguments import signature_of
 from backquant.graph.clone import own_buffers
 from backquant.graph.dispatch_mode import DispatchMode
 from backquant.graph.example import as_arguments
@@ -218,9 +218,8 @@ def costs_and_outputs(module: GraphModule, example_inputs: Any) -> tuple[GraphCo
     >>> costs_and_outputs(symbolic_trace(lambda x: x + 1), (torch.zeros(2),))[1]
     tensor([1., 1.])
     """
-    module.recompile()  # a deferred graph module has no signature before
     args, kwargs = as_arguments(example_inputs)
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound = signature_of(module).bind(*args, **kwargs)
     bound.apply_defaults()
     runner = _Runner(module, MultiplyAdds())
     with torch.random.fork_rng(devices=()), torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from backquant.graph.arguments import signature_of
 from backquant.graph.clone import own_buffers
 from backquant.graph.example import as_arguments
 from backquant.graph.objects import fresh
@@ -151,11 +151,10 @@ def values_of(
     """
     trial = own_buffers(module).eval()
     assert isinstance(trial, fx.GraphModule)
-    trial.recompile()
     args, kwargs = as_arguments(example_inputs)
     runner = _Runner(trial, free or {})
     try:
-        bound = inspect.signature(trial.forward).bind(*fresh(args), **fresh(kwargs))
+        bound = signature_of(trial).bind(*fresh(args), **fresh(kwargs))
         bound.apply_defaults()
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             runner.run(*bound.args, *bound.kwargs.values())
