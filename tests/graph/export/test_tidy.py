@@ -27,6 +27,42 @@ def test_contexts_copies_and_casts(export: Callable[..., Captured]) -> None:
     assert names == ["x", "mul", "constant_0", "add", "output"]
 
 
+class Moved(nn.Module):
+    """As CTRL's positions: a table that is brought to the device of the input, where it is already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = self.table.to(device=x.device, dtype=x.dtype)
+        return x * self.table
+
+
+def test_a_buffer_that_is_assigned_to_itself(export: Callable[..., Captured]) -> None:
+    captured = export(Moved(), torch.randn(2, 3))
+    names = [node.name for node in captured.module.graph.nodes]
+    assert names == ["x", "table", "mul", "output"]
+    x = torch.randn(4, 3)
+    assert torch.equal(captured.module(x), Moved()(x))
+
+
+@pytest.mark.parametrize("change", [1, 0.5])
+def test_a_value_that_is_cast_without_a_copy_is_changed(
+    export: Callable[..., Captured], change: float
+) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            z = y.to(torch.float32)
+            kept = y.to(torch.float32, copy=True)
+            z += change
+            return y - kept
+
+    x = torch.arange(3.0)
+    assert torch.equal(export(Cast(), torch.ones(3)).module(x), Cast()(x))
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 4)])
 def test_in_place(export: Callable[..., Captured], shape: tuple[int, ...]) -> None:
     class InPlace(nn.Module):

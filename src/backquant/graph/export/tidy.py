@@ -164,6 +164,18 @@ def _cast(node: fx.Node) -> fx.Node | None:
     return value if value is not None and plain and _alike(node, value) else None
 
 
+def _uncopied(node: fx.Node) -> fx.Node | None:
+    """What ``to`` gives where nothing is to change: the tensor, and no copy of it."""
+    schema = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(schema, node.args, strict=False)) | dict(node.kwargs)
+    return None if given.get("copy") else _cast(node)
+
+
+def _onto_itself(node: fx.Node) -> fx.Node | None:
+    """``copy_`` of a tensor to itself: what ``self.table = self.table.to(device)`` leaves in an export."""
+    return _first(node) if node.args[0] is node.args[1] else None
+
+
 def _slice(node: fx.Node) -> fx.Node | None:
     start, end, step = ((*node.args, None, None, None)[i] for i in (2, 3, 4))
     value = _first(node)
@@ -182,6 +194,11 @@ _ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.detach.default: _first,
     _aten.detach_.default: _first,
     _aten.type_as.default: _cast,
+    _aten.to.dtype: _uncopied,
+    _aten.to.dtype_layout: _uncopied,
+    _aten.to.device: _uncopied,
+    _aten.to.other: _uncopied,
+    _aten.copy_.default: _onto_itself,
     _aten.slice.Tensor: _slice,
     _aten.dropout.default: _dropout,
     _aten.feature_dropout.default: _dropout,
