@@ -182,8 +182,8 @@ def _refusal(
             f"torch.export cannot capture a module that stays float as a whole: {failure.reason}",
             where=where,
             fix=(_WITHOUT_INPUT if failure.reason == DEPENDS else "")
-            + "rewrite its forward, as the reason says (experts: docs/capture.md): a file has its operators, too;\n"
-            'as quantized for an engine that runs here (backend="x86") the module is called as it is',
+            + "rewrite its forward, as the reason says (experts: docs/capture.md), for a file has its\n"
+            'operators, too; for an engine that runs here (backend="x86") the module is called as it is',
         )
     if failure.reason == DEPENDS:
         return CaptureError(

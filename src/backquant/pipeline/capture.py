@@ -133,7 +133,9 @@ def captured_with(
     except CaptureError as error:
         if capturing.how == "trace" or capturing.example_inputs is None:
             raise
-        return exported_instead(custom, model, capturing, error)
+        failure = error
+    # behind the handler: within it an error of the export would have the trace's as its context, and its line
+    return exported_instead(custom, model, capturing, failure)
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:

@@ -131,13 +131,16 @@ def planned(
         is_open and left_out(made.module, capturing.example_inputs)
     ):
         return made
+    failure: CaptureError | None = None
     try:
         made = _counted(made, model, capturing, captured)
     except CaptureError as error:
         # a trace takes one way for all values, and decides about arguments that are left out as if given
         if not is_open:
             raise
-        again = exported_instead(request.custom, model, capturing, error)
+        failure = error
+    if failure is not None:  # behind the handler, as in ``captured_with``
+        again = exported_instead(request.custom, model, capturing, failure)
         return _counted(planning.plan(again), model, capturing, again)
     return _better(made, model, planning, capturing) if is_open and capturing.decompose else made
 

@@ -56,6 +56,34 @@ def test_a_submodule_that_no_capture_takes() -> None:
         assert (got - wanted).abs().max() < 0.2
 
 
+def padding_of(x: torch.Tensor) -> torch.Tensor | None:
+    padding = x < -1
+    if not padding.any():
+        return None
+    return padding
+
+
+class Masked(nn.Module):
+    """As transformers' FSMT: a trace fails at one line, an export within what the next one calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        if not causal and x is not None:
+            padding = padding_of(x)
+        return self.fc(x if padding is None else x.masked_fill(padding, 0))
+
+
+def test_the_line_of_the_export_and_not_of_the_trace_before_it() -> None:
+    inputs = {"x": torch.randn(2, 8), "causal": False}
+    for capture in ("auto", "export"):
+        with pytest.raises(CaptureError) as told:
+            backquant.quantize(Masked().eval(), inputs, calibration=[inputs], capture=capture)
+        assert str(told.value.where).endswith("if not padding.any():"), capture
+
+
 def test_its_artifact_names_the_class(tmp_path: Path) -> None:
     quantized = backquant.quantize(Routed().eval(), calibration=[torch.randn(4, 8)])
     with pytest.raises(ArtifactError, match="Router"):

@@ -289,6 +289,21 @@ def test_no_compiler(quantized: QuantizedModel, monkeypatch: pytest.MonkeyPatch)
         quantized.compile()
 
 
+class Chosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_a_part_that_decides_by_values_is_named_with_its_line() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), Chosen()).eval(), torch.randn(2, 8)
+    result = backquant.quantize(model, calibration=[x], slower="keep")
+    with pytest.raises(EngineError, match="depends on the values of a tensor") as told:
+        result.compile(x)
+    where = str(told.value.where)
+    assert where.startswith("module '1'") or where.startswith("module '_1'")
+    assert where.endswith("return x if x.sum() > 0 else -x")
+
+
 def test_a_reference_model_is_refused() -> None:
     calibration = [torch.randn(2, 4)]
     made = backquant.quantize(nn.Linear(4, 4), backend="onnxruntime", calibration=calibration)

@@ -21,6 +21,7 @@ from backquant.errors import EngineError, UsageError
 from backquant.files import workspace
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims
+from backquant.graph.export.program import failure_of
 from backquant.graph.plain_arguments import arguments_of, by_position, plain, with_plain_arguments
 from backquant.graph.quiet import quiet
 from backquant.native.epilogue import has_kernels
@@ -139,9 +140,11 @@ def _exported(
                 where=f"dynamic_shapes={dynamic_shapes!r}",
                 fix="leave that axis out, or give example_inputs with a size above 1 on it",
             ) from error
+        failure = failure_of(error, graph_module)
+        place = (f"module {failure.path!r}" if failure.path else "", failure.line)
         raise EngineError(
-            f"the lowered model cannot be exported: {_first_line(error)}",
-            where="QuantizedModel.compile",
+            f"the lowered model cannot be exported: {failure.reason}",
+            where=", ".join(filter(None, place)) or "QuantizedModel.compile",
             fix="call the model as it is: quantized(x)",
         ) from error
 
