@@ -92,6 +92,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "startup": Section("Start", "startup", ("--rounds", "3", "--out", "{out}/startup.json"), 240),
     "profiles": Section("Where our time goes", "profile_rows", ("--out", "{out}"), 240),
+    "roofline": Section("How near to what the core can do", "roofline", ("--out", "{out}"), 1500),
     "kernels": Section("Kernels", "kernels", ("--repeat", "7", "--out", "{out}/kernels.json"), 60),
     "lowbit": Section("Weights of few bits", "lowbit", ("--out", "{out}"), 120),
     "qat": Section("A step of training", "qat_step", ("--out", "{out}/qat.json"), 300),
@@ -99,8 +100,16 @@ SECTIONS: dict[str, Section] = {
     "pays": Section("Whether quantizing pays", "pays", ("--out", "{out}"), 1200),
     "deploy": Section("Models on the targets of export", "deploy", ("--out", "{out}"), 4 * 3600),
 }
-ASKED = ("quick", "run_memory", "pays", "tool", "deploy")  # only when they are named
-MARKDOWN = ("models", "calibration", "quick", "run_memory", "pays", "deploy")  # what they print
+ASKED = ("quick", "run_memory", "pays", "tool", "roofline", "deploy")  # only when they are named
+MARKDOWN = (
+    "models",
+    "calibration",
+    "quick",
+    "run_memory",
+    "pays",
+    "roofline",
+    "deploy",
+)  # what they print
 
 
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
