@@ -66,23 +66,37 @@ class _Linear(_Weighted):
 
 
 class _Convolution(_Weighted):
-    """Clamps that oneDNN's 1d and 3d kernels lack follow in integers."""
+    """Convolutions of one dimension are those of images of one row, which there are kernels for. Clamps that
+    oneDNN's 3d kernels lack follow in integers.
+    """
 
     def __init__(self, kernel: OnednnConv) -> None:
         super().__init__(kernel)
         c = self.config
+        self.is_row = len(c.stride) == 1
+        if self.is_row:
+            self.weight = self.weight.unsqueeze(2)
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
-        inside = post_op.applied_by_conv(len(c.stride))
+        inside = post_op.applied_by_conv(2 if self.is_row else len(c.stride))
         self.clamp = None if inside else kernel.clamp_bounds
         given = (c.post_op, list(c.post_numbers), c.post_algorithm)
         self.post_op: tuple[Any, ...] = given if inside else ("none", [], "")
 
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        stride, padding, dilation, groups = super().geometry
+        if self.is_row:  # kernels want one stride; of one row both make one
+            return 2 * stride, [0, *padding], [1, *dilation], groups
+        return stride, padding, dilation, groups
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         c = self.config
         out = (c.out_scale, c.out_zero_point, c.out_dtype, *self.post_op)
+        x = x.unsqueeze(2) if self.is_row else x
         made: torch.Tensor = operators.convolution(
             x, *self.source, *self.geometry, None, 1.0, 0, *out
         )
+        made = made.squeeze(2) if self.is_row else made
         return made if self.clamp is None else torch.clamp(made, *self.clamp)
 
 

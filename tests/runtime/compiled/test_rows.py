@@ -1,0 +1,59 @@
+"""Convolutions of one dimension in compiled code: those of images of one row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.native.epilogue import has_kernels
+
+pytestmark = pytest.mark.xdist_group("compiled")
+
+LAYERS = {
+    "dense": nn.Conv1d(6, 10, 3, padding=1),
+    "strided": nn.Conv1d(6, 10, 5, 3, dilation=2),
+    "one channel": nn.Conv1d(1, 7, 16, 8),
+    "depthwise": nn.Conv1d(6, 6, 5, padding=2, groups=6),
+    "depthwise, strided": nn.Conv1d(6, 6, 3, 2, padding=1, groups=6),
+    "depthwise, dilated": nn.Conv1d(6, 6, 3, padding=2, dilation=2, groups=6),
+    "grouped": nn.Conv1d(16, 16, 3, padding=1, groups=2),
+    "clamped": nn.Sequential(nn.Conv1d(6, 10, 3), nn.ReLU6()),
+}
+
+
+def _channels(layer: nn.Module) -> int:
+    first = layer[0] if isinstance(layer, nn.Sequential) else layer
+    return int(first.in_channels)
+
+
+class Lines(nn.Module):
+    """All of them on their inputs; the results of half of them are integers, which a pool reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LAYERS.values())
+
+    def forward(self, *lines: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = [layer(x) for layer, x in zip(self.layers, lines, strict=True)]
+        return (*found[::2], *(nn.functional.max_pool1d(x, 2) for x in found[1::2]))
+
+
+def test_lines_are_images_of_one_row() -> None:
+    torch.manual_seed(0)
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(2, _channels(layer), 41) for layer in LAYERS.values())
+
+    data = [batch() for _ in range(3)]
+    quantized = backquant.quantize(Lines().eval(), calibration=data, slower="keep")
+    compiled = quantized.compile()
+    if has_kernels():  # those in groups of 3 or 1, dilated, are oneDNN's
+        assert compiled.compilation.kernels["backquant.convolution"] >= 5
+    inputs = batch()
+    for wanted, found in zip(quantized(*inputs), compiled(*inputs), strict=True):
+        assert wanted.shape == found.shape
+        apart, largest = (wanted - found).abs(), wanted.abs().max()
+        assert apart.max() <= largest * 2.5 / 255  # one step, about
+        assert (apart > largest * 1e-5).float().mean() < 0.01
