@@ -8,6 +8,7 @@ from torch import nn
 
 import backquant
 from backquant.native.epilogue import has_kernels
+from backquant.runtime.compiled import modules
 
 pytestmark = pytest.mark.xdist_group("compiled")
 
@@ -40,7 +41,11 @@ class Lines(nn.Module):
         return (*found[::2], *(nn.functional.max_pool1d(x, 2) for x in found[1::2]))
 
 
-def test_lines_are_images_of_one_row() -> None:
+@pytest.mark.parametrize("most", [modules._FEW, 0])
+def test_lines_are_images_of_one_row_where_they_give_few_values(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "_FEW", most)
     torch.manual_seed(0)
 
     def batch() -> tuple[torch.Tensor, ...]:
@@ -49,8 +54,11 @@ def test_lines_are_images_of_one_row() -> None:
     data = [batch() for _ in range(3)]
     quantized = backquant.quantize(Lines().eval(), calibration=data, slower="keep")
     compiled = quantized.compile()
-    if has_kernels():  # those in groups of 3 or 1, dilated, are oneDNN's
-        assert compiled.compilation.kernels["backquant.convolution"] >= 5
+    kernels = compiled.compilation.kernels
+    if has_kernels() and most:  # the depthwise one with dilation is oneDNN's
+        assert kernels["backquant.convolution"] + kernels["backquant.depthwise"] == len(LAYERS) - 1
+    else:
+        assert kernels["onednn.qconv_pointwise"] == len(LAYERS)
     inputs = batch()
     for wanted, found in zip(quantized(*inputs), compiled(*inputs), strict=True):
         assert wanted.shape == found.shape

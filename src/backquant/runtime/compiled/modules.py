@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ from backquant.runtime.compiled.as_run import AS_RUN, AsItRuns
 from backquant.runtime.compiled.dynamic import dynamic_linear
 from backquant.runtime.compiled.functions import as_float, as_integer
 from backquant.runtime.compiled.transposed import TransposedConvolution
+
+_FEW = 1 << 16  # values
 
 
 class _Weighted(nn.Module):
@@ -66,38 +69,42 @@ class _Linear(_Weighted):
 
 
 class _Convolution(_Weighted):
-    """Convolutions of one dimension are those of images of one row, which there are kernels for. Clamps that
-    oneDNN's 3d kernels lack follow in integers.
+    """Clamps that oneDNN's 1d and 3d kernels lack follow in integers.
+
+    Convolutions of one dimension that give few values are those of images of one row, which there are
+    kernels for: oneDNN's take 40 µs before they begin. Many values stay in the order of ``[batch, channels,
+    length]``: the code that reads them loses more on channels last than the kernel gains.
     """
 
     def __init__(self, kernel: OnednnConv) -> None:
         super().__init__(kernel)
         c = self.config
         self.is_row = len(c.stride) == 1
-        if self.is_row:
-            self.weight = self.weight.unsqueeze(2)
         post_op = PostOp(c.post_op, c.post_numbers, c.post_algorithm)
-        inside = post_op.applied_by_conv(2 if self.is_row else len(c.stride))
+        inside = post_op.applied_by_conv(len(c.stride))
         self.clamp = None if inside else kernel.clamp_bounds
-        given = (c.post_op, list(c.post_numbers), c.post_algorithm)
-        self.post_op: tuple[Any, ...] = given if inside else ("none", [], "")
-
-    @property
-    def geometry(self) -> tuple[Any, ...]:
-        stride, padding, dilation, groups = super().geometry
-        if self.is_row:  # kernels want one stride; of one row both make one
-            return 2 * stride, [0, *padding], [1, *dilation], groups
-        return stride, padding, dilation, groups
+        self.post_op: tuple[Any, ...] = (c.post_op, list(c.post_numbers), c.post_algorithm)
+        self.own_post_op: tuple[Any, ...] = self.post_op if inside else ("none", [], "")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         c = self.config
-        out = (c.out_scale, c.out_zero_point, c.out_dtype, *self.post_op)
-        x = x.unsqueeze(2) if self.is_row else x
-        made: torch.Tensor = operators.convolution(
-            x, *self.source, *self.geometry, None, 1.0, 0, *out
-        )
-        made = made.squeeze(2) if self.is_row else made
+        out = (None, 1.0, 0, c.out_scale, c.out_zero_point, c.out_dtype)
+        made: torch.Tensor
+        if self.is_row and self._outputs(x) <= _FEW:
+            # kernels want one stride; of one row both make one
+            geometry = (2 * c.stride, (0, *c.padding), (1, *c.dilation), c.groups)
+            source = (c.x_scale, c.x_zero_point, self.weight.unsqueeze(2), self.scale, self.bias)
+            row = x.unsqueeze(2)
+            made = operators.convolution(row, *source, *geometry, *out, *self.post_op)
+            return made.squeeze(2)
+        made = operators.convolution(x, *self.source, *self.geometry, *out, *self.own_post_op)
         return made if self.clamp is None else torch.clamp(made, *self.clamp)
+
+    def _outputs(self, x: torch.Tensor) -> int:
+        """How many values it gives, of sizes that are known."""
+        spatial = operators.output_size(x.shape[2:], self.weight.shape[2:], self.geometry)
+        known = [size for size in (x.shape[0], *spatial) if isinstance(size, int)]
+        return math.prod(known, start=self.weight.shape[0])
 
 
 class _ConvolutionAdd(_Weighted):
