@@ -270,3 +270,25 @@ def test_lookup_of_parameters_is_no_search() -> None:
     module = capture(model).module
     assert len(module.graph.find_nodes(op="get_attr")) == 50
     assert model.walks <= 1
+
+
+class Counted(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x)
+
+
+def test_a_trace_does_not_write_the_buffers_of_the_model() -> None:
+    model = Counted()
+    buffer = model.calls
+    captured = capture(model)
+    assert model.calls is buffer
+    assert float(buffer) == 0
+    assert dict(captured.module.named_parameters())["linear.weight"] is model.linear.weight

@@ -11,7 +11,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.assemble import DeferredGraphModule, assemble
-from backquant.graph.clone import shallow_copy
+from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
 from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
@@ -73,14 +73,15 @@ def capture(
     copied = shallow_copy(model)
     decomposition = Decomposition() if decomposition is None else decomposition
     tracer = ModuleTracer(non_traceable_names, non_traceable_classes, decomposition.traced())
-    try:
-        with capture_in_own_thread():
-            graph = tracer.trace(copied)
-    except Exception as error:
-        raise _explained(error, model, tracer) from error
-    read_changed_values(graph, copied, tracer.changed)
-    lost = lost_change(graph, copied, tracer.changed)
-    tracer.changed.clear()
+    with with_own_buffers(copied):  # a trace runs what changes a buffer in place
+        try:
+            with capture_in_own_thread():
+                graph = tracer.trace(copied)
+        except Exception as error:
+            raise _explained(error, model, tracer) from error
+        read_changed_values(graph, copied, tracer.changed)
+        lost = lost_change(graph, copied, tracer.changed)
+        tracer.changed.clear()
     module = assemble(DeferredGraphModule, graph, copied)
     keep_returned(module, tracer.returned)
     tracer.returned = None
