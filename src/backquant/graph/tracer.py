@@ -122,9 +122,8 @@ class ModuleTracer(fx.Tracer):
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
     ) -> fx.Graph:
         if isinstance(root, nn.Module):
-            held = _tensors_by_name(
-                root
-            )  # until the end, so that no other tensor gets their identity
+            # held until the end, so that no other tensor gets their identity
+            held = _tensors_by_name(root)
             self._names_of = {id(tensor): name for name, tensor in reversed(held)}
             self._transparent = _transparent_modules(root)
         with _forward_of(root, self._forms.get("")):
