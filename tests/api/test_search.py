@@ -124,7 +124,7 @@ def test_ctrl_c_gives_the_best_so_far(net: Any, monkeypatch: pytest.MonkeyPatch)
         backquant.search(model, data, budget={"min_sqnr": 20}, times=None)
 
 
-def test_a_metric_that_fails_late_leaves_the_best_so_far(net: Any, tmp_path: Path) -> None:
+def test_a_metric_that_fails_late_leaves_the_best_so_far(net: Any) -> None:
     model, data = net
     metric, calls = nearness(model, data), [0]
 
