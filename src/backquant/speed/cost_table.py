@@ -20,7 +20,7 @@ from backquant.lower.kernels.boundary import dequantize, quantize
 from backquant.match.plan import Decision, Match, MatchKind, Outcome, RuleKind
 from backquant.match.slower import MARGIN, QUIET, Costs, Unit, Value
 from backquant.runtime import QuantizedModel
-from backquant.runtime.replay.timed import Clock, replayed
+from backquant.runtime.replay.timed import Clock, nothing, replayed
 
 _LOWERED = "_lowered"
 _BY_NAME = (
@@ -221,9 +221,10 @@ class _Table:
         return any(self.kept.holds(self.plan.decisions[name]) for name in match.nodes)
 
     def values(self, sizes: Mapping[str, int], conversion: Conversions) -> Iterator[Value]:
-        """One for each tensor of floats that goes from one unit, or from elsewhere, to units."""
+        """One for each tensor of floats that goes from one unit, or from elsewhere, to units; constants are
+        quantized before."""
         for node in self.graph.nodes:
-            if node.name not in sizes:
+            if node.name not in sizes or node.op == "get_attr":
                 continue
             producer = self._unit(node)
             readers = {
@@ -258,15 +259,16 @@ def _root(first: dict[int, int], match: int) -> int:
 
 
 class TimedConversions:
-    """Lines through two measurements each of a quantize and a dequantize, here.
+    """Lines through two measurements each of a quantize and a dequantize, here; without what a call takes.
 
-    >>> TimedConversions(lambda run: 2e-6).quantize(100)
+    >>> round(TimedConversions(lambda run: 3e-6 if run().numel() else 1e-6).quantize(100), 3)
     2.0
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._quantize = _line([_MICRO * clock(_quantizing(size)) for size in _SIZES])
-        self._dequantize = _line([_MICRO * clock(_dequantizing(size)) for size in _SIZES])
+        called = clock(nothing())
+        self._quantize = _line([clock(_quantizing(size)) - called for size in _SIZES])
+        self._dequantize = _line([clock(_dequantizing(size)) - called for size in _SIZES])
 
     def quantize(self, size: int) -> float:
         """Microseconds for so many elements."""
@@ -279,8 +281,8 @@ class TimedConversions:
         return start + slope * size
 
 
-def _line(times: list[float]) -> tuple[float, float]:
-    small, large = times
+def _line(seconds: list[float]) -> tuple[float, float]:
+    small, large = (_MICRO * max(0.0, each) for each in seconds)
     slope = max(0.0, (large - small) / (_SIZES[1] - _SIZES[0]))
     return max(0.0, small - slope * _SIZES[0]), slope
 

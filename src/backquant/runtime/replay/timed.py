@@ -93,6 +93,15 @@ def replayed(
     return partial(Program(pass_on(recording)), [x])
 
 
+def nothing() -> Callable[[], object]:
+    """What does nothing, and takes as long as to call a program takes: no part of what programs do.
+
+    >>> nothing()()
+    tensor([])
+    """
+    return _Run(Program(_NOTHING), [torch.zeros(0)])
+
+
 class NodeTimes:
     """Seconds of each node of ``module`` on inputs, by name, and in ``sizes`` how many elements floating
     point results have. Nodes that call nothing have no time.
@@ -166,12 +175,12 @@ class NodeTimes:
         given = Arguments(self.args, {}, takes_objects=True).tensors
         held = dict(zip(self._recording.inputs, given, strict=True))
         known = dict(self.known)
-        nothing = clock(_Run(Program(_NOTHING), [torch.zeros(0)]))
+        called = clock(nothing())
         found: dict[str, float] = {}
         for part in self._parts:
             run = _Run(part.program, [held[name] for name in part.inputs])
             if part.key not in known:
-                seconds = max(0.0, clock(run) - nothing)
+                seconds = max(0.0, clock(run) - called)
                 known[part.key] = seconds
                 self.by_kernel[part.key] = min(seconds, self.by_kernel.get(part.key, seconds))
             found[part.node] = found.get(part.node, 0.0) + known[part.key]
@@ -240,7 +249,7 @@ class _Timed(_Walk):
         self.clock, self.note = clock, note
         self._shapes = _Shapes(module)
         self._known: dict[Hashable, float] = {}
-        self._nothing = clock(_Call(partial(Interpreter.run_node, self), _nothing()))
+        self._nothing = clock(_Call(partial(Interpreter.run_node, self), _idle()))
 
     def run_node(self, n: Node) -> Any:
         if not n.op.startswith("call_"):
@@ -269,7 +278,7 @@ class _Call:
         return self.result
 
 
-def _nothing() -> Node:
+def _idle() -> Node:
     """A node whose call takes no time."""
     return Graph().call_function(_forget, (0,))
 
