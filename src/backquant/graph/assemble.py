@@ -113,7 +113,7 @@ def _install(made: nn.Module, root: nn.Module, path: str, value: Any) -> None:
     owner: nn.Module = made
     like: Any = root
     for part in owners:
-        like = getattr(like, "_modules", {}).get(part)
+        like = dict(getattr(like, "_modules", {}).items()).get(part)  # TorchScript's has no get()
         child = owner._modules.get(part)
         if child is not None and child is like:
             return  # a module above it was copied whole, with all it contains

@@ -13,6 +13,7 @@ from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
+from backquant.graph.hooks import drop_hooks
 from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
 from backquant.graph.returned import keep_returned
@@ -82,6 +83,8 @@ def capture(
         read_changed_values(graph, copied, tracer.changed)
         lost = lost_change(graph, copied, tracer.changed)
         tracer.changed.clear()
+    for part in tracer.hooked:
+        drop_hooks(part)
     module = assemble(DeferredGraphModule, graph, copied)
     keep_returned(module, tracer.returned)
     tracer.returned = None

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
+from backquant.graph.hooks import hold_computed_weights
+
 # Containers in which a module may keep references to its submodules.
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _DEPTH = 3
@@ -53,7 +55,8 @@ def shallow_copy(model: nn.Module) -> nn.Module:
 
 
 def without_parametrizations(copied: nn.Module) -> nn.Module:
-    """``copied``, a shallow copy, whose modules hold what their parametrizations compute, in place.
+    """``copied``, a shallow copy in evaluation mode, whose modules hold what their parametrizations and
+    PyTorch's hooks before calls (old weight norm, pruning) compute, in place.
 
     >>> model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
     >>> copied = without_parametrizations(shallow_copy(model))
@@ -61,6 +64,7 @@ def without_parametrizations(copied: nn.Module) -> nn.Module:
     ('Linear', True)
     """
     for module in list(copied.modules()):
+        hold_computed_weights(module)
         if not is_parametrized(module):
             continue
         with torch.no_grad():
@@ -97,7 +101,8 @@ def with_own_buffers(copied: nn.Module) -> Iterator[None]:
     >>> bn.running_mean
     tensor([0., 0.])
     """
-    tables = [part._buffers for part in copied.modules() if part._buffers]
+    parts = [part for part in copied.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    tables = [part._buffers for part in parts if part._buffers]
     held = [dict(table) for table in tables]
     _replace_tensors(copied, "_buffers", lambda t: t.detach().clone())
     try:

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
+from backquant.graph.hooks import forward_in_place, has_hooks, only_users_hooks, with_hooks
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
@@ -63,10 +64,22 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if isinstance(module, torch.jit.ScriptModule):
         return True
+    if "forward" in vars(module):  # assigned to this module: it does something else than its class
+        return False
     package = type(module).__module__
     if any(package == leaf or package.startswith(leaf + ".") for leaf in _LEAF_PACKAGES):
         return True
     return callable(getattr(module, "calculate_qparams", None))
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether the call is one of a method that changes a tensor in place."""
+    name = str(node.target)
+    return node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+
+
+def _forward_with_hooks(root: Any) -> Callable[..., Any] | None:
+    return with_hooks(type(root)) if isinstance(root, nn.Module) and has_hooks(root) else None
 
 
 @contextmanager
@@ -89,10 +102,12 @@ class ModuleTracer(fx.Tracer):
     its ``stack_trace`` the calls of ``forward`` that lead to it.
 
     ``forms``: by path, what is traced in the place of a module's ``forward``; such a module is no leaf. What
-    is computed there and read nowhere is dropped.
+    is computed there, or by hooks, and read nowhere is dropped.
 
-    After a trace ``returned`` is what the model returned, with proxies for tensors, and ``changed`` has the
-    calls that stand for ``+=`` and its like.
+    Hooks are traced as what they do (``backquant.graph.hooks``); the root and its modules are copies.
+
+    After a trace ``returned`` is what the model returned, with proxies for tensors, ``changed`` has the calls
+    that stand for ``+=`` and its like, and ``hooked`` the leaves whose hooks are nodes now.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -117,6 +132,8 @@ class ModuleTracer(fx.Tracer):
         self._by_forms: set[fx.Node] = set()
         self._names_of: dict[int, str] = {}  # of parameters and buffers, by identity
         self._transparent: frozenset[int] = frozenset()
+        self.hooked: list[nn.Module] = []
+        self._hooked: frozenset[int] = frozenset()  # leaves, by identity
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
@@ -126,7 +143,9 @@ class ModuleTracer(fx.Tracer):
             held = _tensors_by_name(root)
             self._names_of = {id(tensor): name for name, tensor in reversed(held)}
             self._transparent = _transparent_modules(root)
-        with _forward_of(root, self._forms.get("")):
+            hooked = [part for part in root.modules() if part is not root and has_hooks(part)]
+            self._hooked = frozenset(id(part) for part in hooked if is_leaf(part))
+        with _forward_of(root, self._forms.get("", _forward_with_hooks(root))):
             graph = super().trace(root, concrete_args)
         self._drop_unread(graph)
         for node in graph.nodes:
@@ -142,7 +161,7 @@ class ModuleTracer(fx.Tracer):
     def _drop_unread(self, graph: fx.Graph) -> None:
         """Erase what forms compute for nobody, the last first."""
         for node in reversed(list(graph.nodes)):
-            kept = node.op == "call_module" or node.target is torch._assert
+            kept = node.op == "call_module" or node.target is torch._assert or _changes(node)
             if node in self._by_forms and not node.users and not kept:
                 graph.erase_node(node)
                 self.node_name_to_scope.pop(node.name, None)
@@ -161,6 +180,8 @@ class ModuleTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_qualified_name in self._forms:
             return False
+        if id(m) in self._hooked:
+            return False
         return module_qualified_name in self._names or type(m) in self._classes or is_leaf(m)
 
     def call_module(
@@ -175,6 +196,8 @@ class ModuleTracer(fx.Tracer):
         path = self._path_or_empty(m) if self._forms else ""
         form = self._forms.get(path)
         try:
+            if id(m) in self._hooked:
+                return self._call_hooked(m, forward, args, kwargs)
             if form is None:
                 return super().call_module(m, forward, args, kwargs)
             return self._call_form(m, form, args, kwargs)
@@ -182,6 +205,27 @@ class ModuleTracer(fx.Tracer):
             if self.failed_path is None:
                 self.failed_path = self._path_or_empty(m)
             raise
+
+    def _call_hooked(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call of a leaf, between the nodes of what its hooks do."""
+        target = self.path_of_module(m)
+        self.hooked.append(m)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return self.create_proxy("call_module", target, args, kwargs)
+
+        self._forms_open += 1
+        try:
+            with only_users_hooks(m), forward_in_place(m, called):
+                return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._forms_open -= 1
 
     def _call_form(
         self,

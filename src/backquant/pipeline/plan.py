@@ -25,6 +25,7 @@ from backquant.fuse.admitted import FusedPlan
 from backquant.fuse.apply import Fused
 from backquant.graph import Captured, Scope, released, shallow_copy, without_parametrizations
 from backquant.graph.draws import Draws
+from backquant.graph.hooks import weight_hooks
 from backquant.graph.values import GraphValues
 from backquant.match import (
     CustomMatching,
@@ -359,13 +360,15 @@ def in_evaluation(model: nn.Module) -> nn.Module:
     >>> in_evaluation(model) is model, in_evaluation(model.eval()) is model
     (False, True)
     """
-    differs = any(part.training or is_parametrized(part) for part in model.modules())
+    differs = any(
+        part.training or is_parametrized(part) or weight_hooks(part) for part in model.modules()
+    )
     return evaluation_copy(model) if differs else model
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode that shares the tensors; the model keeps its training flags. Parameters that
-    are computed (``torch.nn.utils.parametrize``) are what they are computed to be.
+    are computed (``torch.nn.utils.parametrize``, old weight norm, pruning) are what they are computed to be.
 
     >>> model = nn.Dropout()
     >>> evaluation_copy(model).training, model.training

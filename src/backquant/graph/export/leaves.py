@@ -87,7 +87,9 @@ def _without_written_views(nodes: list[fx.Node]) -> list[fx.Node]:
 def _leaf(
     place: Place, module: nn.Module, nodes: list[fx.Node], owned: Mapping[fx.Node, torch.Tensor]
 ) -> Leaf | None:
-    if isinstance(module, COMPOSED) or not is_leaf(module) or not _takes_one(type(module).forward):
+    if isinstance(module, (*COMPOSED, torch.jit.ScriptModule)) or not is_leaf(module):
+        return None
+    if not _takes_one(type(module).forward):
         return None
     inside = set(nodes)
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}

@@ -13,11 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from backquant.errors import InputError
+from backquant.graph.hooks import KeptHook
 
 _ONE_RANK = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class TakesRank:
+class TakesRank(KeptHook):
     """A forward pre-hook that refuses inputs of other ranks.
 
     >>> import torch
