@@ -95,6 +95,24 @@ def test_views_of_what_is_changed(export: Callable[..., Captured]) -> None:
     export(Views(), torch.randn(3, 4))
 
 
+def test_tensors_assigned_to_slices(export: Callable[..., Captured]) -> None:
+    """As RWKV's states, one position after the other."""
+
+    class Assigned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.zeros_like(x)
+            y[:, 0] = x[:, 1]
+            y[:, 1:] = x[:, :-1] * 2
+            return y
+
+    captured = export(Assigned(), torch.randn(2, 3))
+    x = torch.randn(2, 3)
+    assert torch.equal(captured.module(x), Assigned()(x))
+    assert not [
+        node for node in captured.module.graph.nodes if str(node.target).startswith("aten.copy_")
+    ]
+
+
 def test_inputs_and_control_flow_operators() -> None:
     from backquant.graph.export import capture_export
     from backquant.operators.aten import AtenSpeller

@@ -244,7 +244,7 @@ def _is_pure(node: fx.Node) -> bool:
 def _resolve_in_place(graph: fx.Graph) -> None:
     aliases = _Aliases(graph)
     for node in list(graph.nodes):
-        if node.op == "call_function" and not _is_pure(node) and node.target not in _SAME:
+        if node.op == "call_function" and not _is_pure(node):
             _out_of_place(node, aliases)
 
 
