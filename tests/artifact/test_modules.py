@@ -267,6 +267,22 @@ CRAFTED: dict[str, dict[str, Any]] = {
 }
 
 
+def test_notes_of_a_library_that_hide_a_method_are_left_out(again: Again) -> None:
+    layer = nn.MaxPool2d(2)
+    layer.type, layer.i = "torch.nn.modules.pooling.MaxPool2d", 3  # as ultralytics numbers layers
+    loaded = again(layer)
+    assert "type" not in vars(loaded)
+    assert loaded.i == 3
+    assert loaded.type(torch.float32) is loaded
+
+
+def test_assigned_methods_are_refused(again: Again) -> None:
+    layer = nn.MaxPool2d(2)
+    layer.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(ArtifactError, match="methods were assigned to the MaxPool2d"):
+        again(layer)
+
+
 @pytest.mark.parametrize("case", CRAFTED)
 def test_what_no_encoder_wrote(case: str, snapshot: Callable[..., None]) -> None:
     entry = {"class": "torch.nn.modules.activation.ReLU", "training": False, **CRAFTED[case]}

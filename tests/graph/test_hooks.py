@@ -62,6 +62,11 @@ def _assigned(net: Net) -> None:
     net.conv.forward = lambda x: own(x) * 2  # type: ignore[method-assign]
 
 
+def _inner(net: Net) -> None:
+    own = net.conv._conv_forward
+    net.conv._conv_forward = lambda x, weight, bias: own(x, weight * 2, bias)  # type: ignore[method-assign]
+
+
 def _bound(net: Net) -> None:
     kind = type(net.fc)
     net.fc.forward = MethodType(lambda self, x: kind.forward(self, x) - 3, net.fc)  # type: ignore[method-assign]
@@ -74,6 +79,7 @@ CHANGES: list[Callable[[Net], None]] = [
     _with_keywords,
     _of_a_container,
     _assigned,
+    _inner,
     _bound,
 ]
 

@@ -24,9 +24,10 @@ from backquant.artifact.inline import inlined
 from backquant.artifact.kernel_tensors import check_tensors
 from backquant.artifact.kernels import check_config
 from backquant.artifact.names import check_keyword, check_path
-from backquant.artifact.parts import check_attribute_names, check_module
+from backquant.artifact.parts import check_attribute_names, check_module, hides_of_class
 from backquant.artifact.values import Decoder, Encoder
 from backquant.errors import ArtifactError
+from backquant.graph.hooks import has_own_methods
 from backquant.lower.kernels.configured import decode_config
 
 
@@ -83,7 +84,8 @@ class ModuleEncoder:
             entry["config"] = self._encoder.encode(module.artifact_config(), path)
             return entry
         if "class" in entry:
-            own = {k: v for k, v in vars(module).items() if k not in _INTERNAL | _REBUILT}
+            _refuse_own_methods(module, where)
+            own = {k: v for k, v in vars(module).items() if not _is_left_out(module, k, v)}
             entry["attributes"] = self._values(module, own, path)
         entry["children"] = {
             name: self.encode(child, check_path(f"{path}.{name}".lstrip("."), where))
@@ -108,6 +110,22 @@ class ModuleEncoder:
             "buffers": self._values(module, dict(module._buffers), path),
             "non_persistent": sorted(module._non_persistent_buffers_set),
         }
+
+
+def _is_left_out(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether an attribute is not written. Data that hides a method of its class is a note that a library made
+    of a layer (``layer.type = "..."``): its operator does not read it, and no file may bring it."""
+    is_note = hides_of_class(type(module), name) and not callable(value)
+    return is_note or name in _INTERNAL | _REBUILT
+
+
+def _refuse_own_methods(module: nn.Module, where: str) -> None:
+    if has_own_methods(module):
+        raise ArtifactError(
+            f"methods were assigned to the {type(module).__name__}, and a file loads without your code",
+            where=where,
+            fix="write them as a class of their own, or keep the model in memory",
+        )
 
 
 def _refuse_hooks(module: nn.Module, where: str) -> None:

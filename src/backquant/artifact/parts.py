@@ -33,11 +33,18 @@ def check_attribute_names(
     """
     for table in _TABLES:
         for name in entry.get(table, {}):
-            hides = callable(getattr(cls, name, None)) or isinstance(
-                getattr(cls, name, None), property
-            )
-            if hides or name in internal or name.startswith("__"):
+            if hides_of_class(cls, name) or name in internal or name.startswith("__"):
                 raise ArtifactError(f"{name!r} is no attribute of a module", where=where)
+
+
+def hides_of_class(cls: type, name: str) -> bool:
+    """Whether an attribute ``name`` would hide a method or a property of ``cls``.
+
+    >>> hides_of_class(nn.ReLU, "forward"), hides_of_class(nn.ReLU, "inplace")
+    (True, False)
+    """
+    found = getattr(cls, name, None)
+    return callable(found) or isinstance(found, property)
 
 
 def check_module(module: nn.Module, where: str) -> None:

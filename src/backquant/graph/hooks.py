@@ -24,6 +24,7 @@ __all__ = [
     "KeptHook",
     "drop_hooks",
     "forward_in_place",
+    "has_own_methods",
     "has_hooks",
     "hold_computed_weights",
     "only_users_hooks",
@@ -59,6 +60,22 @@ def _is_users(hook: Any) -> bool:
 
 def _computes_weight(hook: Any) -> bool:
     return isinstance(hook, (WeightNorm, SpectralNorm, BasePruningMethod))
+
+
+def has_own_methods(module: nn.Module) -> bool:
+    """Whether methods were assigned to ``module`` itself (``forward``, say): it does not what its class does.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> linear.forward = lambda x: x
+    >>> has_own_methods(linear), has_own_methods(nn.Linear(2, 2))
+    (True, False)
+    """
+    kind = type(module)
+    return any(callable(value) and _is_method(kind, name) for name, value in vars(module).items())
+
+
+def _is_method(kind: type, name: str) -> bool:
+    return not name.startswith("__") and callable(getattr(kind, name, None))
 
 
 def drop_hooks(copied: nn.Module) -> None:

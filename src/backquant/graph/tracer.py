@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
-from backquant.graph.hooks import forward_in_place, has_hooks, only_users_hooks, with_hooks
+from backquant.graph.hooks import forward_in_place, has_hooks, has_own_methods, only_users_hooks, with_hooks
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
@@ -64,7 +64,7 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    if "forward" in vars(module):  # assigned to this module: it does something else than its class
+    if has_own_methods(module):
         return False
     package = type(module).__module__
     if any(package == leaf or package.startswith(leaf + ".") for leaf in _LEAF_PACKAGES):
