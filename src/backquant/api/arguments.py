@@ -11,7 +11,7 @@ from torch import nn
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
 from backquant.convert import ConvertRequest
-from backquant.errors import CaptureError, UsageError
+from backquant.errors import CaptureError, ConfigError, UsageError
 from backquant.graph.export import ExportedModel, load_exported
 from backquant.pipeline.sound import refuse_errors, sound_file
 from backquant.prepare import Request
@@ -90,7 +90,22 @@ def given_model(model: Any) -> nn.Module:
             where="model",
             fix="run it once: model(*example_inputs)",
         )
+    _require_float32(model)
     return model
+
+
+def _require_float32(model: nn.Module) -> None:
+    """Raise ``ConfigError`` where no weight is float32: nothing could be quantized."""
+    parameters = model.named_parameters()
+    weights = {name: p.dtype for name, p in parameters if p.dim() > 1 and p.is_floating_point()}
+    if not weights or torch.float32 in weights.values():
+        return
+    name, dtype = next(iter(weights.items()))
+    raise ConfigError(
+        f"only float32 weights can be quantized, got {dtype}",
+        where=name,
+        fix="model.float(), and inputs of float32",
+    )
 
 
 def sound_backend(backend: Backend) -> BackendConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
@@ -40,6 +41,7 @@ from backquant.match.verdict import Judge, QConfigRequest
 from backquant.match.weight_sums import WeightSums
 from backquant.operators.facts import UseFacts
 from backquant.qconfig import QConfigMapping
+from backquant.reason_codes import ReasonCode
 
 
 def make_plan(  # size: the graph, the two inputs that meet, and what is known beside them
@@ -178,12 +180,15 @@ class _Facts:
         shared = None if asked is None else asked.shared_over
         in_blocks = shared is not None and shared.has_blocks
         given_in_blocks = given is not None and given.shared_over.lies_on_rows
-        if not has_conditions(config) and not in_blocks and not given_in_blocks:
-            return ()
         sums = WeightSums(hit.qconfig)
         root, anchor = occurrence.root, occurrence.anchor
         size = None if shared is None else shared.size
         use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums, size)
+        other = _other_weights(use.weight_dtype())
+        if other:
+            return (other,) * len(config.dtype_configs)
+        if not has_conditions(config) and not in_blocks and not given_in_blocks:
+            return ()
         only = config.dtype_configs[0].where if len(config.dtype_configs) == 1 else None
         common = unmet(config.where, use, beside=only)
         if asked is not None and in_blocks:
@@ -211,6 +216,15 @@ class _Facts:
             asked_weight=requests.weight,
             asked_output=requests.output,
         )
+
+
+def _other_weights(dtype: torch.dtype | None) -> tuple[Refusal, ...]:
+    """What refuses weights that are not float32."""
+    if dtype in (None, torch.float32):
+        return ()
+    name = str(dtype).removeprefix("torch.")
+    fix = "" if dtype.is_complex else "model.float()"
+    return (Refusal(ReasonCode.DTYPE, f"a weight of {name}", "weights of float32", fix),)
 
 
 def _decide_all(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
-from torch import Tensor, fx
+from torch import Tensor, dtype, fx
 
 from backquant.backend_config.conditions.expressions import Quantity
 from backquant.backend_config.conditions.quantities import OPERATOR, SUBJECTS, TENSOR, subject_of
@@ -95,6 +95,13 @@ class UseFacts:
         names = ("in_features", "out_features")
         across = module is None and known.weight_channel_axis == 1
         return shape, names if across else names[::-1]
+
+    def weight_dtype(self) -> dtype | None:
+        """What the weight is stored in; ``None`` where that is not known, or no real or complex numbers."""
+        weight = self._weight(self.root)
+        if weight is None or not (weight.dtype.is_floating_point or weight.dtype.is_complex):
+            return None
+        return weight.dtype
 
     def row_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The last axis of what a linear layer reads, as ``weight_shape`` gives it."""
