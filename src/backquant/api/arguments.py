@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from backquant.backend_config import BackendConfig, get_native_backend_config
 from backquant.backend_config.registry import Backend, is_spec_file, resolve_backend
@@ -89,6 +89,12 @@ def given_model(model: Any) -> nn.Module:
             f"the model has no weights yet: {lazy[0]} is {type(model.get_parameter(lazy[0])).__name__}",
             where="model",
             fix="run it once: model(*example_inputs)",
+        )
+    if isinstance(model, fx.GraphModule) and "eval" in vars(model):
+        raise UsageError(
+            "the model is what ExportedProgram.module() gave, which has no evaluation mode",
+            where="model",
+            fix="pass the ExportedProgram itself; where it is gone: torch.export.export(model, example_inputs)",
         )
     _require_float32(model)
     return model

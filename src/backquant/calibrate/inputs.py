@@ -60,7 +60,8 @@ def check_values(bound: inspect.BoundArguments, index: int) -> None:
                 where=where,
                 fix="leave empty batches out of the calibration set",
             )
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        is_dense = tensor.layout is torch.strided
+        if not is_dense or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         if not _all_finite(tensor):
             missing = int(torch.isnan(tensor).sum())

@@ -232,6 +232,8 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:  # sparse: no memory of its own
+        return id(tensor)
     return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
 
 

@@ -80,6 +80,13 @@ def check_inputs(model: nn.Module, inputs: Any, *modes: AbstractContextManager[A
     torch.Size([1, 2])
     """
     args, kwargs = as_arguments(inputs)
+    leaves = pytree.tree_leaves((args, kwargs))
+    if any(isinstance(one, torch.Tensor) and one.is_nested for one in leaves):
+        raise InputError(
+            "an input is a nested tensor, whose rows have sizes of their own: no observer takes it",
+            where=f"example inputs of {type(model).__name__}",
+            fix="nested.to_padded_tensor(0.0), and a mask where the model takes one",
+        )
     try:
         unchanged = torch.random.fork_rng(devices=_cuda_devices(model))
         with torch.no_grad(), ExitStack() as during_the_call:

@@ -77,7 +77,7 @@ class ExampleSpec:
 
 
 def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:  # no sparse one
         told = {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         return told | _range(value)
     if isinstance(value, (list, tuple)):

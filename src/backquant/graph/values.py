@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from backquant.graph.arguments import signature_of
 from backquant.graph.clone import own_buffers
@@ -22,6 +23,7 @@ class TensorFacts:
     shape: tuple[int, ...]
     dtype: torch.dtype
     free: frozenset[int] = frozenset()
+    is_sparse: bool = False
 
 
 class GraphValues:
@@ -61,6 +63,15 @@ class GraphValues:
     def of(self, node: str) -> TensorFacts | None:
         """What is known of a node's value."""
         return self.measured.get(node)
+
+    @property
+    def may_be_sparse(self) -> bool:
+        """Whether an input, a buffer or a known value is: else nobody runs the graph to ask."""
+        if self._module is None:
+            return any(facts.is_sparse for facts in (self._known or {}).values())
+        leaves = (*tree_leaves(self._example), *self._module.buffers())
+        tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return any(tensor.layout is not torch.strided for tensor in tensors)
 
     def seen(self) -> dict[str, TensorFacts]:
         """What was measured so far: everything, or nothing when nobody asked."""
@@ -109,6 +120,10 @@ class _Renamed(GraphValues):
         self._source = source
         self._names = names
 
+    @property
+    def may_be_sparse(self) -> bool:
+        return self._source.may_be_sparse
+
     def of(self, node: str) -> TensorFacts | None:
         return self._source.of(self._names.get(node, node))
 
@@ -127,7 +142,8 @@ class _Runner(fx.Interpreter):
         value = super().run_node(n)
         if isinstance(value, torch.Tensor):
             free = self.free.get(n.name, frozenset())
-            self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free)
+            is_sparse = value.layout is not torch.strided
+            self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free, is_sparse)
         return value
 
 
@@ -147,7 +163,7 @@ def values_of(
 
     >>> gm = fx.symbolic_trace(lambda x: x + 1)
     >>> values_of(gm, torch.zeros(2))["add"]
-    TensorFacts(shape=(2,), dtype=torch.float32, free=frozenset())
+    TensorFacts(shape=(2,), dtype=torch.float32, free=frozenset(), is_sparse=False)
     """
     trial = own_buffers(module).eval()
     assert isinstance(trial, fx.GraphModule)

@@ -185,6 +185,8 @@ class _Facts:
         size = None if shared is None else shared.size
         use = UseFacts(self.graph, self.values, root, anchor, occurrence.parts, sums, size)
         other = _other_weights(use.weight_dtype())
+        if self.values.may_be_sparse:
+            other = (*other, *_sparse_inputs(occurrence, self.values))
         if other:
             return (other,) * len(config.dtype_configs)
         if not has_conditions(config) and not in_blocks and not given_in_blocks:
@@ -225,6 +227,14 @@ def _other_weights(dtype: torch.dtype | None) -> tuple[Refusal, ...]:
     name = str(dtype).removeprefix("torch.")
     fix = "" if dtype.is_complex else "model.float()"
     return (Refusal(ReasonCode.DTYPE, f"a weight of {name}", "weights of float32", fix),)
+
+
+def _sparse_inputs(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal, ...]:
+    read = {one.name for node in occurrence.members for one in node.all_input_nodes}
+    facts = (values.of(name) for name in sorted(read))
+    if not any(known is not None and known.is_sparse for known in facts):
+        return ()
+    return (Refusal(ReasonCode.CONDITION, "a sparse tensor", "dense tensors", "x.to_dense()"),)
 
 
 def _decide_all(

@@ -82,7 +82,8 @@ def bytes_of(module: nn.Module) -> int:
     >>> bytes_of(nn.Linear(2, 3))
     36
     """
-    tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers()) if t.numel()}
+    held = (t for t in (*module.parameters(), *module.buffers()) if t.numel())
+    tensors = {t.data_ptr() if t.layout is torch.strided else id(t): t for t in held}
     return sum(stored_bytes(t) for t in tensors.values())
 
 
