@@ -19,7 +19,13 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
-from backquant.graph.hooks import forward_in_place, has_hooks, has_own_methods, only_users_hooks, with_hooks
+from backquant.graph.hooks import (
+    forward_in_place,
+    has_hooks,
+    has_own_methods,
+    only_users_hooks,
+    with_hooks,
+)
 from backquant.graph.in_place import Changeable
 from backquant.graph.returned import dataclasses_as_dicts
 
