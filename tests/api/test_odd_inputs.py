@@ -72,7 +72,7 @@ def test_nested_tensors_are_refused_with_the_way_out() -> None:
 def test_the_module_of_an_exported_program_is_refused_with_the_way_out() -> None:
     x = torch.randn(2, 4)
     program = torch.export.export(nn.Linear(4, 4), (x,))
-    with pytest.raises(UsageError, match="ExportedProgram.module"):
+    with pytest.raises(UsageError, match=r"ExportedProgram\.module"):
         backquant.quantize(program.module(), x, backend="x86", calibration=[x])
     assert backquant.quantize(program, x, backend="x86", calibration=[x]) is not None
 

@@ -94,7 +94,7 @@ def given_model(model: Any) -> nn.Module:
         raise UsageError(
             "the model is what ExportedProgram.module() gave, which has no evaluation mode",
             where="model",
-            fix="pass the ExportedProgram itself; where it is gone: torch.export.export(model, example_inputs)",
+            fix="pass the ExportedProgram itself; or export the model again",
         )
     _require_float32(model)
     return model

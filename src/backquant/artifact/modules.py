@@ -113,8 +113,8 @@ class ModuleEncoder:
 
 
 def _is_left_out(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether an attribute is not written. Data that hides a method of its class is a note that a library made
-    of a layer (``layer.type = "..."``): its operator does not read it, and no file may bring it."""
+    """Whether an attribute is not written. Data that hides a method of its class is a note that a library
+    made of a layer (``layer.type = "..."``): its operator does not read it, and no file may bring it."""
     is_note = hides_of_class(type(module), name) and not callable(value)
     return is_note or name in _INTERNAL | _REBUILT
 

@@ -40,7 +40,7 @@ from backquant.graph.export.signature import (
     signature_of,
 )
 from backquant.graph.export.spelling import Speller
-from backquant.graph.export.tidy import NotFunctionalError, copied, tidy
+from backquant.graph.export.tidy import NotFunctionalError, copied, tidy, refuse_active_dropout
 from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes
 
@@ -147,6 +147,8 @@ def lifted(
 ) -> Captured:
     """The graph module of an exported program over the modules of ``root``, with its scopes."""
     program, graph = _tidied(exported.program, speller)
+    if isinstance(root, ExportedModel):
+        refuse_active_dropout(graph)
     owned = _owned(program, graph, root)
     tensors = {node: tensor for node, (_, tensor) in owned.items()}
     leaves = find_leaves(graph, tensors, _ModuleFinder(root, tensors, speller))

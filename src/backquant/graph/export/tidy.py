@@ -184,9 +184,27 @@ def _slice(node: fx.Node) -> fx.Node | None:
 
 
 def _dropout(node: fx.Node) -> fx.Node | None:
-    if node.args[2] and node.args[1]:
+    return None if _drops(node) else _first(node)
+
+
+def _drops(node: fx.Node) -> bool:
+    return node.target in _DROPOUTS and bool(node.args[2] and node.args[1])
+
+
+def refuse_active_dropout(graph: fx.Graph) -> None:
+    """Raise ``NotExportedError`` for a program that somebody exported before he called ``eval()``.
+
+    A model in evaluation mode may drop values at each call, too (``F.dropout(x, training=True)``).
+
+    >>> refuse_active_dropout(fx.Graph())
+    """
+    if any(_drops(node) for node in graph.nodes if node.op == "call_function"):
         raise NotExportedError("it was exported in training mode: dropout is active")
-    return _first(node)
+
+
+_DROPOUTS = frozenset(
+    {_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default}
+)
 
 
 _ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
@@ -200,9 +218,7 @@ _ITSELF: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     _aten.to.other: _uncopied,
     _aten.copy_.default: _onto_itself,
     _aten.slice.Tensor: _slice,
-    _aten.dropout.default: _dropout,
-    _aten.feature_dropout.default: _dropout,
-    _aten.alpha_dropout.default: _dropout,
+    **dict.fromkeys(_DROPOUTS, _dropout),
 }
 _SAME: dict[Any, Callable[[fx.Node], fx.Node | None]] = _ITSELF | {
     _aten.lift_fresh_copy.default: _first,
