@@ -1,4 +1,4 @@
-"""Dropout that a model means in evaluation mode, too, as Tacotron 2 does, and that of a program exported too early."""
+"""Dropout that a model means in evaluation mode, too, and that of a program exported too early."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from backquant.graph.export.signature import (
     signature_of,
 )
 from backquant.graph.export.spelling import Speller
-from backquant.graph.export.tidy import NotFunctionalError, copied, tidy, refuse_active_dropout
+from backquant.graph.export.tidy import NotFunctionalError, copied, refuse_active_dropout, tidy
 from backquant.graph.fixed_data import Data, fixed_data
 from backquant.graph.objects import known_to_export, object_classes
 
