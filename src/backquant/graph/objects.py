@@ -151,8 +151,9 @@ def part(value: Any, name: str) -> Any:
     1
     """
     held = attributes(value) if is_object(value) else {}
-    if isinstance(value, tuple) and hasattr(type(value), "_fields"):  # a named tuple
-        held = dict(zip(type(value)._fields, tuple(value), strict=True))
+    fields = getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and fields:  # a named tuple
+        held = dict(zip(fields, tuple(value), strict=True))
     if name not in held:
         raise InputError(
             f"an argument of class {type(value).__name__} has no data called {name!r}",
