@@ -222,7 +222,7 @@ class _Facts:
 
 def _other_weights(dtype: torch.dtype | None) -> tuple[Refusal, ...]:
     """What refuses weights that are not float32."""
-    if dtype in (None, torch.float32):
+    if dtype is None or dtype is torch.float32 or not (dtype.is_floating_point or dtype.is_complex):
         return ()
     name = str(dtype).removeprefix("torch.")
     fix = "" if dtype.is_complex else "model.float()"

@@ -33,9 +33,7 @@ class Unknown:
 
 
 Values: TypeAlias = tuple[Any, ...]
-_NO_EXAMPLE = (
-    "give example inputs: explain(model, example_inputs) or quantize(model, example_inputs)"
-)
+_NO_EXAMPLE = "give example inputs: explain or quantize(model, example_inputs)"
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,8 @@ class UseFacts:
         return shape, names if across else names[::-1]
 
     def weight_dtype(self) -> dtype | None:
-        """What the weight is stored in; ``None`` where that is not known, or no real or complex numbers."""
-        weight = self._weight(self.root)
-        if weight is None or not (weight.dtype.is_floating_point or weight.dtype.is_complex):
-            return None
-        return weight.dtype
+        """What the weight is stored in, where that is known."""
+        return getattr(self._weight(self.root), "dtype", None)
 
     def row_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The last axis of what a linear layer reads, as ``weight_shape`` gives it."""
