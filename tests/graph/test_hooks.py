@@ -201,3 +201,60 @@ def test_a_part_in_torchscript_is_quantized() -> None:
     quantized = backquant.quantize(model, x, backend="x86", calibration=[x], slower="keep")
     assert quantized.report.coverage == 1.0
     assert _noise(model(x), quantized(x)) < 1e-3
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_exports_have_them_too(change: Callable[[Net], None]) -> None:
+    net, x = _settled(change)
+    quantized = backquant.quantize(
+        net, x, backend="x86", calibration=[x], slower="keep", capture="export"
+    )
+    assert quantized.report.coverage == 1.0
+    assert _noise(net(x), quantized(x)) < 1e-3
+
+
+class Whole(nn.Module):
+    """No export goes through ``odd``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.odd, self.last = nn.Linear(8, 8), Odd(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.odd(self.first(x)))
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * float(x.detach().numpy().max())
+
+
+def _odd_behind(model: Whole) -> None:
+    model.odd.register_forward_hook(_doubled)
+
+
+def _odd_before(model: Whole) -> None:
+    model.odd.register_forward_pre_hook(_doubled_input)
+
+
+def _odd_assigned(model: Whole) -> None:
+    own = model.odd.forward
+    model.odd.forward = lambda x: own(x) * 3  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [_odd_behind, _odd_before, _odd_assigned])
+def test_modules_that_an_export_leaves_whole_have_them_once(
+    change: Callable[[Whole], None],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Whole().eval(), torch.randn(6, 8)
+    change(model)
+    quantized = backquant.quantize(
+        model, x, backend="x86", calibration=[x], slower="keep", capture="export"
+    )
+    assert 0 < quantized.report.coverage < 1
+    assert _noise(model(x), quantized(x)) < 1e-3

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import backquant
 from backquant.errors import CaptureError
 from backquant.graph.export import capture_export
 
@@ -130,3 +131,49 @@ def test_modules_that_fail_alike_are_found_in_one_export(monkeypatch: pytest.Mon
     assert sorted(captured.whole) == [str(i) for i, does in enumerate(looks) if does]
     assert len(exports) == 3
     assert torch.equal(captured.module(x), model(x))
+
+
+class _WholeAndInPlace(nn.Module):
+    """A program with a module that stays whole, and with a change that is written as a value afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.odd, self.last = nn.Linear(8, 8), _ReadsValues(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.odd(self.first(x)).clone()
+        x.view(-1)[3:9].mul_(2)
+        return self.last(x)
+
+
+class _ReadsValues(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.detach().numpy().max())
+
+
+def test_a_module_stays_whole_in_a_program_that_is_made_functional() -> None:
+    torch.manual_seed(0)
+    model, x = _WholeAndInPlace().eval(), torch.randn(6, 8)
+    quantized = backquant.quantize(
+        model, x, backend="x86", calibration=[x], slower="keep", capture="export"
+    )
+    noise = (quantized(x) - model(x)).square().sum() / model(x).square().sum()
+    assert float(noise.detach()) < 1e-3
+
+
+class _Overlaps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(x)
+        x.unfold(0, 2, 1).add_(1)  # each row but the first and the last twice
+        return x
+
+
+def test_what_cannot_be_made_functional_is_no_raw_error() -> None:
+    with pytest.raises(CaptureError, match="internal overlap"):
+        backquant.quantize(
+            _Overlaps().eval(), torch.randn(6, 8), backend="x86", calibration=[torch.randn(6, 8)]
+        )

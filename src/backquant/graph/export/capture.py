@@ -24,6 +24,7 @@ from backquant.graph.export.exported import ExportedModel
 from backquant.graph.export.kept import set_interface
 from backquant.graph.export.leaves import find_leaves
 from backquant.graph.export.lift import Lifting
+from backquant.graph.export.opaque import known_calls
 from backquant.graph.export.program import (
     Exported,
     NotExportedError,
@@ -146,7 +147,7 @@ def lifted(
     options: ExportOptions,
 ) -> Captured:
     """The graph module of an exported program over the modules of ``root``, with its scopes."""
-    program, graph = _tidied(exported.program, speller)
+    program, graph = _tidied(exported, speller)
     if isinstance(root, ExportedModel):
         refuse_active_dropout(graph)
     owned = _owned(program, graph, root)
@@ -179,13 +180,13 @@ def _out_of_place(module: nn.Module) -> None:
         module.inplace = False  # type: ignore[assignment]
 
 
-def _tidied(program: ExportedProgram, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:
+def _tidied(exported: Exported, speller: Speller) -> tuple[ExportedProgram, fx.Graph]:
+    program = exported.program
     graph = copied(program.graph)
     try:
         tidy(graph, program.graph_module, speller.composed)
     except NotFunctionalError:
-        with quietly():
-            program = program.run_decompositions({})
+        program = _functional(exported)
         graph = copied(program.graph)
         tidy(graph, program.graph_module, speller.composed)
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -193,6 +194,18 @@ def _tidied(program: ExportedProgram, speller: Speller) -> tuple[ExportedProgram
         if spec.kind in kinds:
             raise NotExportedError(f"it changes {spec.target!r} in place")
     return program, graph
+
+
+def _functional(exported: Exported) -> ExportedProgram:
+    """The program with changes in place as values. Raises ``NotExportedError``."""
+    try:
+        with quietly(), known_calls(exported.calls):
+            return exported.program.run_decompositions({})
+    except Exception as error:  # torch raises errors of any class
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise NotExportedError(
+            f"a change in place cannot be written as a value: {reason}"
+        ) from error
 
 
 def _owned(

@@ -21,6 +21,7 @@ from torch import fx, nn
 from backquant.graph.decompose import COMPOSED
 from backquant.graph.export.scopes import Place, place_of
 from backquant.graph.export.tidy import SCATTER
+from backquant.graph.hooks import has_hooks
 from backquant.graph.tracer import is_leaf
 
 _aten = torch.ops.aten
@@ -88,6 +89,8 @@ def _leaf(
     place: Place, module: nn.Module, nodes: list[fx.Node], owned: Mapping[fx.Node, torch.Tensor]
 ) -> Leaf | None:
     if isinstance(module, (*COMPOSED, torch.jit.ScriptModule)) or not is_leaf(module):
+        return None
+    if has_hooks(module):  # what they do is in the graph, among the module's own nodes
         return None
     if not _takes_one(type(module).forward):
         return None

@@ -7,8 +7,8 @@ equals a dynamic size of an input is that size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from backquant.graph.export.not_exported import NotExportedError
+from backquant.graph.hooks import drop_hooks, forward_in_place
 
 #: Placeholder for a tensor in the arguments of an opaque call.
 TENSOR = object()
@@ -183,7 +184,8 @@ def opaque_calls(
         for path, module in modules.items()
         for hook in (
             module.register_forward_pre_hook(recorder.begins(path), with_kwargs=True),
-            module.register_forward_hook(recorder.ends(path), with_kwargs=True),
+            # before hooks of the user's, which an export runs around the stand-in
+            module.register_forward_hook(recorder.ends(path), with_kwargs=True, prepend=True),
         )
     ]
     try:
@@ -193,15 +195,27 @@ def opaque_calls(
         for hook in hooks:
             hook.remove()
     try:
-        for path, module in modules.items():
-            stand_in = _stand_in(path, recorder.calls.get(path, []), calls)
-            if trial is not None and path not in known:
-                stand_in = trial.of(path, module.forward, stand_in)
-            module.__dict__["forward"] = stand_in
-        yield calls
+        with ExitStack() as stack:
+            for path, module in modules.items():
+                stand_in = _stand_in(path, recorder.calls.get(path, []), calls)
+                if trial is not None and path not in known:
+                    stand_in = trial.of(path, module.forward, stand_in)
+                stack.enter_context(forward_in_place(module, stand_in))
+            yield calls
     finally:
-        for module in modules.values():
-            module.__dict__.pop("forward", None)
+        for key in calls:
+            _CALLS.pop(key, None)
+    for path in known & modules.keys():
+        drop_hooks(modules[path])
+
+
+@contextmanager
+def known_calls(calls: Mapping[str, OpaqueCall]) -> Iterator[None]:
+    """While it is open, programs with these calls, by key, can be traced again."""
+    _CALLS.update(calls)
+    try:
+        yield
+    finally:
         for key in calls:
             _CALLS.pop(key, None)
 
