@@ -200,7 +200,8 @@ def _functional(exported: Exported) -> ExportedProgram:
     """The program with changes in place as values. Raises ``NotExportedError``."""
     try:
         with quietly(), known_calls(exported.calls):
-            return exported.program.run_decompositions({})
+            made: ExportedProgram = exported.program.run_decompositions({})
+            return made
     except Exception as error:  # torch raises errors of any class
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise NotExportedError(
