@@ -102,6 +102,11 @@ def image_results(
     scale, shift = (each[: size[1]].double().view(-1, 1, 1) for each in numbers)
     found = run.rescaled(x, numbers.flatten(), 7)
     yield "rescale", found, (x.double() * scale + shift).clamp(min=7)
+    floats = torch.randn(size, generator=generator).contiguous(memory_format=torch.channels_last)
+    yield "quantize", run.quantized(floats, 0.0173, 101), floats.double() / 0.0173 + 101
+    times = torch.randn((*size[:2], 1, 1), generator=generator)
+    product = floats.double() * times.double() / 0.0173 + 101
+    yield "quantize a product", run.quantized_product(floats, times, 0.0173, 101), product
 
 
 def computed(

@@ -1,5 +1,6 @@
-// What images of 8-bit integers meet between convolutions: joined and scaled by channel, times one number a channel, their
-// means, and floats of three planes as integers. Images are [batch, height, width, channels].
+// What images meet between convolutions: 8-bit integers joined and scaled by channel, times one number a channel, their
+// means; floats as integers, those of three planes, and times one number a channel. Images are [batch, height, width,
+// channels].
 #ifndef BACKQUANT_IMAGES
 #define BACKQUANT_IMAGES
 #include "lanes.h"
@@ -139,6 +140,38 @@ static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t ch
     }
 }
 
+// Floats as integers: a whole number of steps, then the zero point, as in the reference model.
+struct Steps {
+  float inverse, zero;
+};
+
+BACKQUANT_INLINE Ints stepped(Floats x, Floats inverse, Floats shift) {
+  const Floats whole = add(rounded(multiply(x, inverse)), shift);
+  return to_ints(least(most(whole, splat(0.0f)), splat(255.0f)));
+}
+
+BACKQUANT_APART static void quantize(const float* x, int64_t count, const Steps& s, uint8_t* out) {
+  const Floats inverse = splat(s.inverse), shift = splat(s.zero);
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store_narrow(out + at, stepped(load(x + at), inverse, shift), LANES);
+  const int64_t left = count - at;
+  if (left) store_narrow(out + at, stepped(load_first(x + at, left), inverse, shift), left);
+}
+
+// The same of an image times one number a channel. x: [pixels, channels], y: [channels].
+BACKQUANT_APART static void quantize_product(
+    const float* x, const float* y, int64_t pixels, int64_t channels, const Steps& s, uint8_t* out) {
+  const Floats inverse = splat(s.inverse), shift = splat(s.zero);
+  const int64_t left = channels % LANES, whole = channels - left;
+  for (int64_t pixel = 0; pixel < pixels; pixel++, x += channels, out += channels) {
+    for (int64_t at = 0; at < whole; at += LANES)
+      store_narrow(out + at, stepped(multiply(load(x + at), load(y + at)), inverse, shift), LANES);
+    if (left == 0) continue;
+    const Floats last = multiply(load_first(x + whole, left), load_first(y + whole, left));
+    store_narrow(out + whole, stepped(last, inverse, shift), left);
+  }
+}
+
 #if BACKQUANT_LANES == 16
 
 // Floats of three planes as integers with the planes next to each other. pixels: of one image.
@@ -162,7 +195,7 @@ BACKQUANT_APART static void quantize3(
       __m128i bytes[3];
       for (int plane = 0; plane < 3; plane++) {
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + (image * 3 + plane) * pixels + i * 16);
-        // round, then add the zero point: as quantize_per_tensor does
+        // round, then add the zero point: as in the reference model
         const __m512 whole = _mm512_add_ps(_mm512_roundscale_ps(_mm512_mul_ps(v, scale), 8), zero);
         const __m512 most = _mm512_min_ps(whole, _mm512_set1_ps(255.0f));
         bytes[plane] = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(most, _mm512_setzero_ps())));

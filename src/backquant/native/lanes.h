@@ -66,6 +66,9 @@ BACKQUANT_INLINE __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~0u
 BACKQUANT_INLINE Bytes load_first(const uint8_t* from, int64_t count) {
   return _mm512_maskz_loadu_epi8(first_bytes(count), from);
 }
+BACKQUANT_INLINE Floats load_first(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+}
 BACKQUANT_INLINE void store_first(float* to, Floats x, int64_t count) {
   _mm512_mask_storeu_ps(to, (__mmask16)((1 << count) - 1), x);
 }
@@ -141,9 +144,14 @@ BACKQUANT_INLINE Bytes load_first(const uint8_t* from, int64_t count) {
   memcpy(some, from, count < 32 ? count : 32);
   return _mm256_load_si256((const __m256i*)some);
 }
+BACKQUANT_INLINE Ints first_lanes(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+BACKQUANT_INLINE Floats load_first(const float* from, int64_t count) {
+  return _mm256_maskload_ps(from, first_lanes(count));
+}
 BACKQUANT_INLINE void store_first(float* to, Floats x, int64_t count) {
-  const Ints place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), place), x);
+  _mm256_maskstore_ps(to, first_lanes(count), x);
 }
 // Bytes as floats; of some, the rest is 0.
 BACKQUANT_INLINE Floats widened(const uint8_t* from) {

@@ -76,11 +76,13 @@ struct Owned {
     done(torch.data(tensor, &found));
     return (uint8_t*)found;
   }
-  bool is_bytes() const {
+  int32_t dtype() const {
     int32_t found;
     done(torch.dtype(tensor, &found));
-    return found == torch.uint8();
+    return found;
   }
+  bool is_bytes() const { return dtype() == torch.uint8(); }
+  bool is_floats() const { return dtype() == torch.float32(); }
 };
 
 constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + WEIGHT_BYTES;  // the layout below, and that of weights
@@ -507,10 +509,8 @@ void gated(Value* stack, uint64_t, uint64_t) {
 void rescaled(Value* stack, uint64_t, uint64_t) {
   Owned x(stack[0]), numbers(stack[1]);
   const Image image = image_of(x);
-  int32_t dtype;
-  done(torch.dtype(numbers.tensor, &dtype));
   const int64_t size = image.c + SPAN;  // a register more
-  const bool fits = dtype == torch.float32() && numbers.dim() == 1 && numbers.sizes()[0] == 2 * size;
+  const bool fits = numbers.is_floats() && numbers.dim() == 1 && numbers.sizes()[0] == 2 * size;
   check(fits && is_dense(numbers, nullptr, 1), "scales and shifts are float32 [2 * (channels + 16)]");
   const float *scale = (const float*)numbers.data(), *shift = scale + size;
   const int low = (int)stack[2];
@@ -518,6 +518,49 @@ void rescaled(Value* stack, uint64_t, uint64_t) {
   in_parallel(image.n * image.pixels, image.n * image.pixels * image.c, [&](int64_t begin, int64_t end) {
     const Part part{x.data() + begin * image.c, image.c};
     join(&part, 1, image.c, scale, shift, low, 255, end - begin, out.data() + begin * image.c);
+  });
+  stack[0] = out.given();
+}
+
+// ---- floats
+
+constexpr int64_t FLOATS = 1 << 12;  // at a time
+
+Steps steps(Value scale, Value zero) { return {1.0f / (float)number(scale), (float)(int64_t)zero}; }
+
+void quantized(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]);
+  const Steps s = steps(stack[1], stack[2]);
+  const int64_t dims = x.dim();
+  const bool fits = x.is_floats() && (is_dense(x, nullptr, dims) || (dims == 4 && is_dense(x, CHANNELS_LAST, 4)));
+  check(fits, "what is quantized are float32 without holes, in order or channels last");
+  int64_t count = 1;
+  for (int64_t i = 0; i < dims; i++) count *= x.sizes()[i];
+  Owned out(made(dims, x.sizes(), x.strides(), false));
+  in_parallel((count + FLOATS - 1) / FLOATS, count, [&](int64_t begin, int64_t end) {
+    const int64_t from = begin * FLOATS, to = std::min(end * FLOATS, count);
+    quantize((const float*)x.data() + from, to - from, s, out.data() + from);
+  });
+  stack[0] = out.given();
+}
+
+void quantized_product(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), y(stack[1]);
+  const Steps s = steps(stack[2], stack[3]);
+  const bool fits = x.is_floats() && x.dim() == 4 && is_dense(x, CHANNELS_LAST, 4);
+  check(fits, "an image of floats is float32 [batch, channels, height, width], channels last");
+  const int64_t *size = x.sizes(), *of = y.dim() == 4 ? y.sizes() : nullptr;
+  const int64_t n = size[0], c = size[1], pixels = size[2] * size[3];
+  const bool gate = of && y.is_floats() && of[0] == n && of[1] == c && of[2] * of[3] == 1 && is_dense(y, nullptr, 4);
+  check(gate && n * c * pixels > 0, "a gate has one number a channel");
+  Owned out(made_as(x, false));
+  in_parallel(n * pixels, n * pixels * c, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t image = begin / pixels, some = std::min(end, (image + 1) * pixels) - begin;
+      const float *from = (const float*)x.data() + begin * c, *times = (const float*)y.data() + image * c;
+      quantize_product(from, times, some, c, s, out.data() + begin * c);
+      begin += some;
+    }
   });
   stack[0] = out.given();
 }
@@ -570,6 +613,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "averaged(Tensor x) -> Tensor",
       "gated(Tensor x, Tensor y, float x_zero, float y_zero, float scale, float zero, int low) -> Tensor",
       "rescaled(Tensor x, Tensor numbers, int low) -> Tensor",
+      "quantized(Tensor x, float scale, int zero) -> Tensor",
+      "quantized_product(Tensor x, Tensor y, float scale, int zero) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -579,7 +624,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
   if (torch.implementations("backquant_kernels", "CPU", __FILE__, __LINE__, &cpu)) return "aoti_torch_library_init_impl";
   if (torch.implement(cpu, "convolution", convolution) || torch.implement(cpu, "convolution_add", convolution_add) ||
       torch.implement(cpu, "linear", linear) || torch.implement(cpu, "averaged", averaged) ||
-      torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled))
+      torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled) ||
+      torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product))
     return "aoti_torch_library_impl";
   return nullptr;
 }

@@ -39,7 +39,10 @@ _OFF = ("off", "0", "no", "false")
 _PACKAGE = "backquant_kernels"
 _NAMESPACE = "backquant_kernels"
 _NEEDED = "the kernels need Linux and a CPU with AVX2 at least"
-_OPERATORS = ("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled")
+_OPERATORS = (
+    *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
+    *("quantized", "quantized_product"),
+)
 
 _lock = threading.RLock()
 _found: list[str] = []  # why there is none; empty text: there is one

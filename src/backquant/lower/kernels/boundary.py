@@ -9,6 +9,7 @@ import torch
 
 from backquant.dtypes import tensor_token
 from backquant.errors import InputError
+from backquant.lower.kernels.steps import quantized
 from backquant.lower.kernels.views import as_quantized, integer_view
 
 _FAR = 2.0**30  # in steps: outside any range, and plus any zero point still within 32 bits
@@ -23,10 +24,11 @@ def quantize(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Float ``x`` of any shape to integers of ``dtype``, by ``aten::quantize_per_tensor``.
+    """Float ``x`` of any shape to integers of ``dtype``, by the library of kernels where it is here and takes
+    them (``steps``), else by ``aten::quantize_per_tensor``.
 
     Equal to ``quantized_decomposed::quantize_per_tensor``, but for values exactly between two
-    integers: before PyTorch 2.15 they round the other way with an odd zero point, as in every model
+    integers: PyTorch's before 2.15 rounds them the other way with an odd zero point, as in every model
     that torch's own lowering makes. NaN has no defined result. As there, float16 and bfloat16 are
     taken, and any other dtype is refused: ``InputError``.
 
@@ -35,6 +37,10 @@ def quantize(
     """
     if x.dtype != torch.float32:
         x = _as_float32(x)
+    if dtype == torch.uint8 and (quant_min, quant_max) == (0, 255):
+        found = quantized(x, scale, zero_point)
+        if found is not None:
+            return found
     if zero_point < 0 and _wraps():
         x = x.clamp(min=-_FAR * scale)
     q = integer_view(torch.quantize_per_tensor(x, scale, zero_point, tensor_token(dtype)))

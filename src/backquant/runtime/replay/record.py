@@ -61,6 +61,7 @@ class Layout(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     qparams: tuple[float, int] | None
+    dtype: torch.dtype
 
 
 @dataclass
@@ -267,10 +268,10 @@ _MASKS = (torch.bool, torch.uint8)
 
 def _layout(tensor: torch.Tensor) -> Layout:
     if tensor.layout is not torch.strided:
-        return Layout((), (), None)
+        return Layout((), (), None, tensor.dtype)
     per_tensor = tensor.is_quantized and tensor.qscheme() == torch.per_tensor_affine
     qparams = (tensor.q_scale(), tensor.q_zero_point()) if per_tensor else None
-    return Layout(tuple(tensor.size()), tuple(tensor.stride()), qparams)
+    return Layout(tuple(tensor.size()), tuple(tensor.stride()), qparams, tensor.dtype)
 
 
 def _positional(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -36,9 +36,9 @@ from backquant.runtime.heap import give_back
 from backquant.runtime.interpreted import Interpreted
 from backquant.runtime.replay.interpreter import unavailable
 from backquant.runtime.replay.kinds import Arguments
-from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import NotReplayable, known_constants, record
+from backquant.runtime.replay.shortened import shortened
 
 _KEPT = 8  # kinds of inputs for which a recording is kept; it holds only tensors of the model
 _SEEN = "seen once"
@@ -139,7 +139,7 @@ class Replays:
             if isinstance(recording, NotReplayable):
                 raise recording
             places = _places(self.module, recording.constants.values())
-            made = _Recorded(Program(pass_on(recording)), places)
+            made = _Recorded(Program(shortened(recording)), places)
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             made = str(problem)
         self.refused = made if isinstance(made, str) else ""

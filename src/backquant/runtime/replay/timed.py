@@ -28,7 +28,6 @@ from torch.utils._pytree import tree_flatten
 
 from backquant.graph import get_module
 from backquant.runtime.replay.kinds import Arguments
-from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.program import Program
 from backquant.runtime.replay.record import (
     Call,
@@ -38,6 +37,7 @@ from backquant.runtime.replay.record import (
     known_constants,
     record,
 )
+from backquant.runtime.replay.shortened import shortened
 
 Clock = Callable[[Callable[[], object]], float]
 
@@ -90,7 +90,7 @@ def replayed(
     _, recording = record(function, (x,), {}, list)
     if isinstance(recording, NotReplayable):
         return partial(function, x)
-    return partial(Program(pass_on(recording)), [x])
+    return partial(Program(shortened(recording)), [x])
 
 
 def nothing() -> Callable[[], object]:
@@ -156,7 +156,7 @@ class NodeTimes:
         try:
             if isinstance(recording, NotReplayable):
                 raise recording
-            self._recording = pass_on(recording)
+            self._recording = shortened(recording)
             self._parts = list(_parts(self._recording, module))
         except (NotReplayable, RuntimeError, AttributeError) as problem:
             self.refused = str(problem)
