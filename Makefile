@@ -3,7 +3,7 @@
 #   make test   lint, types, import contracts, size check, docs check, and every test
 #   make bench  speed, quality, calibration, scaling, memory, start, beside the peers; about 20 minutes.
 #               One section: make bench-models (-calibration, -scaling, -memory, -startup, -profiles,
-#               -kernels, -qat, -roofline, -quick: six models in 4 minutes), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
+#               -kernels, -qat, -roofline, -decoder, -quick: six models in 4 minutes), and, hours long, bench-deploy: models on the targets of export; options: make bench-models BENCH="--models resnet18 --peers backquant ort_int8"
 # Of a release:
 #   make wheel  the wheel in dist/, the same bytes from every checkout of a commit
 #   make wheel-kernels  what backquant[kernels] installs, in dist/: the library of kernels, and its sources; needs a C++ compiler
@@ -79,6 +79,9 @@ bench: $(BENCH_VENV)/.bench
 
 bench-accuracy: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks.tasks --out out/bench $(BENCH)
+
+bench-decoder: $(BENCH_VENV)/.bench
+	$(BENCH_VENV)/bin/python -m benchmarks.decoder --out out/bench $(BENCH)
 
 bench-%: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $* --out out/bench $(BENCH)

@@ -132,6 +132,30 @@ def test_groups_of_four_bits() -> None:
     assert better > plain + 2
 
 
+def test_scales_of_groups_and_of_embeddings_are_clipped() -> None:
+    """Each group of a row by itself: one large weight in each row, in a group that is read little."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 32)).eval()
+    with torch.no_grad():
+        model[1].weight[:, 5] = 0.8
+        model[0].weight[:, 5] *= 1e-3  # type: ignore[operator]
+    data = [torch.randint(32, (64,)) for _ in range(4)]
+    ready = CalibrationCall(weights="int4", group_size=32).calibrated(model, None, data)
+    draft = Draft(ready.prepared, ready.conversion)
+    found = {change.place: change for change in STEPS["weight-clipping"](draft, Bench(draft, data))}
+    assert set(found) == {"0", "1"}
+    scales = {layer.path: layer.reference.weight_scale for layer in layers_of(draft.twin())}
+    share = found["1"].qparams["scale"] / scales["1"]  # type: ignore[index]
+    assert share.shape == (32, 2) and share[:, 0].max() < 0.7 < share[:, 1].min()
+    table = Draft(ready.prepared, ready.conversion).changed([found["0"]]).reference()
+    wanted = model[0].weight
+    before, after = (
+        (each.get_submodule("0").dequantized_weight() - wanted).square().sum()  # type: ignore[operator]
+        for each in (draft.reference(), table)
+    )
+    assert after < 0.95 * before
+
+
 def test_recipes_are_data(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\nsteps: [gptq, bias-correction]\n")

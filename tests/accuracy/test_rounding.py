@@ -42,8 +42,10 @@ def test_roundings_are_near_the_best_of_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_gptq_follows_its_closed_form(seed: int) -> None:
     """After each column the rest is the best there is: the least squares solution with what is rounded
-    fixed, column by column, without any blocks or factors."""
+    fixed, column by column, without any blocks or factors; the column with the largest inputs first."""
     weight, hessian = problem(seed, 140, rows=2)
+    order = hessian[0].diagonal().argsort(descending=True)
+    weight, hessian = weight[..., order], hessian[:, order][..., order]
     damped = hessian[0].double() + 0.01 * hessian[0].double().diagonal().mean() * torch.eye(140)
     left = weight[0].double().clone()
     for column in range(140):
@@ -54,12 +56,26 @@ def test_gptq_follows_its_closed_form(seed: int) -> None:
         if column < 139:
             step = torch.linalg.solve(damped[rest, rest], damped[rest, column])
             left[:, rest] += error[:, None] * step[None]
-    found = gptq(weight.double(), hessian.double(), GRID)
+    mixed = torch.randperm(140, generator=torch.Generator().manual_seed(seed))
+    given = hessian.double()[:, mixed][..., mixed]
+    found = torch.empty_like(weight.double())
+    found[..., mixed] = gptq(weight.double()[..., mixed], given, GRID)
     assert torch.allclose(found[0], left, atol=1e-9)
     loss, nearest = (
         quadratic(made - weight, hessian).sum() for made in (found.float(), GRID.nearest(weight))
     )
     assert loss < 0.7 * nearest
+
+
+def test_scales_follow_their_columns_when_columns_are_ordered() -> None:
+    """A grid of two scales: each column ends on the grid that it had."""
+    weight, hessian = problem(5, 16)
+    scale = torch.where(torch.arange(16) < 8, 0.25, 0.125).expand_as(weight)
+    grid = Grid(scale, torch.zeros(()), -8, 7)
+    made = gptq(weight, hessian, grid)
+    assert torch.equal(made, grid.nearest(made)) and not torch.equal(made, GRID.nearest(made))
+    nearest, own = (quadratic(x - weight, hessian).sum() for x in (grid.nearest(weight), made))
+    assert own < 0.8 * nearest
 
 
 def test_sums_of_wide_layers_are_whole() -> None:

@@ -17,10 +17,12 @@ _SHRINK = (1.0, *(1 - 0.04 * step for step in range(1, 16)))  # of a scale, down
 
 
 def gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
-    """Column by column to the nearest, each error made up for by the columns that come after.
+    """Column by column to the nearest, each error made up for by the columns that come after. Columns with
+    the largest inputs come first, while there are many to make up for their errors.
 
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-    Transformers", 2022 (arXiv 2210.17323), algorithm 1, with the grid fixed beforehand.
+    Transformers", 2022 (arXiv 2210.17323), algorithm 1, with the grid fixed beforehand, and columns in the
+    order of the diagonal of ``hessian``.
 
     Args:
         weight: ``(groups, rows, columns)``.
@@ -32,10 +34,28 @@ def gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
     >>> gptq(weight, torch.eye(2)[None], grid)
     tensor([[[0., 1.]]])
     """
+    order = hessian.diagonal(dim1=-2, dim2=-1).argsort(dim=-1, descending=True, stable=True)
     grid = grid.spread(weight.shape)
+    left, scale, zero_point = (
+        _taken(tensor, order) for tensor in (weight, grid.scale, grid.zero_point)
+    )
+    made = _in_turn(
+        left,
+        _taken(_taken(hessian, order).mT, order),
+        replace(grid, scale=scale, zero_point=zero_point),
+    )
+    return _taken(made, order.argsort(-1))
+
+
+def _taken(tensor: Tensor, order: Tensor) -> Tensor:
+    """The columns of each group in this order, as a copy."""
+    return tensor.gather(-1, order.unsqueeze(-2).expand(tensor.shape))
+
+
+def _in_turn(left: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
+    """GPTQ from the first column to the last; ``left`` is changed."""
     factor = _inverse_factor(hessian)
-    left, made = weight.clone(), torch.empty_like(weight)
-    count = weight.shape[-1]
+    made, count = torch.empty_like(left), left.shape[-1]
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)
         errors = torch.zeros_like(left[..., start:end])
@@ -164,9 +184,9 @@ def better_rows(weight: Tensor, hessian: Tensor, one: Tensor, other: Tensor) -> 
     return torch.where(is_better.unsqueeze(-1), other, one)
 
 
-def clipped(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
+def clipped(weight: Tensor, hessian: Tensor | None, grid: Grid) -> Tensor:
     """By how much to shrink the scale of each row so that rounding to the nearest loses least, values beyond
-    the ends included: ``(groups, rows)``, at most 1.
+    the ends included: ``(groups, rows)``, at most 1. Without ``hessian`` the squared error counts.
 
     Source: the search of scales by the error of the layer's output in Nagel et al., "A White Paper on Neural
     Network Quantization", 2021 (arXiv 2106.08295), section 3.1.
@@ -180,7 +200,8 @@ def clipped(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
     least = torch.full_like(best, torch.inf)
     for share in _SHRINK:
         narrow = replace(grid, scale=grid.scale * share)
-        loss = quadratic(narrow.nearest(weight) - weight, hessian)
+        change = narrow.nearest(weight) - weight
+        loss = change.square().sum(-1) if hessian is None else quadratic(change, hessian)
         is_better = loss < least * (1 - 1e-6)
         best = torch.where(is_better, torch.full_like(best, share), best)
         least = torch.where(is_better, loss, least)

@@ -88,7 +88,15 @@ def layers_of(twin: Twin, *, transposed: bool = False) -> Iterator[Layer]:
 
     ``transposed``: whether transposed convolutions are among them.
     """
-    kinds = (*_KINDS, *_TRANSPOSED) if transposed else _KINDS
+    return _quantized(twin, (*_KINDS, *_TRANSPOSED) if transposed else _KINDS)
+
+
+def tables_of(twin: Twin) -> Iterator[Layer]:
+    """The embeddings that are quantized at each of their calls; a row of their weight is one of the table."""
+    return _quantized(twin, (nn.Embedding, nn.EmbeddingBag))
+
+
+def _quantized(twin: Twin, kinds: tuple[type[nn.Module], ...]) -> Iterator[Layer]:
     calls: dict[str, list[fx.Node]] = {}
     for node in twin.nodes:
         if node.op == "call_module":

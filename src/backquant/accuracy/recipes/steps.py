@@ -16,7 +16,7 @@ from torch import Tensor
 from backquant.accuracy.grid import columns, gram
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft, Together, weighted_part
-from backquant.accuracy.recipes.layers import Layer, input_of, layers_of
+from backquant.accuracy.recipes.layers import Layer, input_of, layers_of, tables_of
 from backquant.accuracy.recipes.moments import batch_norm, bias_correction
 from backquant.accuracy.recipes.ranges import ranges
 from backquant.accuracy.recipes.reconstruction import blocks, distillation
@@ -35,16 +35,21 @@ _SUMS_AT_ONCE = 1 << 28  # bytes of gram matrices in memory
 
 def weight_clipping(draft: Draft, bench: Bench) -> Iterator[Change]:
     """Smaller scales for weights, where clipping the largest weights costs less than the finer steps gain, by
-    the error of the layer's output. See ``rounding.clipped``.
+    the error of the layer's output; of embeddings by the error of their rows. See ``rounding.clipped``.
     """
-    return _by_layer(draft, bench, _clipped)
+    yield from _by_layer(draft, bench, _clipped)
+    tables = list(tables_of(draft.twin()))[bench.ranks.rank :: bench.ranks.size]
+    own = [_clipped(table, None) for table in tables]
+    yield from filter(None, in_turn(bench.ranks, "clipping embeddings", own))
 
 
-def _clipped(layer: Layer, hessian: Tensor) -> Change | None:
+def _clipped(layer: Layer, hessian: Tensor | None) -> Change | None:
     scale = layer.reference.weight_scale
-    share = clipped(columns(layer.weight, layer.groups), hessian, layer.grid())
+    share = _share(layer, hessian)
     if scale.numel() == 1:
         factor = share.min().reshape(scale.shape)
+    elif scale.numel() == share.numel():
+        factor = share.reshape(scale.shape)
     elif scale.shape[0] == share.numel():
         factor = share.reshape(-1, *[1] * (scale.dim() - 1))
     else:
@@ -52,6 +57,22 @@ def _clipped(layer: Layer, hessian: Tensor) -> Change | None:
     if not bool((factor < 1).any()):
         return None
     return Change(layer.path, qparams={**layer.qparams(), "scale": scale * factor})
+
+
+def _share(layer: Layer, hessian: Tensor | None) -> Tensor:
+    """``clipped`` for each row, or for each group of a row where groups have scales of their own."""
+    weight, grid = columns(layer.weight, layer.groups), layer.grid()
+    scale: Tensor = layer.reference.weight_scale
+    if scale.dim() != 2 or layer.weight.dim() != 2 or scale.shape[0] != weight.shape[1]:
+        return clipped(weight, hessian, grid)
+    width = weight.shape[-1] // scale.shape[1]
+    found = []
+    for start in range(0, weight.shape[-1], width):
+        own = slice(start, start + width)
+        part = replace(grid, scale=grid.scale[..., own], zero_point=grid.zero_point[..., own])
+        among = None if hessian is None else hessian[:, own, own]
+        found.append(clipped(weight[..., own], among, part))
+    return torch.stack(found, -1)
 
 
 def gptq_weights(draft: Draft, bench: Bench) -> Iterator[Change]:
