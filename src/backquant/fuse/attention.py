@@ -18,11 +18,10 @@ from torch import fx
 from torch.nn import functional as F
 
 from backquant.backend_config import BackendConfig
-from backquant.graph import Captured, Scope
+from backquant.graph import Captured, Scope, reshape_views
 from backquant.match.attention import as_products
 from backquant.match.qconfig_reader import QConfigReader
 from backquant.match.rules import RuleTable
-from backquant.operators import find
 from backquant.qconfig import QConfigMapping
 
 
@@ -57,6 +56,8 @@ def decompose_attention(
             _decompose(captured, node, given)
             changed = True
     if changed:
+        # the operator lays heads inside of positions, a product does not
+        reshape_views(captured.module.graph)
         captured.module.recompile()
 
 
@@ -98,21 +99,7 @@ def _decompose(captured: Captured, node: fx.Node, given: dict[str, Any]) -> None
         weights = call(F.softmax, scores, dim=-1)
         result = call(torch.matmul, weights, given["value"])
     node.replace_all_uses_with(result)
-    _reshape_views(result)
     scope = captured.scopes.pop(node.name, None)
     graph.erase_node(node)
     if scope is not None:
         captured.scopes.update((one.name, scope) for one in made)
-
-
-def _reshape_views(result: fx.Node) -> None:
-    """Let what views ``result`` turned around reshape it: the operator lays heads inside of positions, a
-    product does not.
-    """
-    reached = [result]
-    while reached:
-        for user in reached.pop().users:
-            known = find(user.target)
-            if known is not None and known.name in ("transpose", "permute", "view", "reshape"):
-                reached.append(user)
-                user.target = "reshape" if user.target == "view" else user.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backquant.graph.affine import fold_affines
+from backquant.graph.any_layout import reshape_views
 from backquant.graph.assemble import (
     DeferredGraphModule,
     assemble,
@@ -119,6 +120,7 @@ __all__ = [
     "released",
     "remove_unused_modules",
     "set_module",
+    "reshape_views",
     "run_pass",
     "settle_mode_values",
     "shallow_copy",

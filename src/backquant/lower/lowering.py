@@ -25,10 +25,10 @@ from backquant.graph import (
     contract,
     copied_graph,
     graph_pass,
+    reshape_views,
     run_pass,
     verify,
 )
-from backquant.lower.any_layout import reshape_views
 from backquant.lower.as_unsigned import as_unsigned
 from backquant.lower.boundaries import fold_boundaries
 from backquant.lower.chain import RuleIndex, index_rules, quantizes, site_of, steps_of

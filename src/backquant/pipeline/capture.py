@@ -32,6 +32,7 @@ from backquant.graph import (
     linear_products,
     move_rank_reads,
     products_of_activations,
+    reshape_views,
     zeros_for_unwritten,
 )
 from backquant.graph.clone import own_buffers
@@ -215,7 +216,8 @@ def _rewrite(captured: Captured, capturing: Capturing) -> None:
     """Write what has no integer kernel as what has one, in place."""
     module, scopes, kept = captured.module, captured.scopes, capturing.named
     values = GraphValues(module, capturing.example_inputs, captured.free)
-    einsum_products(module, scopes, values, kept | capturing.whole_functions)
+    if einsum_products(module, scopes, values, kept | capturing.whole_functions):
+        reshape_views(module.graph)
     linear_products(module, scopes, kept)
     hard_swishes(module, scopes, values, kept)
     grouped_linears(module, scopes, kept)

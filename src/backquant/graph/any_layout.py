@@ -1,8 +1,8 @@
 """Views that hold for any memory layout.
 
-The integer kernels of convolutions give channels-last tensors where the float model's were contiguous,
-so that ``view`` may find strides that it cannot keep. ``reshape`` gives the same values, and the same view
-wherever there is one.
+The integer kernels of convolutions give channels-last tensors where the float model's were contiguous, and
+attention and equations written as products give other strides than these operators: ``view`` may find
+strides that it cannot keep. ``reshape`` gives the same values, and the same view wherever there is one.
 """
 
 from __future__ import annotations

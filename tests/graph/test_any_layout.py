@@ -1,6 +1,8 @@
-"""``view`` behind a convolution, whose integer kernel gives a channels-last tensor."""
+"""``view`` behind a convolution (whose integer kernel gives a channels-last tensor) and an equation."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,3 +52,32 @@ def test_weights_that_are_not_contiguous(backend: str) -> None:
     with torch.no_grad():
         wanted = model(batches[0])
     assert (quantized(batches[0]) - wanted).abs().max() < 0.03 * wanted.abs().max()
+
+
+class Mixed(nn.Module):
+    """The view of an equation whose result is laid out otherwise once it is a matrix product."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.into, self.out, self.function = nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 1), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.into(x).view(2, 2, 4, 6)
+        weights = torch.softmax(heads.transpose(2, 3) @ heads, 2)
+        mixed = self.function(torch.einsum("bhts,bhct->bhcs", weights, heads))
+        return self.out(mixed.view(2, -1, 6))
+
+
+@pytest.mark.parametrize("function", [nn.Identity(), torch.neg])
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_a_view_of_an_equation(
+    capture: str, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = Mixed(function).eval()
+    batches = [torch.randn(2, 8, 6) for _ in range(4)]
+    quantized = backquant.quantize(
+        model, calibration=batches, backend="x86", slower="keep", capture=capture
+    )
+    with torch.no_grad():
+        wanted = model(batches[0])
+    assert (quantized(batches[0]) - wanted).abs().max() < 0.1 * wanted.abs().max()
