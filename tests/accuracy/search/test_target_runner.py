@@ -20,13 +20,21 @@ COSTS = Costs(
 @pytest.mark.parametrize("floating", [15.0, 20.0, 30.0])
 @pytest.mark.parametrize("integer", [6.0, 12.0, 40.0])
 def test_parts_sum_up_to_both_wholes(floating: float, integer: float) -> None:
-    """Where a whole is shorter than its parts in the profile, too."""
+    """Where a whole is shorter than its parts in the profile, too, and where float takes long beside them."""
     parts = as_wholes(COSTS, floating, integer)
     everything = frozenset(range(len(COSTS.units)))
     assert parts.outside + total(parts.costs, everything) == pytest.approx(floating)
-    assert parts.outside + total(parts.costs, frozenset()) == pytest.approx(
-        max(integer, parts.outside)
-    )
+    assert parts.outside + total(parts.costs, frozenset()) == pytest.approx(integer)
+
+
+def test_layers_that_a_profile_does_not_name_are_none_of_what_integers_take() -> None:
+    """A float profile that names one layer of many: the others are units in float, not outside of them."""
+    unnamed = Costs((Unit((0,), 8.0, 10.0), Unit((1,), 4.0, 0.0)))
+    parts = as_wholes(unnamed, 100.0, 15.0)
+    assert parts.outside == 3.0
+    assert total(parts.costs, frozenset({0, 1})) == 97.0
+    nothing = Costs((Unit((0,), 8.0, 0.0), Unit((1,), 4.0, 0.0)))
+    assert [unit.floating for unit in as_wholes(nothing, 40.0, 12.0).costs.units] == [20.0, 20.0]
 
 
 def test_a_value_that_stays_inside_costs_nothing() -> None:

@@ -104,8 +104,9 @@ class TargetRunner:
 def as_wholes(costs: Costs, floating: float, integer: float) -> PartTimes:
     """``costs`` as a model takes ``floating`` microseconds in float, and ``integer`` on integers.
 
-    Profiling makes short layers longer: units take at most what their whole takes. What it has beside them
-    is ``outside`` of all units in float, and on integers the conversions, too.
+    Profiling makes short layers longer, and names layers that a runtime joins by one of them, or by none. So
+    what is ``outside`` of all units is the less that either whole leaves beside its units; units share the
+    rest of their whole as the profile says, and conversions what integers leave.
 
     >>> from backquant.match.slower import Unit, Value
     >>> parts = as_wholes(Costs((Unit((0,), 8.0, 10.0),), (Value(None, (0,), 4.0, 4.0),)), 12.0, 11.0)
@@ -114,23 +115,33 @@ def as_wholes(costs: Costs, floating: float, integer: float) -> PartTimes:
     """
     in_float = sum(unit.floating for unit in costs.units)
     inside = sum(unit.integer for unit in costs.units)
-    outside = max(0.0, floating - in_float)
-    left = max(0.0, integer - outside)
+    outside = max(0.0, min(floating - in_float, integer - inside))
+    left = integer - outside
     expected = total(costs, frozenset()) - inside
     share = max(0.0, left - inside) / expected if expected > 0 else 1.0
-    units = (
-        replace(
-            unit,
-            floating=unit.floating * _at_most(floating, in_float),
-            integer=unit.integer * _at_most(left, inside),
+    on_integers = left if expected <= 0 or left < inside else inside
+    units = [
+        replace(unit, floating=own, integer=other)
+        for unit, own, other in zip(
+            costs.units,
+            _summing([unit.floating for unit in costs.units], floating - outside),
+            _summing([unit.integer for unit in costs.units], on_integers),
+            strict=True,
         )
-        for unit in costs.units
-    )
-    values = (
+    ]
+    values = tuple(
         replace(value, quantize=share * value.quantize, dequantize=share * value.dequantize)
         for value in costs.values
     )
-    return PartTimes(replace(costs, units=tuple(units), values=tuple(values)), outside)
+    return PartTimes(replace(costs, units=tuple(units), values=values), outside)
+
+
+def _summing(parts: list[float], whole: float) -> list[float]:
+    """``parts`` in the same proportions, equal ones where nothing is known of them, with the sum ``whole``."""
+    known = sum(parts)
+    if known <= 0:
+        return [whole / len(parts) for _ in parts]
+    return [whole * part / known for part in parts]
 
 
 def _at_most(whole: float, parts: float) -> float:

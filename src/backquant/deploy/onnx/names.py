@@ -28,13 +28,22 @@ def name_nodes(model: Any) -> None:
         node.name = base if taken[base] == 1 else f"{base}_{taken[base]}"
 
 
+# What ONNX Runtime appends to the name of a result where it makes blocks of channels.
+_IN_BLOCKS = ("_nchwc", "_bn")
+
+
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
     """The reference graph's node that a runtime's node or tensor comes from: runtimes append to names, behind
-    a slash.
+    a slash, or one of the endings that stand for another layout.
 
     >>> origin_of("fc/MatMul/Fused", {"fc/MatMul": "fc"}), origin_of("other", {})
     ('fc', '')
+    >>> origin_of("relu_1_nchwc", {"relu_1": "conv"}), origin_of("item_bn_nchwc", {"item": "norm"})
+    ('conv', 'norm')
     """
+    for ending in _IN_BLOCKS:
+        if name not in origins:
+            name = name.removesuffix(ending)
     while name and name not in origins:
         name = name.rpartition("/")[0]
     return origins.get(name, "")
