@@ -137,7 +137,7 @@ def as_wholes(costs: Costs, floating: float, integer: float) -> PartTimes:
 
 
 def _summing(parts: list[float], whole: float) -> list[float]:
-    """``parts`` in the same proportions, equal ones where nothing is known of them, with the sum ``whole``."""
+    """``parts`` with the sum ``whole``, in the same proportions; equal ones where nothing is known."""
     known = sum(parts)
     if known <= 0:
         return [whole / len(parts) for _ in parts]
