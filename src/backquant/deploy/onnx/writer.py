@@ -15,6 +15,7 @@ from backquant.deploy.job import ExportJob
 from backquant.deploy.onnx.additions import write_sums
 from backquant.deploy.onnx.blocks import narrow_constants, settle_blocks
 from backquant.deploy.onnx.dynamic import settle_types, use_integer_products
+from backquant.deploy.onnx.epsilons import keep_epsilons
 from backquant.deploy.onnx.exporter import exported_to_onnx
 from backquant.deploy.onnx.fold import fold_integer_constants
 from backquant.deploy.onnx.gemm import store_described_biases, store_integer_biases
@@ -79,6 +80,7 @@ def _translated(job: ExportJob, table: Table, least: int = OPSET) -> Any:
     name_nodes(made.model)
     settle_types(made.model)
     fold_integer_constants(made.model)
+    keep_epsilons(made.model)
     with quiet(), printing_nowhere():
         made.optimize()
     fold_integer_constants(made.model)
