@@ -322,3 +322,28 @@ def test_moves_before_many_readers_are_followed_once(monkeypatch: pytest.MonkeyP
 
     small, large = taken(20), taken(80)
     assert large < 4.6 * small
+
+
+class LinearAttention(nn.Module):
+    """As diffusion models have it: a product of signed integers, moved to what a convolution reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Conv2d(3, 96, 1), nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = torch.chunk(self.qkv(x), 3, dim=1)
+        q, k, v = (t.reshape(t.shape[0], 4, 8, -1) for t in (q, k, v))
+        context = torch.matmul(k.softmax(-1), v.transpose(-1, -2))
+        found = torch.matmul(context.transpose(-1, -2), q.softmax(-2) * 0.3)
+        return self.out(found.reshape(x.shape[0], 32, *x.shape[2:]))
+
+
+def test_moves_take_no_integers_that_their_entry_has_not() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = backquant.quantize(LinearAttention().eval(), x, backend="openvino", calibration=[x])
+    moved = next(row for row in model.report.rows if row.node == "reshape_3")
+    assert not moved.quantized
+    assert moved.reasons[-1].rule == "float-neighbours"
+    assert moved.reasons[-1].admitted.endswith("it reads matmul_1, which is qint8")
+    assert {row.node for row in model.report.rows if row.quantized} >= {"qkv", "matmul_1", "out"}

@@ -4,7 +4,8 @@
 1. What a rule leaves in float at places of the float model (``find_float_places``) stays float first.
 2. ``unless_between_quantized``: a match of such operators only is quantized when every activation that it
    reads comes out of a match that stays quantized with an integer output, and a match that stays quantized
-   reads its result as integers. Of rules by default, an operator that only moves one value needs the latter
+   reads its result as integers. What only moves values, and so gives the integers that it reads, takes no
+   others than its entry has. Of rules by default, an operator that only moves one value needs the latter
    alone, since rounding before or behind it gives the same values; and moves that no entry is for
    (``chunk``, ``nn.Flatten``) are looked through in both directions.
 3. A value that depends on no input counts as quantized where the target quantizes constants.
@@ -18,11 +19,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from backquant.backend_config import BackendConfig, LeaveFloat, QDQRules
+from backquant.dtypes import dtype_name
 from backquant.graph import GraphIndex
 from backquant.graph.constants import input_independent
 from backquant.match.default_rules import DefaultRules
@@ -194,7 +196,25 @@ class _Settling:
         reads = moves.reads_integers if by_default else self._reads_integers
         if not any(map(reads, occurrence.anchor.users)):
             return "no quantized operator reads its result"
+        return self._other_integers(occurrence) if self._moves_one_value(occurrence) else ""
+
+    def _other_integers(self, occurrence: Occurrence) -> str:
+        """Which source of a move gives integers of another dtype than the move takes; empty if none does."""
+        taken = self._dtype(occurrence, "input_dtype")
+        for source in self._sources(occurrence):
+            giver = self.of_node.get(source.name)
+            if taken is None or giver is None or not self._gives_integers(source):
+                continue
+            given = self._dtype(giver, "output_dtype")
+            if given not in (None, taken):
+                return f"it reads {source.name}, which is {dtype_name(given)}"
         return ""
+
+    def _dtype(self, occurrence: Occurrence, role: str) -> Any:
+        chosen = self.decisions[occurrence.anchor.name].dtype_config
+        if occurrence.config is None or chosen is None:
+            return None
+        return getattr(occurrence.config.dtype_configs[chosen], role)
 
     def _turn_to_float(
         self, occurrence: Occurrence, lack: str, moves: MovesBetween
@@ -249,7 +269,7 @@ class _Settling:
         if occurrence.config is None or decision.dtype_config is None:
             return True  # custom and standalone modules: no entry says otherwise
         dtypes = occurrence.config.dtype_configs[decision.dtype_config]
-        dtype = getattr(dtypes, role)
+        dtype = self._dtype(occurrence, role)
         return not dtypes.is_dynamic and (dtype is None or not dtype.is_floating_point)
 
     def _leave_between(self, occurrence: Occurrence, lack: str) -> None:
