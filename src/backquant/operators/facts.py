@@ -95,8 +95,13 @@ class UseFacts:
         return shape, names if across else names[::-1]
 
     def weight_dtype(self) -> dtype | None:
-        """What the weight is stored in, where that is known."""
-        return getattr(self._weight(self.root), "dtype", None)
+        """What the weight is stored in, where that is known. A weight that is computed is not: that may
+        change what it is computed from (spectral norm, in training)."""
+        module = self.graph.module_of(self.root)
+        if module is None:
+            return getattr(self._weight(self.root), "dtype", None)
+        stored = (tensor.dtype for tensor in module.parameters() if tensor.dim() > 1)
+        return next(stored, None)
 
     def row_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The last axis of what a linear layer reads, as ``weight_shape`` gives it."""

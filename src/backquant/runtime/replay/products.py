@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from backquant.native.library import is_here
+from backquant.operators import overload
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 
 
@@ -50,7 +51,7 @@ def _read(recording: Recording) -> list[str]:
 
 def _factors(recording: Recording, call: Call) -> tuple[Ref, Ref] | None:
     """An image and one number for each of its channels, which ``call`` multiplies."""
-    if call.operator is not torch.ops.aten.mul.Tensor:
+    if call.operator is not overload("mul"):
         return None
     one, other = call.arguments
     if not isinstance(one, Ref) or not isinstance(other, Ref):
