@@ -95,13 +95,11 @@ class UseFacts:
         return shape, names if across else names[::-1]
 
     def weight_dtype(self) -> dtype | None:
-        """What the weight is stored in, where that is known. A weight that is computed is not: that may
-        change what it is computed from (spectral norm, in training)."""
+        """What the weight is stored in, where that is known. None is computed: in training that may change
+        what it is computed from (spectral norm)."""
         module = self.graph.module_of(self.root)
-        if module is None:
-            return getattr(self._weight(self.root), "dtype", None)
-        stored = (tensor.dtype for tensor in module.parameters() if tensor.dim() > 1)
-        return next(stored, None)
+        held = (self._weight(self.root),) if module is None else module.parameters()
+        return next((one.dtype for one in held if one is not None and len(one.shape) > 1), None)
 
     def row_shape(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The last axis of what a linear layer reads, as ``weight_shape`` gives it."""
@@ -157,11 +155,8 @@ class UseFacts:
     def _per_axis(self, name: str, node: fx.Node) -> Values | Unknown:
         if name == "kernel_size" and _is_weighted_call(node):
             weight = self._weight(node)
-            return (
-                Unknown("the shape of the weight is not known", _NO_EXAMPLE)
-                if (weight is None)
-                else tuple(weight.shape[2:])
-            )
+            unknown = Unknown("the shape of the weight is not known", _NO_EXAMPLE)
+            return unknown if weight is None else tuple(weight.shape[2:])
         value = self._parameter(name, node)
         if isinstance(value, Unknown):
             return value
