@@ -374,3 +374,17 @@ def test_views_behind_attention_survive_the_exporter(tmp_path: Path) -> None:
     )
     backquant.export(model, tmp_path / "m.onnx", example_inputs=x)
     assert sqnr(model(x), run(tmp_path / "m.onnx", x)) > 25
+
+
+def test_names_of_modules_that_look_like_the_runtimes_own(tmp_path: Path) -> None:
+    """``_token_`` and a number is what the runtime appends; Segment Anything's layers have it within."""
+    model = nn.Sequential()
+    model.add_module("attn_token_to_image", nn.Linear(8, 8))
+    model.add_module("attn_token_2", nn.Linear(8, 8))
+    x = torch.randn(2, 3, 8)
+    quantized = backquant.quantize(
+        model.eval(), x, backend="onnxruntime", calibration=[x], slower="keep"
+    )
+    exported = backquant.export(quantized, tmp_path / "model.onnx", example_inputs=x)
+    named = {name for kernel in exported.kernels if kernel.integer for name in kernel.nodes}
+    assert named >= {"attn_token_to_image", "attn_token_2"}

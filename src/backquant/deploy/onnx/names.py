@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,19 +29,24 @@ def name_nodes(model: Any) -> None:
         node.name = base if taken[base] == 1 else f"{base}_{taken[base]}"
 
 
-# What ONNX Runtime appends to the name of a result where it makes blocks of channels.
+# What ONNX Runtime appends to the name of a result where it makes blocks of channels, and to other new names.
 _IN_BLOCKS = ("_nchwc", "_bn")
+_ANEW = re.compile(r"_token_\d+")
 
 
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
     """The reference graph's node that a runtime's node or tensor comes from: runtimes append to names, behind
-    a slash, or one of the endings that stand for another layout.
+    a slash, a number, or an ending that stands for another layout.
 
     >>> origin_of("fc/MatMul/Fused", {"fc/MatMul": "fc"}), origin_of("other", {})
     ('fc', '')
-    >>> origin_of("relu_1_nchwc", {"relu_1": "conv"}), origin_of("item_bn_nchwc", {"item": "norm"})
-    ('conv', 'norm')
+    >>> origin_of("fc/MatMul_token_7", {"fc/MatMul": "fc"}), origin_of("item_bn_nchwc", {"item": "norm"})
+    ('fc', 'norm')
     """
+    return _origin_of(name, origins) or _origin_of(_ANEW.split(name)[0], origins)
+
+
+def _origin_of(name: str, origins: Mapping[str, str]) -> str:
     for ending in _IN_BLOCKS:
         if name not in origins:
             name = name.removesuffix(ending)

@@ -59,7 +59,7 @@ def kernels_of(path: Path, origins: Mapping[str, str]) -> tuple[TargetKernel, ..
     for node in graph.node:
         if node.op_type in _CONVERSIONS or node.op_type == "Constant":
             continue
-        names = (node.name.split("_token_")[0], *node.output)
+        names = (node.name, *node.output)
         origin = next(filter(None, (origin_of(name, origins) for name in names)), "")
         few = _few_bits(node)
         if few is not None:

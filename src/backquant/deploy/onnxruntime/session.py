@@ -62,7 +62,7 @@ class OnnxRuntimeSession:
         known = origins_of(onnx_ir.load(self._path))
         found = {}
         for node in onnx.load(str(optimised), load_external_data=False).graph.node:
-            names = (node.name.split("_token_")[0], *node.output)
+            names = (node.name, *node.output)
             found[node.name] = next(filter(None, (origin_of(n, known) for n in names)), "")
         return found
 
