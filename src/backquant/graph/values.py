@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class GraphValues:
         """What is known of a node's value."""
         return self.measured.get(node)
 
-    @property
+    @cached_property
     def may_be_sparse(self) -> bool:
         """Whether an input, a buffer or a known value is: else nobody runs the graph to ask."""
         if self._module is None:
@@ -120,7 +121,7 @@ class _Renamed(GraphValues):
         self._source = source
         self._names = names
 
-    @property
+    @cached_property
     def may_be_sparse(self) -> bool:
         return self._source.may_be_sparse
 
