@@ -221,8 +221,8 @@ class _Table:
         return any(self.kept.holds(self.plan.decisions[name]) for name in match.nodes)
 
     def values(self, sizes: Mapping[str, int], conversion: Conversions) -> Iterator[Value]:
-        """One for each tensor of floats that goes from one unit, or from elsewhere, to units; constants are
-        quantized before."""
+        """One for each tensor of floats that goes from one unit, or from elsewhere, to units. Constants are
+        left out: nearly all are weights, which are packed once."""
         for node in self.graph.nodes:
             if node.name not in sizes or node.op == "get_attr":
                 continue
