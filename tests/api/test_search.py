@@ -13,7 +13,7 @@ from torch import nn
 
 import backquant
 from backquant.accuracy.search import loop as strategy
-from backquant.accuracy.search import trials
+from backquant.accuracy.search import runners, target_runner, trials
 from backquant.errors import CalibrationError, UsageError
 
 
@@ -33,7 +33,8 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_SECONDS", 0.0)
+    for module in (trials, runners, target_runner):
+        monkeypatch.setattr(module, "WHOLE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,23 @@ def test_a_drop_is_kept_by_what_runs(net: Any, tmp_path: Path) -> None:
     page = found.to_html()
     assert "What accuracy costs" in page and page.count("<circle") >= len(found.trials)
     assert "max_drop 0.02: kept" in str(found) and found.to_dict()["met"] is True
+
+
+def test_what_a_kernel_runs_beside_its_layer_is_timed_with_it() -> None:
+    """Kernels have the name of the last node that they run, here a hard-swish of no unit."""
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Hardswish(), nn.Conv2d(16, 16, 3)).eval()
+    data = [torch.randn(2, 16, 24, 24)]
+    found = backquant.search(
+        model,
+        data,
+        "x86",
+        budget={"min_sqnr": 1},
+        times=None,
+        qconfig_mapping=backquant.default_mapping("x86").set_object_type(nn.Hardswish, None),
+    )
+    assert any("(hardswish" in kernel.kernel for kernel in found.model.kernels)
+    integers = next(trial for trial in found.trials if all(trial.picks))
+    assert all(integers.unit_us)
 
 
 def test_without_times_bits_are_counted(net: Any) -> None:

@@ -195,6 +195,7 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_a_part_in_torchscript_is_quantized() -> None:
     torch.manual_seed(0)
     model, x = Scripted().eval(), torch.randn(4, 3, 8, 8)

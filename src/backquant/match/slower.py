@@ -35,7 +35,7 @@ class Unit:
 
     ``integer``: on integer kernels; ``floating``: in float. ``kept``: it stays on integers, whatever it
     costs. ``takes_float`` and ``gives_float``: so do its kernels, and nothing is converted there.
-    ``multiply_adds`` and ``weights``: how many it has.
+    ``multiply_adds`` and ``weights``: how many it has. ``nodes``: of the float graph, whose times it has.
     """
 
     matches: tuple[int, ...]
@@ -46,6 +46,7 @@ class Unit:
     gives_float: bool = False
     multiply_adds: int = 0
     weights: int = 0
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

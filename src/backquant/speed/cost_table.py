@@ -142,6 +142,7 @@ class _Table:
         in_float = self._sums(floats)
         either = self._give_either()
         without = self._without_kernel()
+        nodes = self._nodes()
         for place, group in enumerate(self.groups):
             known = [index for index in group if index < len(self.plan.matches)]
             matches = [self.plan.matches[index] for index in known]
@@ -159,7 +160,15 @@ class _Table:
                 gives_float=by_itself or place in either,
                 multiply_adds=sum(self.work.get(name, 0) for m in matches for name in m.nodes),
                 weights=sum(self._weights(floats.module, m) for m in matches),
+                nodes=tuple(nodes[place]),
             )
+
+    def _nodes(self) -> list[list[str]]:
+        """The nodes of each unit: those of its matches, and what its kernels run beside them."""
+        found: list[list[str]] = [[] for _ in self.groups]
+        for name, match in self.match_of.items():
+            found[self.unit_of[match]].append(name)
+        return found
 
     def _weights(self, module: GraphModule, match: Match) -> int:
         nodes = (self.nodes[name] for name in match.nodes if name in self.nodes)

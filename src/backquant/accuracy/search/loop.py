@@ -99,7 +99,9 @@ class Loop:
         return trial.ms * self._float_ms() / trial.float_ms if trial.float_ms else trial.ms
 
     def _float_ms(self) -> float:
-        """The float model's time, the median of all trials."""
+        """The float model's time beside which parts were timed; the median of all trials."""
+        if self.problem.in_float is not None:
+            return self.problem.in_float / 1e3
         found = sorted(trial.float_ms for trial in self.trials if trial.float_ms is not None)
         return found[len(found) // 2] if found else 0.0
 

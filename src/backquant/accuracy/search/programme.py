@@ -56,12 +56,16 @@ class Option:
 
 @dataclass(frozen=True)
 class SearchUnit:
-    """Operators that are decided together: what is fused, shares an observer, or is run by one kernel."""
+    """Operators that are decided together: what is fused, shares an observer, or is run by one kernel.
+
+    ``timed``: the nodes whose times it has: with ``nodes``, what its kernels run beside them.
+    """
 
     name: str
     operator: str
     nodes: tuple[str, ...]
     options: tuple[Option, ...]
+    timed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,13 @@ Picks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """``base``: figures of what is in no unit."""
+    """``base``: figures of what is in no unit. ``in_float``: microseconds of the float model as it came,
+    beside which times were measured; ``None``: unknown."""
 
     units: tuple[SearchUnit, ...]
     values: tuple[Passed, ...] = ()
     base: Mapping[str, float] = field(default_factory=dict)
+    in_float: float | None = None
 
     def total(self, picks: Picks, figure: str) -> float:
         """That figure of the whole.
@@ -97,6 +103,17 @@ class Problem:
         4.0
         """
         return float(self.columns(figure) @ self.chosen(picks))
+
+    def predicted(self, picks: Picks) -> float:
+        """Microseconds of a call. In float as a whole it is the model as it came, whose time is known.
+
+        >>> unit = SearchUnit("fc", "Linear", ("fc",), (Option("float", {"time": 3.0}),))
+        >>> Problem((unit,), base={"time": 1.0}, in_float=3.5).predicted((0,))
+        3.5
+        """
+        if self.in_float is not None and not any(picks):
+            return self.in_float
+        return self.total(picks, "time")
 
     def columns(self, figure: str) -> Any:
         """What each variable of the programme adds to a figure; the last is always there."""
@@ -329,4 +346,4 @@ def _with(problem: Problem, figure: str, columns: Any) -> Problem:
     if figure == "loss":
         passed = [replace(value, loss=loss) for value, loss in zip(passed, losses, strict=True)]
     base = {**problem.base, figure: next(values)}
-    return Problem(tuple(units), tuple(passed), base)
+    return replace(problem, units=tuple(units), values=tuple(passed), base=base)

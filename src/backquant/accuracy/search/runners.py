@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -16,15 +17,21 @@ from backquant.runtime.replay.timed import Clock, NodeTimes, stopwatch
 from backquant.speed.cost_table import TimedConversions, Times, cost_table
 from backquant.speed.race import race
 
+#: Of a race between the float model and another: what else the machine does meets some turns only.
+WHOLE_SECONDS = 2.0
 _ROUNDS = 2
 _LOWERED = "_lowered"
 
 
 class PartTimes(NamedTuple):
-    """Microseconds of what a plan quantizes, both ways, of conversions, and of all else (``outside``)."""
+    """Microseconds of what a plan quantizes, both ways, of conversions, and of all else (``outside``).
+
+    ``in_float``: of the float model as it came, at that time.
+    """
 
     costs: Costs
     outside: float
+    in_float: float | None = None
 
 
 class Runner(Protocol):
@@ -39,16 +46,19 @@ class Runner(Protocol):
         prepared: PreparedModule,
         made: QuantizedModel,
         in_float: Callable[[], QuantizedModel],
+        floating: nn.Module,
         example: Any,
     ) -> PartTimes:
-        """What operators take, on the example inputs. ``in_float``: ``made`` with nothing on integers."""
+        """What operators take, on the example inputs. ``in_float``: ``made`` with nothing on integers.
+        ``floating``: the float model as it came."""
 
     def floating(self, model: nn.Module, in_float: Callable[[], QuantizedModel]) -> nn.Module:
         """The float ``model`` as it runs there, or what ``in_float`` gives."""
 
-    def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
+    def by_node(self, made: QuantizedModel, example: Any, speed: float = 1.0) -> dict[str, float]:
         """Microseconds of what ``made`` runs, by a node of the float graph that it computes: a kernel's by
-        one of those that it runs. Conversions are in none."""
+        one of those that it runs. Conversions are in none. What is measured now is multiplied by
+        ``speed``."""
 
     def runnable(self, made: QuantizedModel) -> nn.Module:
         """``made`` as it runs there, called like the model."""
@@ -67,6 +77,7 @@ class EngineRunner:
         prepared: PreparedModule,
         made: QuantizedModel,
         in_float: Callable[[], QuantizedModel],  # noqa: ARG002 - the prepared model has the graph
+        floating: nn.Module,
         example: Any,
     ) -> PartTimes:
         """Each kernel shape is measured once, and not at all where its time is known.
@@ -88,14 +99,15 @@ class EngineRunner:
         costs = cost_table(made, times)
         inside = sum(unit.floating for unit in costs.units)
         outside = max(0.0, 1e6 * sum(floats.seconds.values()) - inside)
-        whole = 1e6 * race([made], example, stopwatch).seconds(0)
-        return PartTimes(costs, max(outside, whole - total(costs, frozenset())))
+        wholes = race([floating, made], example, stopwatch, WHOLE_SECONDS)
+        own, whole = (1e6 * wholes.seconds(place) for place in (0, 1))
+        return within(PartTimes(costs, outside, own), whole)
 
-    def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
+    def by_node(self, made: QuantizedModel, example: Any, speed: float = 1.0) -> dict[str, float]:
         """Layouts that are new here are measured, others known."""
         args, kwargs = as_arguments(example)
         times = NodeTimes(made.graph_module, args, kwargs, self.times.known)
-        times.measure(stopwatch)
+        times.measure(lambda run: speed * stopwatch(run))
         self.times.keep(times.by_kernel)
         found: dict[str, float] = {}
         for name, seconds in times.seconds.items():
@@ -110,6 +122,32 @@ class EngineRunner:
     def runnable(self, made: QuantizedModel) -> nn.Module:
         """As it is."""
         return made
+
+
+def within(parts: PartTimes, whole: float) -> PartTimes:
+    """``parts`` as all on integers takes ``whole`` microseconds. What it takes beyond its parts is outside of
+    units; where its parts take more together, they were measured while the machine was slower.
+
+    >>> from backquant.match.slower import Unit
+    >>> parts = PartTimes(Costs((Unit((0,), 6.0, 8.0),), ()), 2.0)
+    >>> within(parts, 9.0).outside, within(parts, 4.0).outside, within(parts, 4.0).costs.units[0].integer
+    (3.0, 1.0, 3.0)
+    """
+    costs, inside = parts.costs, total(parts.costs, frozenset())
+    if whole >= parts.outside + inside:
+        return parts._replace(outside=whole - inside)
+    share = whole / (parts.outside + inside)
+    units = tuple(
+        replace(unit, integer=share * unit.integer, floating=share * unit.floating)
+        for unit in costs.units
+    )
+    values = tuple(
+        replace(value, quantize=share * value.quantize, dequantize=share * value.dequantize)
+        for value in costs.values
+    )
+    return parts._replace(
+        costs=replace(costs, units=units, values=values), outside=share * parts.outside
+    )
 
 
 class _NoTime:
@@ -132,6 +170,7 @@ class ReferenceRunner:
         prepared: PreparedModule,
         made: QuantizedModel,
         in_float: Callable[[], QuantizedModel],  # noqa: ARG002 - the prepared model has the graph
+        floating: nn.Module,  # noqa: ARG002
         example: Any,
     ) -> PartTimes:
         """What passes values to what; no times."""
@@ -139,7 +178,7 @@ class ReferenceRunner:
         floats = NodeTimes(unobserved(prepared), args, kwargs)
         return PartTimes(cost_table(made, Times(floats, floats, {}, _NoTime())), 0.0)
 
-    def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:  # noqa: ARG002
+    def by_node(self, made: QuantizedModel, example: Any, speed: float = 1.0) -> dict[str, float]:  # noqa: ARG002
         """Nothing is known."""
         return {}
 

@@ -117,6 +117,7 @@ def problem_of(twin: Twin, parts: PartTimes, units: Sequence[Joined], losses: Lo
         tuple(_with_loss(unit, loss) for unit, loss in zip(made, own, strict=True)),
         tuple(values),
         {"time": parts.outside, **_outside(twin)},
+        parts.in_float,
     )
 
 
@@ -154,6 +155,7 @@ def _unit(twin: Twin, parts: PartTimes, unit: Joined) -> SearchUnit:
             Option("float", in_float),
             Option("integers", on_integers, FLOAT if takes_float else INTEGERS, gives),
         ),
+        frozenset(nodes).union(*(cost.nodes for cost in costs)),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backquant.accuracy.search.runners import PartTimes
+from backquant.accuracy.search.runners import WHOLE_SECONDS, PartTimes
 from backquant.deploy.session import RunningTarget, Session
 from backquant.files import workspace
 from backquant.graph import as_arguments
@@ -59,6 +59,7 @@ class TargetRunner:
         prepared: PreparedModule,
         made: QuantizedModel,
         in_float: Callable[[], QuantizedModel],
+        floating: nn.Module,
         example: Any,
     ) -> PartTimes:
         """From two profiles: all on integers, and all in float. Both are timed as wholes, too:
@@ -67,25 +68,25 @@ class TargetRunner:
         graph = unobserved(prepared)
         sizes = NodeTimes(graph, args, kwargs).sizes
         in_float_here = in_float()
-        floating, quantized = self.by_node(in_float_here, example), self.by_node(made, example)
+        refused, quantized = self.by_node(in_float_here, example), self.by_node(made, example)
         conversions = _Conversions(self.target, process_stopwatch)
         times = Times(
-            _Profile(graph, _seconds(floating), sizes),
+            _Profile(graph, _seconds(refused), sizes),
             _Profile(made.graph_module, _seconds(quantized), sizes),
             {},
             conversions,
         )
-        wholes = race([self.runnable(in_float_here), self.runnable(made)], example, self.clock)
-        return as_wholes(
-            cost_table(made, times), *(_MICRO * wholes.seconds(place) for place in (0, 1))
-        )
+        runs = [floating, self.runnable(in_float_here), self.runnable(made)]
+        wholes = race(runs, example, self.clock, WHOLE_SECONDS)
+        own, *ends = (_MICRO * wholes.seconds(place) for place in range(len(runs)))
+        return as_wholes(cost_table(made, times), *ends)._replace(in_float=own)
 
-    def by_node(self, made: QuantizedModel, example: Any) -> dict[str, float]:
+    def by_node(self, made: QuantizedModel, example: Any, speed: float = 1.0) -> dict[str, float]:
         """From a profile, which makes short layers longer: together they take what a call takes at most."""
         runs = self.runnable(made)
         found = runs.session(example).times(runs.inputs(example), _ROUNDS)
         whole = race([runs], example, self.clock).seconds(0)
-        share = _at_most(whole, sum(found.values()))
+        share = speed * _at_most(whole, sum(found.values()))
         return {name: share * _MICRO * seconds for name, seconds in found.items()}
 
     def floating(self, model: nn.Module, in_float: Callable[[], QuantizedModel]) -> nn.Module:  # noqa: ARG002

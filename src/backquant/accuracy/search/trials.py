@@ -15,13 +15,11 @@ from backquant.accuracy.metric import Metric, measured_metric
 from backquant.accuracy.outputs import FloatOutputs
 from backquant.accuracy.search.budget import Budget
 from backquant.accuracy.search.programme import Picks, Problem
-from backquant.accuracy.search.runners import Runner
+from backquant.accuracy.search.runners import WHOLE_SECONDS, Runner
 from backquant.calibrate.group import ALONE, Ranks, by_rank_0
 from backquant.errors import UsageError
 from backquant.runtime import QuantizedModel
 from backquant.speed.race import race
-
-_SECONDS = 0.5  # of a race
 
 #: From the options of the units to the model that has them.
 Make = Callable[[Picks], QuantizedModel]
@@ -31,9 +29,10 @@ Make = Callable[[Picks], QuantizedModel]
 class Trial:
     """A combination: what was predicted before it was made, and what was measured.
 
-    ``predicted_ms`` and ``ms``: of one call; ``float_ms``: of the float model beside it; ``None`` where no
-    times can be measured. ``loss``: relative error power of the outputs. ``drop``: of the metric; ``None``
-    without one. ``unit_us``: microseconds of each unit in this combination, where they are known.
+    ``predicted_ms`` and ``ms``: of one call; ``float_ms``: of the float model beside it, by which the
+    prediction is scaled; ``None`` where no times can be measured. ``loss``: relative error power of the
+    outputs. ``drop``: of the metric; ``None`` without one. ``unit_us``: microseconds of each unit in this
+    combination, where they are known, as if timed when the parts were.
     """
 
     picks: Picks
@@ -136,34 +135,40 @@ class Bench:
         """Measure ``made``, which has the options ``picks``."""
         runs = self.runner.runnable(made)
 
-        judged = by_rank_0(self.ranks, "timing", lambda: self._judged(problem, made, runs))
+        judged = by_rank_0(self.ranks, "timing", lambda: self._judged(problem, picks, made, runs))
         return Trial(
             picks,
             problem.total(picks, "loss"),
             self._outputs.loss(runs, "trying"),
             problem.total(picks, "bytes"),
             problem.total(picks, "bitops"),
-            problem.total(picks, "time") / 1e3 if self.runner.clock is not None else None,
             **judged,
         )
 
-    def _judged(self, problem: Problem, made: QuantizedModel, runs: nn.Module) -> dict[str, Any]:
-        """Times, and the metric."""
+    def _judged(
+        self, problem: Problem, picks: Picks, made: QuantizedModel, runs: nn.Module
+    ) -> dict[str, Any]:
+        """Times, and the metric. The float model beside it shows how fast the machine is now, beside what it
+        was when parts were timed."""
         found: dict[str, Any] = {}
         if self.runner.clock is not None:
-            beside = race([self.floating, runs], self.example, self.runner.clock, _SECONDS)
+            beside = race([self.floating, runs], self.example, self.runner.clock, WHOLE_SECONDS)
             found["ms"], found["float_ms"] = 1e3 * beside.seconds(1), 1e3 * beside.seconds(0)
-            found["unit_us"] = self._by_unit(problem, made)
+            speed = 1.0 if problem.in_float is None else problem.in_float / 1e3 / found["float_ms"]
+            found["predicted_ms"] = problem.predicted(picks) / 1e3 / speed
+            found["unit_us"] = self._by_unit(problem, made, speed)
         if self.metric is not None:
             found["metric"] = measured_metric(self.metric, runs, "a quantized model")
             found["drop"] = self._drop(found["metric"])
         return found
 
-    def _by_unit(self, problem: Problem, made: QuantizedModel) -> tuple[float | None, ...]:
-        times = self.runner.by_node(made, self.example)
+    def _by_unit(
+        self, problem: Problem, made: QuantizedModel, speed: float
+    ) -> tuple[float | None, ...]:
+        times = self.runner.by_node(made, self.example, speed)
         found: list[float | None] = []
         for unit in problem.units:
-            known = [times[name] for name in unit.nodes if name in times]
+            known = [times[name] for name in unit.timed or unit.nodes if name in times]
             found.append(sum(known) if known else None)
         return tuple(found)
 

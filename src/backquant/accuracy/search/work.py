@@ -60,7 +60,9 @@ class Work:
         parts = by_rank_0(
             self.ranks,
             "timing operators",
-            lambda: self.runner.parts(self.ready.prepared, made, self.refused, self.ready.example),
+            lambda: self.runner.parts(
+                self.ready.prepared, made, self.refused, bench.floating, self.ready.example
+            ),
         )
         units = joined_units(self.twin, parts.costs.units)
         groups = [unit.groups for unit in units]
