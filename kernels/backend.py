@@ -38,13 +38,13 @@ def build_wheel(
     """Compile the library and pack it; the wheel's name. Raises ``SystemExit`` where that cannot be."""
     del config_settings, metadata_directory
     machine = platform.machine()
-    if platform.system() != "Linux" or machine not in ("x86_64", "AMD64"):
-        raise SystemExit(f"{NAME} is for Linux on x86-64; backquant runs without it")
+    if platform.system() != "Linux" or machine not in _builder().MACHINES:
+        raise SystemExit(f"{NAME} is for Linux on x86-64 and ARM; backquant runs without it")
     with tempfile.TemporaryDirectory() as made:
         files = {f"{MODULE}/__init__.py": _INIT.encode()}
         for library in _compiled(Path(made)):
             files[f"{MODULE}/{library.name}"] = library.read_bytes()
-    tag = "py3-none-linux_x86_64"
+    tag = f"py3-none-linux_{machine}"
     info = f"{MODULE}-{version()}.dist-info"
     files[f"{info}/METADATA"] = _metadata().encode()
     text = f"Wheel-Version: 1.0\nGenerator: {NAME}\nRoot-Is-Purelib: false\nTag: {tag}\n"
@@ -91,7 +91,7 @@ def _compiled(folder: Path) -> list[Path]:
     """The library for each set of instructions, as a wheel does not know its CPU; a compiler that is too old
     for one of them leaves that out, and says so."""
     builder, built, error = _builder(), [], None
-    for instructions in builder.FLAGS:
+    for instructions in builder.MACHINES[platform.machine()]:
         try:
             built.append(builder.build(folder, instructions))
         except (FileNotFoundError, RuntimeError) as raised:
@@ -127,7 +127,7 @@ def _license() -> Path:
 def _metadata() -> str:
     return (
         f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {version()}\n"
-        "Summary: Kernels of backquant for CPUs with AVX2, AVX-VNNI or AVX-512, built once.\n"
+        "Summary: Kernels of backquant for CPUs with AVX2, AVX-VNNI, AVX-512 or NEON, built once.\n"
         "License-Expression: BSD-3-Clause\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
     )
 

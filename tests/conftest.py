@@ -50,6 +50,11 @@ def _named(item: pytest.Item) -> str:
     return item.nodeid.partition("@")[0]
 
 
+def _may_skip(item: pytest.Item) -> bool:
+    """Whether the test, or its whole file, is listed."""
+    return not _allowed().isdisjoint({_named(item), item.nodeid.partition("::")[0]})
+
+
 @pytest.fixture(scope="session")
 def quietly() -> Callable[..., Any]:
     """Call a function with warnings off: the oracle warns of its own deprecations."""
@@ -110,7 +115,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Turn a skip that ``allowed_skips.txt`` does not list into a failure."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and not hasattr(report, "wasxfail") and _named(item) not in _allowed():
+    if report.skipped and not hasattr(report, "wasxfail") and not _may_skip(item):
         report.outcome = "failed"
         report.longrepr = f"{_named(item)} was skipped but is not in tests/allowed_skips.txt"
 

@@ -6,16 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from backquant.native.build import FLAGS
-from backquant.native.instructions import INSTRUCTION_SETS, usable
+from backquant.native import instructions
+from backquant.native.build import FLAGS, MACHINES
+from backquant.native.instructions import INSTRUCTION_SETS, arm_features, usable
 
 OLD = dict.fromkeys(("avx2", "fma3"), True)
 ALDER_LAKE = OLD | {"avx_vnni": True}
 SKYLAKE = OLD | dict.fromkeys(("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"), True)
 ICE_LAKE = SKYLAKE | {"avx512_vnni": True}
+CORTEX_A72 = {"asimd": True, "asimddp": False, "i8mm": False}
+CORTEX_A76 = CORTEX_A72 | {"asimddp": True}
+NEOVERSE_V1 = CORTEX_A76 | {"i8mm": True}
 TESTS = Path(__file__).parent
 
 # A process of its own, as there is one library in each: the kernels on generated layers. The second argument
@@ -53,6 +58,9 @@ test_plan.test_any_layer_is_right()
         (ICE_LAKE, "AVX2", ["avx2"]),
         (ICE_LAKE, "AVX", []),
         (ICE_LAKE, "SSE41", []),
+        (CORTEX_A72, "", ["neon"]),
+        (CORTEX_A76, "", ["neon_dot", "neon"]),
+        (NEOVERSE_V1, "", ["neon_i8mm", "neon_dot", "neon"]),
     ],
 )
 def test_what_a_cpu_may_use(cpu: dict[str, bool], limit: str, names: list[str]) -> None:
@@ -61,6 +69,17 @@ def test_what_a_cpu_may_use(cpu: dict[str, bool], limit: str, names: list[str]) 
 
 def test_each_has_flags() -> None:
     assert {found.name for found in INSTRUCTION_SETS} == set(FLAGS)
+    assert sorted(name for names in MACHINES.values() for name in names) == sorted(FLAGS)
+
+
+def test_what_linux_says_of_an_arm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {16: 1 << 1 | 1 << 20, 26: 1 << 13}  # AT_HWCAP, AT_HWCAP2
+    read = Mock(side_effect=words.get)
+    monkeypatch.setattr(instructions.ctypes, "CDLL", Mock(return_value=Mock(getauxval=read)))
+    monkeypatch.setattr(instructions.platform, "machine", lambda: "aarch64")
+    assert arm_features() == NEOVERSE_V1
+    words[26] = 0
+    assert arm_features() == CORTEX_A76
 
 
 @pytest.mark.parametrize("name", ["avx2", "avx512", "avx_vnni"])

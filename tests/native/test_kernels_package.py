@@ -10,12 +10,12 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from backquant.native import library
-from backquant.native.build import FLAGS, sources_digest
+from backquant.native.build import FLAGS, MACHINES, sources_digest
 from backquant.native.instructions import usable
 from backquant.version import __version__
 
@@ -115,6 +115,43 @@ def test_what_the_wheel_says_of_itself(
     with zipfile.ZipFile(tmp_path / backend.build_wheel(str(tmp_path))) as wheel:
         text = wheel.read(f"backquant_kernels-{__version__}.dist-info/METADATA").decode()
     assert f"Name: backquant-kernels\nVersion: {__version__}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "names"),
+    [
+        ("x86_64", ["avx512_vnni", "avx_vnni", "avx512", "avx2"]),
+        ("aarch64", ["neon_i8mm", "neon_dot", "neon"]),
+    ],
+)
+def test_a_wheel_is_of_its_machine(
+    backend: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    names: list[str],
+) -> None:
+    asked: list[str] = []
+
+    def build(folder: Path, instructions: str) -> Path:
+        asked.append(instructions)
+        (folder / f"{instructions}.so").write_bytes(b"library")
+        return folder / f"{instructions}.so"
+
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    builder = SimpleNamespace(build=build, MACHINES=MACHINES)
+    monkeypatch.setattr(backend, "_builder", lambda: builder)
+    wheel = backend.build_wheel(str(tmp_path))
+    assert wheel.endswith(f"-py3-none-linux_{machine}.whl")
+    assert asked == names
+
+
+def test_there_is_none_for_other_machines(
+    backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(SystemExit, match="backquant runs without it"):
+        backend.build_wheel(str(tmp_path))
 
 
 def test_the_extra_asks_for_the_library_of_this_version() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FILES = ("lanes.h", "kernels.h", "grouped.h", "images.h", "library.cpp")
+FILES = (
+    *("lanes.h", "lanes_x86.h", "lanes_arm.h"),
+    *("kernels.h", "grouped.h", "images.h", "library.cpp"),
+)
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes")
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
@@ -25,6 +29,14 @@ FLAGS = {
     "avx_vnni": (*_FLAGS, *_AVX2, "-mavxvnni"),
     "avx512": (*_FLAGS, *_AVX512),
     "avx2": (*_FLAGS, *_AVX2),
+    "neon_i8mm": (*_FLAGS, "-march=armv8.2-a+dotprod+i8mm"),
+    "neon_dot": (*_FLAGS, "-march=armv8.2-a+dotprod"),
+    "neon": (*_FLAGS, "-march=armv8-a"),
+}
+#: Those of a machine, as ``platform.machine()`` names it.
+MACHINES = {
+    "x86_64": ("avx512_vnni", "avx_vnni", "avx512", "avx2"),
+    "aarch64": ("neon_i8mm", "neon_dot", "neon"),
 }
 _DIGITS = 16
 
@@ -82,5 +94,5 @@ def is_whole(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:] or FLAGS:
+    for name in sys.argv[2:] or MACHINES[platform.machine()]:
         sys.stdout.write(f"{build(Path(sys.argv[1]), name)}\n")

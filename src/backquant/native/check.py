@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -89,10 +90,13 @@ def _wrong_image(generator: torch.Generator) -> str:
 
 
 def image_results(
-    size: tuple[int, int, int, int], generator: torch.Generator
+    size: tuple[int, int, int, int], generator: torch.Generator, run: Any = None
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The name, the library's result and the exact one before it is rounded, of each kernel for images."""
-    run = torch.ops.backquant_kernels
+    """The name, the library's result and the exact one before it is rounded, of each kernel for images.
+
+    ``run``: the library's operators, by default those of this process.
+    """
+    run = run or torch.ops.backquant_kernels
     x, gate = _integers(size, generator), _integers((*size[:2], 1, 1), generator)
     yield "average", run.averaged(x), x.double().mean((2, 3), keepdim=True)
     value = (x.double() - 120) * (gate.double() - 30) * 0.00713 + 55
@@ -110,9 +114,13 @@ def image_results(
 
 
 def computed(
-    case: Case, generator: torch.Generator, layout: Layout
+    case: Case, generator: torch.Generator, layout: Layout, run: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The library's result on random integers, and the exact one before it is rounded."""
+    """The library's result on random integers, and the exact one before it is rounded.
+
+    ``run``: the library's operators, by default those of this process.
+    """
+    run = run or torch.ops.backquant_kernels
     channels = case.shape.weight[0]
     x = _integers(case.image, generator)
     weight = torch.randint(-127, 128, case.shape.weight, dtype=torch.int8, generator=generator)
@@ -121,7 +129,6 @@ def computed(
     steps = (case.shape.stride, case.shape.padding, case.shape.dilation, case.shape.groups)
     sums = F.conv2d(x.double() - _X[1], weight.double(), None, *steps)
     value = sums * (scale.double() * _X[0]).view(-1, 1, 1) + weights.bias.double().view(-1, 1, 1)
-    run = torch.ops.backquant_kernels
     if case.adds:
         other = _integers(tuple(value.shape), generator)
         value = value + (other.double() - _OTHER[1]) * _OTHER[0]

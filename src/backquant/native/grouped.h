@@ -17,7 +17,8 @@ struct Grouped {
   static constexpr int REGISTERS = DEEP / OUTPUTS;      // of sums before those of one group are added up
   static constexpr int PARTS = DEEP / 4;                // lanes that make one sum
   // pixels at a time, at most
-  static constexpr int ROWS = REGISTERS > 4 ? 1 : REGISTERS == 4 ? (LANES == 16 ? 6 : 3) : (LANES == 16 ? 8 : 6);
+  static constexpr int MOST = LANES == 8 ? 12 : 24;  // sums, of 16 registers or of 32
+  static constexpr int ROWS = MOST / REGISTERS < 1 ? 1 : MOST / REGISTERS > 8 ? 8 : MOST / REGISTERS;
 
   // Where the sum of each channel is after `added_up`, in 32-bit numbers.
   struct Places {
@@ -101,9 +102,10 @@ BACKQUANT_APART static void grouped_block(
       } else if constexpr (LAST == SPAN_REGISTERS) {
         Tile<MR, LAST, TAIL - (LAST - 1) * LANES, ACT, false, OUT>::give(sums, e, channel, pixels, g.oc, to);
       } else {
-        Ints some[MR][1];
-        for (int i = 0; i < MR; i++) some[i][0] = sums[i][0];
-        Tile<MR, 1, TAIL, ACT, false, OUT>::give(some, e, channel, pixels, g.oc, to);
+        Ints some[MR][LAST];
+        for (int i = 0; i < MR; i++)
+          for (int j = 0; j < LAST; j++) some[i][j] = sums[i][j];
+        Tile<MR, LAST, TAIL - (LAST - 1) * LANES, ACT, false, OUT>::give(some, e, channel, pixels, g.oc, to);
       }
     }
   }

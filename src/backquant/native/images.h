@@ -112,10 +112,8 @@ static void gate(
     }
 }
 
-// The mean of each channel of an image, in the integers of x. Four pixels at a time are added up by one product.
+// The mean of each channel of an image, in the integers of x. Four pixels are added up at a time.
 static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t channels, uint8_t* out) {
-  alignas(64) int8_t ones[WEIGHTS];
-  for (int i = 0; i < WEIGHTS; i++) ones[i] = WEIGHT_BYTES == 1 || i % 2 == 0;
   const Floats scale = splat(1.0f / pixels);
 #ifdef BACKQUANT_THREADS
 #pragma omp parallel for collapse(2)
@@ -129,10 +127,10 @@ static void average(const uint8_t* x, int64_t images, int64_t pixels, int64_t ch
         Bytes rows[4], mixed[4];
         for (int k = 0; k < 4; k++) {
           const uint8_t* row = from + (i + k) * channels;
-          rows[k] = i + k >= pixels ? zero() : left >= WIDTH ? load(row) : load_first(row, left);
+          rows[k] = i + k >= pixels ? bytes_everywhere(0) : left >= WIDTH ? load(row) : load_first(row, left);
         }
         interleave(rows, mixed);
-        for (int j = 0; j < 4; j++) sums[j] = dot(sums[j], fours(mixed[j]), ones);
+        for (int j = 0; j < 4; j++) sums[j] = fours_added(sums[j], mixed[j]);
       }
       for (int j = 0; j < 4; j++) sums[j] = to_ints(multiply(to_floats(sums[j]), scale));
       const Bytes bytes = narrowed(sums[0], sums[1], sums[2], sums[3]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from backquant.native.packing import Layout
+from backquant.native.packing import Layout, Order
 
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _AVX512 = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
@@ -19,7 +20,7 @@ _AVX512 = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
 @dataclass(frozen=True)
 class InstructionSet:
     """``name``: its flags are ``build.FLAGS[name]``. ``needed``: what a CPU must have, in the words of
-    ``torch.cpu.get_capabilities()``. ``layout``: how its kernels read weights."""
+    ``torch.cpu.get_capabilities()``, or of ``arm_features``. ``layout``: how its kernels read weights."""
 
     name: str
     needed: tuple[str, ...]
@@ -36,18 +37,24 @@ class InstructionSet:
 
 AVX512_VNNI = InstructionSet("avx512_vnni", (*_AVX512, "avx512_vnni"), Layout(16))
 AVX_VNNI = InstructionSet("avx_vnni", ("avx2", "fma3", "avx_vnni"), Layout(8))
-AVX512 = InstructionSet("avx512", _AVX512, Layout(16, wide=True))
-AVX2 = InstructionSet("avx2", ("avx2", "fma3"), Layout(8, wide=True))
-#: The fastest first.
-INSTRUCTION_SETS = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
-# What ONEDNN_MAX_CPU_ISA leaves of them, by the start of its value
+AVX512 = InstructionSet("avx512", _AVX512, Layout(16, Order.PAIRS))
+AVX2 = InstructionSet("avx2", ("avx2", "fma3"), Layout(8, Order.PAIRS))
+NEON_I8MM = InstructionSet("neon_i8mm", ("asimd", "asimddp", "i8mm"), Layout(4))
+NEON_DOT = InstructionSet("neon_dot", ("asimd", "asimddp"), Layout(4, Order.SIGNED))
+NEON = InstructionSet("neon", ("asimd",), Layout(4, Order.PLACES))
+_X86 = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
+#: The fastest of a machine first.
+INSTRUCTION_SETS = (*_X86, NEON_I8MM, NEON_DOT, NEON)
+# Of ARM: the place in the auxiliary vector of a process, and the bit there (``asm/hwcap.h`` of Linux)
+_HWCAPS = {"asimd": (16, 1), "asimddp": (16, 20), "i8mm": (26, 13)}
+# What ONEDNN_MAX_CPU_ISA leaves of those of x86, by the start of its value
 _WITHIN: dict[str, tuple[InstructionSet, ...]] = {
     "SSE41": (),
     "AVX2_VNNI": (AVX_VNNI, AVX2),
     "AVX2": (AVX2,),
-    "AVX512_CORE_": INSTRUCTION_SETS,
+    "AVX512_CORE_": _X86,
     "AVX512_CORE": (AVX512, AVX2),
-    "AVX10": INSTRUCTION_SETS,
+    "AVX10": _X86,
     "AVX": (),
 }
 
@@ -59,14 +66,33 @@ def usable(
 
     >>> [found.name for found in usable({"avx2": True, "fma3": True}, "")]
     ['avx2']
+    >>> [found.name for found in usable({"asimd": True, "asimddp": True}, "")]
+    ['neon_dot', 'neon']
     """
     if platform.system() != "Linux":
         return ()
-    has = torch.cpu.get_capabilities() if capabilities is None else capabilities
+    has = _found_here() if capabilities is None else capabilities
     said = limit_said().upper() if limit is None else limit.upper()
     within = next((sets for start, sets in _WITHIN.items() if said.startswith(start)), None)
     sets = INSTRUCTION_SETS if within is None else within
     return tuple(found for found in sets if found.is_on(has))
+
+
+def _found_here() -> Mapping[str, Any]:
+    return {**torch.cpu.get_capabilities(), **arm_features()}
+
+
+def arm_features() -> dict[str, bool]:
+    """What Linux says of an ARM CPU, in the words of ``/proc/cpuinfo``; nothing elsewhere.
+
+    >>> set(arm_features()) <= {"asimd", "asimddp", "i8mm"}
+    True
+    """
+    if platform.machine() != "aarch64" or platform.system() != "Linux":
+        return {}
+    read = ctypes.CDLL(None).getauxval
+    read.argtypes, read.restype = (ctypes.c_ulong,), ctypes.c_ulong
+    return {name: bool(read(place) >> bit & 1) for name, (place, bit) in _HWCAPS.items()}
 
 
 def limit_said() -> str:

@@ -216,7 +216,7 @@ BACKQUANT_APART static void accumulate(
       for (int i = 0; i < MR; i++) {
         int32_t four;
         memcpy(&four, rows[i] + k, 4);
-        const Fours a = everywhere(four);
+        const auto a = everywhere(four);
 #pragma GCC unroll 4
         for (int j = 0; j < NB; j++) sums[i][j] = dot(sums[i][j], a, weight + j * WEIGHTS);
       }
@@ -224,7 +224,7 @@ BACKQUANT_APART static void accumulate(
     if (whole < channels) {
 #pragma GCC unroll 16
       for (int i = 0; i < MR; i++) {
-        const Fours a = everywhere(rest(rows[i] + whole, channels & 3));
+        const auto a = everywhere(rest(rows[i] + whole, channels & 3));
 #pragma GCC unroll 4
         for (int j = 0; j < NB; j++) sums[i][j] = dot(sums[i][j], a, weight + j * WEIGHTS);
       }
@@ -364,7 +364,7 @@ struct Depthwise {
     Bytes r[4], mixed[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-      r[i] = zero();
+      r[i] = bytes_everywhere(0);
       if (group * 4 + i >= KH) continue;
       const uint8_t* from = rows[group * 4 + i] + at;
       r[i] = WHOLE ? load(from) : load_first(from, left);

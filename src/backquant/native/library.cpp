@@ -85,7 +85,7 @@ struct Owned {
   bool is_floats() const { return dtype() == torch.float32(); }
 };
 
-constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + WEIGHT_BYTES;  // the layout below, and that of weights
+constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + ORDER;  // the layout below, and that of weights
 
 // As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none. channels: of all
 // groups; columns, count, last, tail: of one; spans: whether groups are computed SPAN channels at a time.
@@ -139,10 +139,10 @@ void in_parallel(int64_t count, int64_t work, Part part) {
 using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, Ints*);
 
 // Pixels at a time, by registers for channels: as many sums as registers hold beside what is multiplied.
-#if BACKQUANT_LANES == 16
-constexpr int ROWS[4] = {14, 12, 8, 6};
-#else
+#if BACKQUANT_LANES == 8
 constexpr int ROWS[4] = {10, 6, 4, 3};
+#else  // of 32 registers
+constexpr int ROWS[4] = {14, 12, 8, 6};
 #endif
 constexpr int MOST_ROWS = ROWS[0], MOST_SUMS = std::max(ROWS[1] * 2, ROWS[3] * 4);
 
@@ -298,9 +298,10 @@ void spans(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e
   const int64_t taps = g.kh * g.kw, pixels = g.n * g.oh * g.ow, size = taps * Grouped<DEEP>::REGISTERS * WEIGHTS;
   const int64_t parts = (g.ow + most - 1) / most, mr = (g.ow + parts - 1) / parts;
   const int64_t left = (g.oc - 1) % SPAN + 1, tail = (left - 1) % LANES + 1;  // of the last channels
+  const int64_t registers = (left + LANES - 1) / LANES;
   const AccumulateSpan sum = span_accumulator<DEEP>(mr, std::make_integer_sequence<int, most>());
   const Finish<OUT> whole = finish_for<OUT>(SPAN_REGISTERS, p.activation, e.other);
-  const Finish<OUT> last = finish_for<OUT>((left + LANES - 1) / LANES, p.activation, e.other);
+  const Finish<OUT> last = finish_for<OUT>(registers, p.activation, e.other);
   in_parallel((pixels + mr - 1) / mr, pixels * DEEP * taps * g.oc, [&](int64_t begin, int64_t end) {
     const uint8_t* rows[MAX_TAPS * Grouped<DEEP>::ROWS];
     uint8_t room[MAX_TAPS * Grouped<DEEP>::ROWS][SPAN];
@@ -312,8 +313,9 @@ void spans(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e
         const bool is_whole = channel + SPAN <= g.oc;
         if (!is_whole) within(x, g, channel, taps * mr, rows, room);
         sum(rows, taps, channel, (const int8_t*)p.at(p.weight) + channel / SPAN * size, sums);
-        if (SPAN_REGISTERS > 1 && !is_whole && left <= LANES)
-          for (int64_t i = 1; i < mr; i++) sums[i] = sums[i * SPAN_REGISTERS];
+        if (most > 1 && !is_whole && registers < SPAN_REGISTERS)
+          for (int64_t i = 1; i < mr; i++)
+            for (int64_t j = 0; j < registers; j++) sums[i * registers + j] = sums[i * SPAN_REGISTERS + j];
         const int64_t at = pixel * g.oc + channel;
         const Finish<OUT> finish = is_whole ? whole : last;
         finish(sums, e, found, is_whole ? LANES : tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);

@@ -38,7 +38,7 @@ VARIABLE = "BACKQUANT_KERNELS"
 _OFF = ("off", "0", "no", "false")
 _PACKAGE = "backquant_kernels"
 _NAMESPACE = "backquant_kernels"
-_NEEDED = "the kernels need Linux and a CPU with AVX2 at least"
+_NEEDED = "the kernels need Linux and a CPU with AVX2 at least, or an ARM one of 64 bits"
 _OPERATORS = (
     *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
     *("quantized", "quantized_product"),

@@ -1,14 +1,14 @@
 """The layouts in which our kernels read weights, and how they cut the work into blocks.
 
 A weight is ``[blocks, taps, run / 4, channels, 4]``: four neighbours of the input are multiplied with four
-rows of the weight. Without VNNI the four are 16 bits each, the even ones of a register before the odd ones.
-See ``lanes.h``.
+rows of the weight. How the four of all channels of a register lie is its ``Order``. See ``lanes.h``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -23,23 +23,42 @@ _PART = 1 << 18  # numbers that are summed in one call
 _TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 16 pixels at a time
 
 
+class Order(Enum):
+    """How the weights of a register lie: ``BACKQUANT_ORDER`` of ``lanes.h``."""
+
+    BYTES = 1  #: four bytes of each lane
+    PAIRS = 2  #: 16 bits each, the even ones before the odd ones
+    PLACES = 3  #: 16 bits each, the first ones of all lanes, then the second ones
+    SIGNED = 4  #: as BYTES; inputs count less 128, which the correction of the plan makes up for
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Of packed weights: ``lanes`` sums in a register; ``wide``: 16 bits a weight."""
+    """Of packed weights: ``lanes`` sums in a register."""
 
     lanes: int = _LANES
-    wide: bool = False
+    order: Order = Order.BYTES
 
-    def widened(self, packed: torch.Tensor) -> torch.Tensor:
+    @property
+    def offset(self) -> int:
+        """What the kernels take from every input."""
+        return 128 if self.order is Order.SIGNED else 0
+
+    def ordered(self, packed: torch.Tensor) -> torch.Tensor:
         """Packed int8 as these kernels read it.
 
-        >>> Layout(1, wide=True).widened(torch.tensor([1, 2, 3, 4], dtype=torch.int8)).tolist()
-        [1, 3, 2, 4]
+        >>> fours = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8], dtype=torch.int8)
+        >>> Layout(2, Order.PAIRS).ordered(fours).tolist()
+        [1, 3, 5, 7, 2, 4, 6, 8]
+        >>> Layout(2, Order.PLACES).ordered(fours).tolist()
+        [1, 5, 2, 6, 3, 7, 4, 8]
         """
-        if not self.wide:
-            return packed
-        pairs = packed.view(-1, self.lanes, 2, 2)
-        return pairs.permute(0, 3, 1, 2).reshape(-1).short()
+        if self.order is Order.PAIRS:
+            pairs = packed.view(-1, self.lanes, 2, 2)
+            return pairs.permute(0, 3, 1, 2).reshape(-1).short()
+        if self.order is Order.PLACES:
+            return packed.view(-1, self.lanes, 4).transpose(1, 2).reshape(-1).short()
+        return packed
 
 
 AVX512_LAYOUT = Layout()
@@ -152,7 +171,7 @@ def pack(weight: torch.Tensor, blocks: Blocks, layout: Layout = AVX512_LAYOUT) -
     shaped = full.view(blocks.count, wide, taps, deep, 4)
     head = shaped[:-1].permute(0, 2, 3, 1, 4).reshape(-1)
     last = shaped[-1, : blocks.last * layout.lanes].permute(1, 2, 0, 3).reshape(-1)
-    return layout.widened(torch.cat([head, last]))
+    return layout.ordered(torch.cat([head, last]))
 
 
 def spans(weight: Sequence[int], groups: int) -> bool:
@@ -187,7 +206,7 @@ def pack_spans(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torch.Te
     full[:channels] = weight
     # a channel is counted by group, register and 128 bits of it; an input by lane and byte
     shaped = full.view(count, _SPAN // deep, deep // outputs, outputs, parts, 4, -1)
-    return layout.widened(shaped.permute(0, 6, 2, 3, 1, 4, 5).reshape(-1))
+    return layout.ordered(shaped.permute(0, 6, 2, 3, 1, 4, 5).reshape(-1))
 
 
 def pack_depthwise(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torch.Tensor:
@@ -203,7 +222,7 @@ def pack_depthwise(weight: torch.Tensor, layout: Layout = AVX512_LAYOUT) -> torc
     full[:channels, :height] = weight
     # a channel is counted by part, 128 bits of a register, register and place
     shaped = full.view(parts, lanes // 4, 4, 4, groups, 4, width)
-    return layout.widened(shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1))
+    return layout.ordered(shaped.permute(0, 6, 4, 2, 1, 3, 5).reshape(-1))
 
 
 def by_channel(values: torch.Tensor) -> torch.Tensor:

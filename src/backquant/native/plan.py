@@ -91,7 +91,7 @@ def is_known(shape: Shape, result: Result) -> bool:
 
 def magic(layout: Layout) -> int:
     """What ``backquant_plan_layout`` of a library that reads such weights gives."""
-    return _MAGIC + layout.lanes * 10 + (2 if layout.wide else 1)
+    return _MAGIC + layout.lanes * 10 + layout.order.value
 
 
 # size: what a plan is made of
@@ -113,8 +113,9 @@ def plan(
     rows = not depthwise and shape.rows
     is_float = result.dtype == torch.float32
     order = partial(by_lane, lanes=layout.lanes) if depthwise else by_channel
-    added = x[1] * row_sums(weights.weight)  # by the zero point
-    exact = is_float or _is_large(added * (weights.scale * (x[0] / result.scale)))
+    sums = row_sums(weights.weight)
+    exact = is_float or _is_large(x[1] * sums * (weights.scale * (x[0] / result.scale)))
+    zero = (x[1] if exact else 0) - layout.offset  # of the inputs, as the kernels count them
     found = epilogue(result, weights, x[0], 0 if exact else x[1], order)
     if other is not None:
         found = found.adding(*other)
@@ -129,8 +130,8 @@ def plan(
         taps = taps.reshape(channels, height, -1) if rows else taps.reshape(channels, -1, deep)
         packed = torch.cat([pack(own, blocks, layout) for own in taps.chunk(members)])
     parts = [packed, found.scale, found.shift]
-    if exact and x[1]:
-        parts.append(order(added.int()))
+    if zero:
+        parts.append(order((zero * sums).int()))
     offsets, total = _places(parts)
     numbers = (
         *(magic(layout), total, depthwise, shape.groups * deep, channels),

@@ -23,9 +23,10 @@ GROUPED = SOURCES / "grouped.h"
 IMAGES = SOURCES / "images.h"
 TILES = SOURCES / "tiles.h"
 ATTENTION = SOURCES / "attention.h"
-_INCLUDED = (SOURCES / "lanes.h", HEADER, GROUPED, IMAGES, TILES, ATTENTION)
-# the lane count and weight width for which weights were packed; see lanes.h
-_PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::WEIGHT_BYTES == 1);"
+_LANES = tuple(SOURCES / name for name in ("lanes.h", "lanes_x86.h", "lanes_arm.h"))
+_INCLUDED = (*_LANES, HEADER, GROUPED, IMAGES, TILES, ATTENTION)
+# the lane count and the order for which weights were packed; see lanes.h
+_PACKED_FOR = "static_assert(backquant::LANES == 16 && backquant::ORDER == BACKQUANT_BYTES);"
 
 
 @dataclass(frozen=True)
