@@ -369,4 +369,5 @@ def test_fixes_help(name: str) -> None:
 
 def test_no_fix_where_there_is_none() -> None:
     x = torch.randn(1, 8, 4, 4)
-    assert told(nn.Conv2d(8, 3, 1), {"groups": {"min": 2}}, x).fix == ""
+    reason = told(nn.Sequential(nn.Conv2d(8, 3, 1)), {"groups": {"min": 2}}, x)
+    assert (reason.rule, reason.fix) == ("condition", "")

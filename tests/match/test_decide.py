@@ -115,6 +115,14 @@ class TestOutcomes:
             "mine has no entry for torch.bmm; nearest: torch.mm",
         )
 
+    @pytest.mark.parametrize("product", [operator.matmul, torch.bmm, lambda x, y: x.matmul(y)])
+    def test_no_entry_names_the_spelling_that_has_one(self, product) -> None:
+        net = functional(lambda self, x, y: product(x, y))
+        decided = decide(net, get_backend_config("x86"))
+        (reason,) = next(d.reasons for d in decided.decisions.values() if d.reasons)
+        assert reason.admitted.endswith("but one for torch.matmul, the same operator")
+        assert reason.fix.startswith("write it as torch.matmul; ")
+
     def test_operator_known_only_inside_of_longer_patterns(self) -> None:
         net = nn.Sequential(nn.BatchNorm2d(1))
         decision = decide(net, backend_of(int8((nn.Conv2d, nn.BatchNorm2d)))).decisions["_0"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from backquant.backend_config import BackendConfig, BackendPatternConfig
 from backquant.backend_config.pattern import NormalPattern, PatternNode
@@ -85,6 +87,12 @@ class PatternIndex:
         longer = [c for c in self._by_anchor.get(key, []) if len(c.pattern.nodes) > 1]
         found = {c.rank: c for c in [*longer, *self._parts.get(key, [])]}
         return [found[rank] for rank in sorted(found)]
+
+    @cached_property
+    def alone(self) -> frozenset[Any]:
+        """Every operator that is a pattern by itself."""
+        found = self._by_anchor.items()
+        return frozenset(key.op for key, of in found if any(len(c.pattern.nodes) == 1 for c in of))
 
     def anchors(self) -> list[OperatorKey]:
         """Every operator that a pattern ends in."""

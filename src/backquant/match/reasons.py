@@ -92,12 +92,19 @@ class ReasonWriter:
             admitted += f"; {miss}" if miss else ""
             return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted)
         admitted = f"{self._name} has no entry for {name}"
+        same = self._same_operator(key.op)
         near = self._nearest(name)
-        if near:
+        if same:
+            admitted += f", but one for {same}, the same operator"
+        elif near:
             admitted += f"; nearest: {', '.join(near)}"
         elif related := self._of_family(key.op, "recurrent"):
             admitted += f"; of recurrent layers it has {', '.join(related)}"
         fix = self._as_products(node)
+        if same and not isinstance(key.op, type):
+            fix = (
+                f"write it as {same}; quantize() keeps that in float where it is slower on integers"
+            )
         return Reason(node.name, ReasonCode.NO_ENTRY, f"{name}, quantized", admitted, fix=fix)
 
     def _as_products(self, node: fx.Node) -> str:
@@ -111,6 +118,13 @@ class ReasonWriter:
             'set_qdq(QDQRules(attention="products")) on the BackendConfig writes it as matrix products and a '
             "softmax, on integers: slower on x86 wherever it was measured (docs/speed.md)"
         )
+
+    def _same_operator(self, op: Any) -> str:
+        """Another spelling of ``op`` that the backend has an entry for; nothing if it has none."""
+        known, alone = find(op), self._patterns.alone
+        if known is None or op in known.aten or op in alone:
+            return ""
+        return next((op_name(call) for call in known.calls if call in alone), "")
 
     def _of_family(self, op: Any, family: str) -> tuple[str, ...]:
         """The operators of a family, to which ``op`` belongs, that the backend has entries for."""
