@@ -8,6 +8,7 @@ import torch
 
 from backquant.errors import EngineError
 from backquant.lower.engine import EngineInfo, engine_info
+from backquant.lower.kernels.prepared import engine_for, engine_for_line
 from backquant.lower.machine import MachineFacts, machine_facts
 
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")
@@ -101,6 +102,21 @@ def test_x86_needs_an_x86_cpu():
     with pytest.raises(EngineError, match="needs an x86 CPU") as caught:
         engine_info("x86", facts)
     assert "onednn" in caught.value.fix
+
+
+def test_engines_of_fbgemm_are_left_out_on_arm(monkeypatch):
+    """PyTorch's builds for ARM list them, and their kernels raise."""
+    named = ["qnnpack", "onednn", "x86", "fbgemm"]
+    monkeypatch.setattr(torch.backends.quantized.__class__, "supported_engines", named)
+    assert machine_facts().quantized_engines == tuple(named)
+    assert engine_for(4) == engine_for_line(100) == "fbgemm"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    facts = machine_facts()
+    assert facts.quantized_engines == ("qnnpack", "onednn")
+    assert engine_for(4) == engine_for_line(100) == "onednn"
+    with pytest.raises(EngineError, match="fbgemm needs an x86 CPU") as caught:
+        engine_info("fbgemm", facts)
+    assert 'backend="onednn"' in caught.value.fix
 
 
 def test_an_engine_survives_json():

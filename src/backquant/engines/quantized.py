@@ -34,8 +34,10 @@ def rules(kernels: TorchKernels) -> list[LowerRule]:
 
 def _info(name: str, facts: MachineFacts) -> EngineInfo:
     if name not in facts.quantized_engines:
+        elsewhere = name == "fbgemm" and not facts.is_x86
+        lack = "needs an x86 CPU" if elsewhere else "is not in this build of torch"
         raise EngineError(
-            f"the engine {name} is not in this build of torch",
+            f"the engine {name} {lack}",
             where=f"quantized engines: {', '.join(facts.quantized_engines) or 'none'}",
             fix=alternative(facts, name),
         )

@@ -16,6 +16,7 @@ import torch
 from backquant.native.instructions import limit_said
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
+_ON_X86 = ("fbgemm", "x86")
 _WIDE_512 = ("avx512_vnni", "amx_int8", "avx10_1", "avx10_2")
 _WIDE = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8", "avx10_1", "avx10_2")
 # The instruction sets above that each value of ONEDNN_MAX_CPU_ISA admits, by prefix of the value. AVX2 and
@@ -73,6 +74,18 @@ class MachineFacts:
         return any(bool(self.capabilities.get(name)) for name in _WIDE)
 
 
+def quantized_engines() -> tuple[str, ...]:
+    """torch's quantized engines that run on this CPU.
+
+    Builds for ARM name fbgemm and x86 among them, whose kernels are x86's: a layer packed for one of them
+    raises "unknown architecure" (torch 2.13; issue 177254 of pytorch/pytorch).
+    """
+    named = tuple(torch.backends.quantized.supported_engines)
+    if platform.machine().lower() in _X86:
+        return named
+    return tuple(engine for engine in named if engine not in _ON_X86)
+
+
 def machine_facts() -> MachineFacts:
     """The facts of this build and this CPU.
 
@@ -83,7 +96,7 @@ def machine_facts() -> MachineFacts:
         architecture=platform.machine(),
         capabilities=torch.cpu.get_capabilities(),
         onednn=torch.backends.mkldnn.is_available() and _has_kernel("onednn.qconv_pointwise"),
-        quantized_engines=tuple(e for e in torch.backends.quantized.supported_engines),
+        quantized_engines=quantized_engines(),
         torch_version=torch.__version__.split("+")[0],
         isa_limit=limit_said(),
     )

@@ -28,6 +28,7 @@ import torch
 
 from backquant.lower.kernels.engine_setting import packing_for
 from backquant.lower.kernels.views import quantized_weight
+from backquant.lower.machine import quantized_engines
 
 _FEW_ROWS = 8
 _SMALL_ROWS, _SMALL_WORK = 64, 1 << 22
@@ -43,7 +44,7 @@ def engine_for(rows: float, multiply_adds: float = math.inf) -> str:
     ('onednn', 'onednn', 'fbgemm')
     """
     small = rows <= _SMALL_ROWS and multiply_adds <= _SMALL_WORK
-    few = (rows <= _FEW_ROWS or small) and "fbgemm" in torch.backends.quantized.supported_engines
+    few = (rows <= _FEW_ROWS or small) and "fbgemm" in quantized_engines()
     return "fbgemm" if few else "onednn"
 
 
@@ -54,7 +55,7 @@ def engine_for_line(multiply_adds: float) -> str:
     'onednn'
     """
     small = multiply_adds <= _SMALL_LINE
-    is_here = "fbgemm" in torch.backends.quantized.supported_engines
+    is_here = "fbgemm" in quantized_engines()
     return "fbgemm" if small and is_here else "onednn"
 
 
