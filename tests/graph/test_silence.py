@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -82,3 +83,36 @@ def test_who_listens_on_the_way_to_the_root_hears() -> None:
         parent.removeHandler(listener)
         parent.propagate = True
     assert heard == ["a reason"]
+
+
+@pytest.fixture
+def torchs_logger() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    """A logger as PyTorch sets up its own: a stream of its own, and nothing for the root."""
+    logger, written = logging.getLogger("torch.as_it_logs"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(written))
+    logger.propagate = False
+    yield logger, written
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+
+
+def test_what_torch_writes_to_its_own_stream_is_dropped(
+    torchs_logger: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, written = torchs_logger
+    with without_log_records():
+        logger.warning("Unable to find user code corresponding to {u0}")
+        logger.error("an error")
+    logger.warning("after")
+    assert written.getvalue().splitlines() == ["an error", "after"]
+
+
+def test_who_asks_torch_for_more_hears_it(
+    torchs_logger: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, written = torchs_logger
+    logger.setLevel(logging.INFO)
+    with without_log_records():
+        logger.info("a guard was added")
+        logger.warning("a warning")
+    assert written.getvalue().splitlines() == ["a guard was added", "a warning"]

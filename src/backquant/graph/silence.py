@@ -44,7 +44,8 @@ def without_warnings(*categories: type[Warning]) -> Iterator[None]:
 
 @contextmanager
 def without_log_records() -> Iterator[None]:
-    """Log records of this thread up to warnings that the root logger would get are dropped.
+    """Log records of this thread up to warnings that the root logger would get are dropped, and those that
+    PyTorch writes to stderr by handlers of its own, unless somebody asked for more than warnings.
 
     >>> with without_log_records():
     ...     logging.getLogger("exporter").warning("unheard")
@@ -55,7 +56,7 @@ def without_log_records() -> Iterator[None]:
     @functools.wraps(handle)
     def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
         heard = thread != threading.get_ident() or record.levelno > logging.WARNING
-        if heard or not _reaches_the_root(logger):
+        if heard or not (_reaches_the_root(logger) or _is_torchs_own(logger)):
             handle(logger, record)
 
     logging.Logger.handle = handled  # type: ignore[method-assign, assignment]
@@ -70,4 +71,16 @@ def _reaches_the_root(logger: logging.Logger) -> bool:
         if not logger.propagate:
             return False
         logger = logger.parent
+    return True
+
+
+def _is_torchs_own(logger: logging.Logger) -> bool:
+    """Whether records go nowhere but to the streams that PyTorch gave its loggers."""
+    own: logging.Logger | None = logger
+    if logger.name.partition(".")[0] != "torch" or logger.getEffectiveLevel() < logging.WARNING:
+        return False
+    while own is not None:
+        if any(type(handler) is not logging.StreamHandler for handler in own.handlers):
+            return False
+        own = own.parent if own.propagate else None
     return True
