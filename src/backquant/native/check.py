@@ -111,6 +111,14 @@ def image_results(
     times = torch.randn((*size[:2], 1, 1), generator=generator)
     product = floats.double() * times.double() / 0.0173 + 101
     yield "quantize a product", run.quantized_product(floats, times, 0.0173, 101), product
+    for planes in (floats[:, :3].contiguous(), floats.contiguous()):
+        yield (
+            "quantize planes",
+            run.quantized_planes(planes, 0.0173, 101),
+            planes.double() / 0.0173 + 101,
+        )
+    table = torch.randperm(256, generator=generator).to(torch.uint8)
+    yield "look up", run.looked_up(x, table), table.double()[x.long()]
 
 
 def computed(

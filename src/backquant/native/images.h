@@ -1,6 +1,6 @@
 // What images meet between convolutions: 8-bit integers joined and scaled by channel, times one number a channel, their
-// means; floats as integers, those of three planes, and times one number a channel. Images are [batch, height, width,
-// channels].
+// means; entries of a table; floats as integers, plane by plane, and times one number a channel. Images are [batch,
+// height, width, channels].
 #ifndef BACKQUANT_IMAGES
 #define BACKQUANT_IMAGES
 #include "lanes.h"
@@ -172,45 +172,99 @@ BACKQUANT_APART static void quantize_product(
 
 #if BACKQUANT_LANES == 16
 
+// Sixteen pixels of three planes: which byte of a plane goes where in each register of the result.
+struct ThreePlanes {
+  __m128i place[3][3];
+  __m512 scale, zero;
+
+  ThreePlanes(float inverse, float shift) : scale(splat(inverse)), zero(splat(shift)) {
+    for (int part = 0; part < 3; part++)
+      for (int plane = 0; plane < 3; plane++) {
+        alignas(16) int8_t from[16];
+        for (int i = 0; i < 16; i++) from[i] = (part * 16 + i) % 3 == plane ? (part * 16 + i) / 3 : -1;
+        place[part][plane] = _mm_load_si128((const __m128i*)from);
+      }
+  }
+
+  // The first `left` pixels of x, 16 at most. stride: of the planes.
+  inline void quantize(const float* x, int64_t stride, int64_t left, uint8_t* out) const {
+    const __mmask16 mask = left >= 16 ? 0xffff : (1 << left) - 1;
+    __m128i bytes[3];
+    for (int plane = 0; plane < 3; plane++) {
+      const __m512 v = _mm512_maskz_loadu_ps(mask, x + plane * stride);
+      bytes[plane] = _mm512_cvtusepi32_epi8(stepped(v, scale, zero));
+    }
+    alignas(16) uint8_t some[48];
+    uint8_t* to = left >= 16 ? out : some;
+    for (int part = 0; part < 3; part++) {
+      const __m128i mixed = _mm_or_si128(
+          _mm_shuffle_epi8(bytes[0], place[part][0]),
+          _mm_or_si128(_mm_shuffle_epi8(bytes[1], place[part][1]), _mm_shuffle_epi8(bytes[2], place[part][2])));
+      _mm_storeu_si128((__m128i*)(to + part * 16), mixed);
+    }
+    if (left < 16) memcpy(out, some, left * 3);
+  }
+};
+
 // Floats of three planes as integers with the planes next to each other. pixels: of one image.
 BACKQUANT_APART static void quantize3(
     const float* x, int64_t images, int64_t pixels, float inverse, float shift, uint8_t* out) {
-  const __m512 scale = _mm512_set1_ps(inverse), zero = _mm512_set1_ps(shift);
-  __m128i place[3][3];  // [register of the result][plane]: which byte of the plane goes where
-  for (int part = 0; part < 3; part++)
-    for (int plane = 0; plane < 3; plane++) {
-      alignas(16) int8_t from[16];
-      for (int i = 0; i < 16; i++) from[i] = (part * 16 + i) % 3 == plane ? (part * 16 + i) / 3 : -1;
-      place[part][plane] = _mm_load_si128((const __m128i*)from);
-    }
+  const ThreePlanes planes(inverse, shift);
 #ifdef BACKQUANT_THREADS
 #pragma omp parallel for collapse(2)
 #endif
   for (int64_t image = 0; image < images; image++)
-    for (int64_t i = 0; i < (pixels + 15) / 16; i++) {
-      const int64_t left = pixels - i * 16;
-      const __mmask16 mask = left >= 16 ? 0xffff : (1 << left) - 1;
-      __m128i bytes[3];
-      for (int plane = 0; plane < 3; plane++) {
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + (image * 3 + plane) * pixels + i * 16);
-        // round, then add the zero point: as in the reference model
-        const __m512 whole = _mm512_add_ps(_mm512_roundscale_ps(_mm512_mul_ps(v, scale), 8), zero);
-        const __m512 most = _mm512_min_ps(whole, _mm512_set1_ps(255.0f));
-        bytes[plane] = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(most, _mm512_setzero_ps())));
-      }
-      alignas(16) uint8_t some[48];
-      uint8_t* to = left >= 16 ? out + (image * pixels + i * 16) * 3 : some;
-      for (int part = 0; part < 3; part++) {
-        const __m128i mixed = _mm_or_si128(
-            _mm_shuffle_epi8(bytes[0], place[part][0]),
-            _mm_or_si128(_mm_shuffle_epi8(bytes[1], place[part][1]), _mm_shuffle_epi8(bytes[2], place[part][2])));
-        _mm_storeu_si128((__m128i*)(to + part * 16), mixed);
-      }
-      if (left < 16) memcpy(out + (image * pixels + i * 16) * 3, some, left * 3);
-    }
+    for (int64_t i = 0; i < (pixels + 15) / 16; i++)
+      planes.quantize(
+          x + image * 3 * pixels + i * 16, pixels, pixels - i * 16, out + (image * pixels + i * 16) * 3);
 }
 
 #endif
+
+// The same for any number of planes. stride: of the planes; out: [pixels, planes].
+BACKQUANT_APART static void quantize_planes(
+    const float* x, int64_t planes, int64_t stride, int64_t pixels, const Steps& s, uint8_t* out) {
+#if BACKQUANT_LANES == 16
+  if (planes == 3) {
+    const ThreePlanes three(s.inverse, s.zero);
+    for (int64_t at = 0; at < pixels; at += 16) three.quantize(x + at, stride, pixels - at, out + at * 3);
+    return;
+  }
+#endif
+  uint8_t row[WIDTH];
+  for (int64_t at = 0; at < pixels; at += WIDTH, out += WIDTH * planes) {
+    const int64_t some = pixels - at < WIDTH ? pixels - at : WIDTH;
+    for (int64_t plane = 0; plane < planes; plane++) {
+      quantize(x + plane * stride + at, some, s, row);
+      for (int64_t i = 0; i < some; i++) out[i * planes + plane] = row[i];
+    }
+  }
+}
+
+// The entry of a table of 256 for each byte.
+#if BACKQUANT_LANES == 16
+__attribute__((target("avx512f,avx512bw,avx512vbmi"), noinline)) static int64_t look_up_wide(
+    const uint8_t* x, int64_t count, const uint8_t* table, uint8_t* out) {
+  __m512i part[4];
+  for (int i = 0; i < 4; i++) part[i] = _mm512_loadu_si512(table + i * 64);
+  int64_t at = 0;
+  for (; at + 64 <= count; at += 64) {
+    const __m512i index = _mm512_loadu_si512(x + at);
+    const __m512i low = _mm512_permutex2var_epi8(part[0], index, part[1]);
+    const __m512i high = _mm512_permutex2var_epi8(part[2], index, part[3]);
+    _mm512_storeu_si512(out + at, _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high));
+  }
+  return at;
+}
+#endif
+
+static inline void look_up(const uint8_t* x, int64_t count, const uint8_t* table, uint8_t* out) {
+  int64_t at = 0;
+#if BACKQUANT_LANES == 16
+  if (count >= 64 && __builtin_cpu_supports("avx512vbmi")) at = look_up_wide(x, count, table, out);
+#endif
+  for (; at < count; at++) out[at] = table[x[at]];
+}
 
 }  // namespace backquant
 

@@ -377,7 +377,7 @@ bool is_dense(const Owned& tensor, const int* order, int64_t dims) {
   return true;
 }
 
-constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1};
+constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1}, CHANNELS_LAST_3D[5] = {0, 2, 3, 4, 1};
 
 void run(const uint8_t* x, const uint8_t* other, const Plan& p, const Geometry& g, void* out) {
   const Epilogue e = p.epilogue(other);
@@ -526,7 +526,7 @@ void rescaled(Value* stack, uint64_t, uint64_t) {
 
 // ---- floats
 
-constexpr int64_t FLOATS = 1 << 12;  // at a time
+constexpr int64_t SOME = 1 << 12;  // values at a time
 
 Steps steps(Value scale, Value zero) { return {1.0f / (float)number(scale), (float)(int64_t)zero}; }
 
@@ -539,8 +539,8 @@ void quantized(Value* stack, uint64_t, uint64_t) {
   int64_t count = 1;
   for (int64_t i = 0; i < dims; i++) count *= x.sizes()[i];
   Owned out(made(dims, x.sizes(), x.strides(), false));
-  in_parallel((count + FLOATS - 1) / FLOATS, count, [&](int64_t begin, int64_t end) {
-    const int64_t from = begin * FLOATS, to = std::min(end * FLOATS, count);
+  in_parallel((count + SOME - 1) / SOME, count, [&](int64_t begin, int64_t end) {
+    const int64_t from = begin * SOME, to = std::min(end * SOME, count);
     quantize((const float*)x.data() + from, to - from, s, out.data() + from);
   });
   stack[0] = out.given();
@@ -563,6 +563,42 @@ void quantized_product(Value* stack, uint64_t, uint64_t) {
       quantize_product(from, times, some, c, s, out.data() + begin * c);
       begin += some;
     }
+  });
+  stack[0] = out.given();
+}
+
+void quantized_planes(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]);
+  const Steps s = steps(stack[1], stack[2]);
+  check(x.is_floats() && x.dim() == 4 && is_dense(x, nullptr, 4), "planes are float32 [batch, channels, height, width]");
+  const int64_t n = x.sizes()[0], c = x.sizes()[1], pixels = x.sizes()[2] * x.sizes()[3];
+  check(n * c * pixels > 0, "an empty image");
+  Owned out(made_as(x, false));
+  in_parallel(n * pixels, n * pixels * c, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t image = begin / pixels, some = std::min(end, (image + 1) * pixels) - begin;
+      const float* from = (const float*)x.data() + image * c * pixels + begin - image * pixels;
+      quantize_planes(from, c, pixels, some, s, out.data() + begin * c);
+      begin += some;
+    }
+  });
+  stack[0] = out.given();
+}
+
+// ---- tables
+
+void looked_up(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), table(stack[1]);
+  check(table.is_bytes() && table.dim() == 1 && table.sizes()[0] == 256 && is_dense(table, nullptr, 1), "a table is uint8 [256]");
+  const int64_t dims = x.dim();
+  const bool last = (dims == 4 && is_dense(x, CHANNELS_LAST, 4)) || (dims == 5 && is_dense(x, CHANNELS_LAST_3D, 5));
+  check(x.is_bytes() && (last || is_dense(x, nullptr, dims)), "what is looked up are uint8 without holes");
+  int64_t count = 1;
+  for (int64_t i = 0; i < dims; i++) count *= x.sizes()[i];
+  Owned out(made(dims, x.sizes(), x.strides(), false));
+  in_parallel((count + SOME - 1) / SOME, count, [&](int64_t begin, int64_t end) {
+    const int64_t from = begin * SOME, to = std::min(end * SOME, count);
+    look_up(x.data() + from, to - from, table.data(), out.data() + from);
   });
   stack[0] = out.given();
 }
@@ -617,6 +653,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "rescaled(Tensor x, Tensor numbers, int low) -> Tensor",
       "quantized(Tensor x, float scale, int zero) -> Tensor",
       "quantized_product(Tensor x, Tensor y, float scale, int zero) -> Tensor",
+      "quantized_planes(Tensor x, float scale, int zero) -> Tensor",
+      "looked_up(Tensor x, Tensor table) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -627,7 +665,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
   if (torch.implement(cpu, "convolution", convolution) || torch.implement(cpu, "convolution_add", convolution_add) ||
       torch.implement(cpu, "linear", linear) || torch.implement(cpu, "averaged", averaged) ||
       torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled) ||
-      torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product))
+      torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product) ||
+      torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up))
     return "aoti_torch_library_impl";
   return nullptr;
 }

@@ -70,3 +70,26 @@ def test_wrong_calls_of_the_operators_are_refused() -> None:
             run.quantized_product(x, gate, 0.1, 0)
     with pytest.raises(RuntimeError, match="channels last"):
         run.quantized_product(x.contiguous(), torch.ones(2, 4, 1, 1), 0.1, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tables(threads: int) -> None:
+    table, before = torch.randperm(256).to(torch.uint8), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape in ((), (1,), (63,), (64,), (2, 5, 9, 11), (70_001,)):
+            x = torch.randint(0, 256, shape, dtype=torch.uint8)
+            found = steps.looked_up(x, table)
+            assert found is not None and torch.equal(found, table[x.long()])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tables_of_images() -> None:
+    table, x = torch.randperm(256).to(torch.uint8), torch.randint(0, 256, (2, 5, 9, 11))
+    x = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
+    found = steps.looked_up(x, table)
+    assert found is not None and found.stride() == x.stride()
+    assert torch.equal(found, table[x.long()])
+    for other in (x.transpose(1, 2), x[:, ::2], x[:0], x.view(torch.int8)):
+        assert steps.looked_up(other, table) is None

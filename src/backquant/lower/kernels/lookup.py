@@ -10,6 +10,7 @@ import torch
 
 from backquant.graph.watched import dispatch_modes
 from backquant.lower.kernels.configured import KernelModule, decode_config
+from backquant.lower.kernels.steps import looked_up
 
 
 def tabulate(dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -63,6 +64,9 @@ class Lookup(KernelModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The table's entry for each integer, in the memory format of ``x``."""
+        found = looked_up(x, self.table)
+        if found is not None:
+            return found
         flat = _in_memory_order(x)
         if flat is None:
             x = x.contiguous()

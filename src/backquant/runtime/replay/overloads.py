@@ -10,6 +10,7 @@ SET_STORAGE = _aten.set_.source_Storage_storage_offset
 SET_TENSOR = _aten.set_.source_Tensor_storage_offset
 SETS = (SET_STORAGE, SET_TENSOR)
 AS_STRIDED = _aten.as_strided.default
+CLONE = _aten.clone.default
 #: Makes a quantized tensor from plain integers.
 COPY = _aten._make_per_tensor_quantized_tensor.default
 #: Operators without side effects; ``set_`` counts, since it is applied to new tensors only.

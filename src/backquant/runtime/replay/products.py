@@ -7,14 +7,13 @@ those of the two operators.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from backquant.native.library import is_here
 from backquant.operators import overload
+from backquant.runtime.replay.reads import read_counts
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 
 
@@ -24,7 +23,7 @@ def quantize_products(recording: Recording) -> Recording:
         return recording
     run = torch.ops.backquant_kernels
     made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
-    read = Counter(_read(recording))
+    read = read_counts(recording)
     calls: list[Call | None] = list(recording.calls)
     for place, call in enumerate(recording.calls):
         name = call.arguments[0].name if call.operator is run.quantized.default else ""
@@ -39,14 +38,6 @@ def quantize_products(recording: Recording) -> Recording:
             )
             calls[place] = None
     return replace(recording, calls=[call for call in calls if call is not None])
-
-
-def _read(recording: Recording) -> list[str]:
-    """The names that calls and the result read, as often as they do."""
-    values = [*(call.arguments for call in recording.calls), recording.result]
-    return [
-        leaf.name for value in values for leaf in tree_flatten(value)[0] if isinstance(leaf, Ref)
-    ]
 
 
 def _factors(recording: Recording, call: Call) -> tuple[Ref, Ref] | None:
