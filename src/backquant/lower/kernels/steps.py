@@ -25,8 +25,8 @@ def quantized(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor | 
 
 
 def looked_up(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor | None:
-    """The entry of ``table`` (uint8, 256 of them) for each integer of ``x`` (uint8), in its memory format; None
-    for what the library does not compute.
+    """The entry of ``table`` (uint8, 256 of them) for each integer of ``x`` (uint8), in its memory format;
+    None for what the library does not compute.
 
     >>> looked_up(torch.ones(2), torch.zeros(256, dtype=torch.uint8)) is None  # floats
     True

@@ -1,7 +1,7 @@
 """Images of floats, plane by plane, that a recording quantizes and then lays out with channels last.
 
-The library of kernels has an operator for both, which writes the bytes once. Its integers are those of the two
-operators.
+The library of kernels has an operator for both, which writes the bytes once. Its integers are those of the
+two operators.
 """
 
 from __future__ import annotations
