@@ -1,8 +1,9 @@
-"""Bags of embeddings give the same numbers in every runtime."""
+"""Bags of embeddings, and equations that are no products, give the same numbers in every runtime."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,3 +52,45 @@ def test_openvino_takes_them(tmp_path: Path) -> None:
     )
     found = torch.from_numpy(compiled([WORDS.numpy(), OFFSETS.numpy()])[0])
     assert torch.allclose(found, quantized(WORDS, OFFSETS), atol=0.05)
+
+
+class Equation(nn.Module):
+    """As in linear attention: without a sum, or of three operands."""
+
+    def __init__(self, operands: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.last = nn.Linear(8, 8), nn.Linear(8 if operands == 2 else 6, 8)
+        self.operands = operands
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        weights = 1 / (1 + y.square().sum(-1))
+        if self.operands == 2:
+            return self.last(torch.einsum("...nd,...n->...nd", y, weights))
+        inner = torch.einsum("...nd,...ne->...de", y, x[..., :6])
+        return self.last(torch.einsum("...de,...nd,...n->...ne", inner, y, weights))
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("operands", [2, 3])
+def test_equations(operands: int, backend: str, tmp_path: Path) -> None:
+    model, x = Equation(operands).eval(), torch.randn(1, 2, 12, 8)
+    made = backquant.quantize(model, x, backend=backend, calibration=[x], slower="keep")
+    path = tmp_path / ("m.xml" if backend == "openvino" else "m.onnx")
+    exported = backquant.export(made, path, example_inputs=x)
+    assert exported.integer == exported.expected >= 2
+    found = torch.from_numpy(_run(path, x))
+    assert torch.allclose(found, made(x), atol=0.05 * float(made(x).abs().max()))
+
+
+def _run(path: Path, x: torch.Tensor) -> Any:
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path))
+        return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    import openvino
+
+    hints = {"INFERENCE_PRECISION_HINT": "f32"}
+    return openvino.Core().compile_model(str(path), "CPU", hints)([x.numpy()])[0]

@@ -352,6 +352,26 @@ def test_a_number_among_the_outputs_is_a_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(first), model(x)[0], atol=0.05, rtol=0)
 
 
+class Shifted(nn.Module):
+    """Takes the least, or divides by the greatest value of a whole tensor."""
+
+    def __init__(self, least: bool) -> None:
+        super().__init__()
+        self.linear, self.least = nn.Linear(8, 8), least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y - y.amin() if self.least else y / y.amax()
+
+
+@pytest.mark.parametrize("least", [True, False])
+def test_the_least_and_the_greatest_of_all_values(least: bool, tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    model = backquant.quantize(Shifted(least).eval(), backend="onnxruntime", calibration=[x])
+    backquant.export(model, tmp_path / "m.onnx", example_inputs=x)
+    assert sqnr(model(x), run(tmp_path / "m.onnx", x)) > 30
+
+
 class Regrouped(nn.Module):
     """Attention whose result is reshaped before its axes are exchanged (UMT5)."""
 

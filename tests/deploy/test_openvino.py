@@ -375,6 +375,28 @@ def test_products_whose_factor_moved_are_found_by_their_inputs(tmp_path) -> None
     torch.testing.assert_close(run(tmp_path / "m.xml", x), made(x), atol=3e-2, rtol=0)
 
 
+class InPieces(nn.Module):
+    """As TabNet's batch norms: of pieces of the batch, here one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.last = nn.Linear(16, 16, bias=False), nn.Linear(16, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.norm.running_mean = torch.linspace(-1, 1, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([self.norm(piece) for piece in self.fc(x).chunk(1, 0)], 0)
+        return self.last(torch.sigmoid(y) * y)
+
+
+def test_a_product_is_named_behind_what_has_no_origin(tmp_path) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 16), InPieces().eval()
+    made = backquant.quantize(model, backend="openvino", calibration=[x], slower="keep")
+    exported = backquant.export(made, tmp_path / "m.xml")
+    assert exported.integer == exported.expected == 2
+
+
 class Joined(nn.Module):
     """Floats that are joined along ``axis`` before ``last``."""
 

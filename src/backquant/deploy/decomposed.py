@@ -1,6 +1,8 @@
 """Operators that runtimes lack, taken apart as their records say (``Operator.portable``).
 
 OpenVINO does not take what the ONNX exporter makes of ``embedding_bag``, and ExecuTorch has no kernel for it.
+Equations that are no products of two matrices (``torch.einsum`` of three operands, or without a sum) are
+written as PyTorch computes them: OpenVINO mistakes their axes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 
 from backquant.deploy.program import Program, origins_of_stacks
 from backquant.graph.quiet import quiet
-from backquant.operators import all_operators
+from backquant.operators import all_operators, overload
 
 
 def decomposed_for_runtimes(program: Program) -> Program:
@@ -35,6 +37,6 @@ def decomposed_for_runtimes(program: Program) -> Program:
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    return {
-        overload: made for known in all_operators() for overload, made in known.portable.items()
-    }
+    found = {each: made for known in all_operators() for each, made in known.portable.items()}
+    einsum = overload("einsum")
+    return {einsum: torch.export.default_decompositions()[einsum], **found}

@@ -67,15 +67,24 @@ def origins_of(model: Any) -> dict[str, str]:
 
 
 def followers(model: Any) -> dict[str, str]:
-    """For each origin whose result one node reads: the origin of that node."""
+    """For each origin whose result one node reads: the origin of that node.
+
+    What the exporter writes without an origin (a ``Split`` in the place of a sequence) is passed through.
+    """
     found: dict[str, str] = {}
     for node in model.graph:
-        readers = [use.node for output in node.outputs for use in output.uses()]
-        if len(readers) == 1 and ORIGIN in node.metadata_props:
-            after = readers[0].metadata_props.get(ORIGIN, "")
-            if after not in ("", node.metadata_props[ORIGIN]):
-                found[node.metadata_props[ORIGIN]] = after
+        origin = node.metadata_props.get(ORIGIN)
+        reader = None if origin is None else _only_reader(node)
+        while reader is not None and ORIGIN not in reader.metadata_props:
+            reader = _only_reader(reader)
+        if reader is not None and reader.metadata_props[ORIGIN] != origin:
+            found[origin] = reader.metadata_props[ORIGIN]
     return found
+
+
+def _only_reader(node: Any) -> Any:
+    readers = [use.node for output in node.outputs for use in output.uses()]
+    return readers[0] if len(readers) == 1 else None
 
 
 def readers_of_weights(model: Any) -> dict[str, str]:

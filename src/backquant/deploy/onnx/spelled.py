@@ -5,6 +5,8 @@
 2. The result of attention is copied into row-major order, and ``view`` becomes ``reshape``. The exporter runs
    the program again, twice, and attention may lie in memory in another order each time, which a view behind
    it does not survive. In the file a copy is nothing.
+3. The least and the greatest value of a whole tensor (``x.amin()``) are those along all its axes, which are
+   written out: of an empty list the exporter makes nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ def spell_for_onnx(program: ExportedProgram) -> None:
             node.target = overload("reshape")
         elif node.target in attention:
             _lay_out(node)
+        elif node.target in (overload("amin"), overload("amax")):
+            x, axes, *more = node.args if len(node.args) > 1 else (*node.args, [])
+            node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
     _outputs_as_tensors(program)
     program.graph_module.recompile()
 
