@@ -263,7 +263,7 @@ def _between(most: float, least: float, steps: int = 10) -> Iterable[float]:
 
 
 def _point(problem: Problem, picks: Picks) -> FrontPoint:
-    time = problem.total(picks, "time")
+    time = problem.predicted(picks)
     return FrontPoint(
         problem.total(picks, "loss"),
         time / 1e3 if time else None,
