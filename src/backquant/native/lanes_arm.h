@@ -131,25 +131,47 @@ BACKQUANT_INLINE void interleave(const Bytes (&rows)[4], Bytes (&found)[4]) {
 #if BACKQUANT_ORDER == BACKQUANT_BYTES
 
 using Fours = Bytes;
+struct Same {
+  uint8x8_t four;
+};
 BACKQUANT_INLINE Fours fours(Bytes x) { return x; }
+BACKQUANT_INLINE Same everywhere(int32_t four) { return {vcreate_u8((uint32_t)four)}; }
 BACKQUANT_INLINE Ints dot(Ints sums, Fours a, const int8_t* weight) { return vusdotq_s32(sums, a, vld1q_s8(weight)); }
+BACKQUANT_INLINE Ints dot(Ints sums, Same a, const int8_t* weight) {
+  return vsudotq_lane_s32(sums, vld1q_s8(weight), a.four, 0);
+}
 
 #elif BACKQUANT_ORDER == BACKQUANT_SIGNED
 
 using Fours = int8x16_t;
+struct Same {
+  int8x8_t four;
+};
 BACKQUANT_INLINE Fours fours(Bytes x) { return vreinterpretq_s8_u8(veorq_u8(x, vdupq_n_u8(128))); }  // less 128
+BACKQUANT_INLINE Same everywhere(int32_t four) {
+  return {vreinterpret_s8_u8(veor_u8(vcreate_u8((uint32_t)four), vdup_n_u8(128)))};
+}
 BACKQUANT_INLINE Ints dot(Ints sums, Fours a, const int8_t* weight) { return vdotq_s32(sums, a, vld1q_s8(weight)); }
+BACKQUANT_INLINE Ints dot(Ints sums, Same a, const int8_t* weight) {
+  return vdotq_lane_s32(sums, vld1q_s8(weight), a.four, 0);
+}
 
 #else
 
 struct Fours {
   int16x4_t places[4];  // the first byte of each lane, the second ...
 };
+struct Same {
+  int16x4_t four;
+};
 BACKQUANT_INLINE Fours fours(Bytes x) {
   const Ints all = vreinterpretq_s32_u8(x), byte = vdupq_n_s32(255);
   const auto narrow = [](Ints each) { return vmovn_s32(each); };
   return {{narrow(vandq_s32(all, byte)), narrow(vandq_s32(vshrq_n_s32(all, 8), byte)),
            narrow(vandq_s32(vshrq_n_s32(all, 16), byte)), narrow(vandq_s32(vshrq_n_s32(all, 24), byte))}};
+}
+BACKQUANT_INLINE Same everywhere(int32_t four) {
+  return {vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8((uint32_t)four))))};
 }
 BACKQUANT_INLINE Ints dot(Ints sums, const Fours& a, const int8_t* weight) {
   const int16x8_t first = vreinterpretq_s16_s8(vld1q_s8(weight)), last = vreinterpretq_s16_s8(vld1q_s8(weight + 16));
@@ -158,16 +180,6 @@ BACKQUANT_INLINE Ints dot(Ints sums, const Fours& a, const int8_t* weight) {
   sums = vmlal_s16(sums, a.places[2], vget_low_s16(last));
   return vmlal_s16(sums, a.places[3], vget_high_s16(last));
 }
-
-#endif
-
-#if BACKQUANT_ORDER == BACKQUANT_PLACES
-struct Same {
-  int16x4_t four;
-};
-BACKQUANT_INLINE Same everywhere(int32_t four) {
-  return {vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8((uint32_t)four))))};
-}
 BACKQUANT_INLINE Ints dot(Ints sums, Same a, const int8_t* weight) {
   const int16x8_t first = vreinterpretq_s16_s8(vld1q_s8(weight)), last = vreinterpretq_s16_s8(vld1q_s8(weight + 16));
   sums = vmlal_lane_s16(sums, vget_low_s16(first), a.four, 0);
@@ -175,8 +187,7 @@ BACKQUANT_INLINE Ints dot(Ints sums, Same a, const int8_t* weight) {
   sums = vmlal_lane_s16(sums, vget_low_s16(last), a.four, 2);
   return vmlal_lane_s16(sums, vget_high_s16(last), a.four, 3);
 }
-#else
-BACKQUANT_INLINE Fours everywhere(int32_t four) { return fours(vreinterpretq_u8_s32(vdupq_n_s32(four))); }
+
 #endif
 BACKQUANT_INLINE Fours sixteen_everywhere(const uint8_t* from) { return fours(repeated(from)); }
 

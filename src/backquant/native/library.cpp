@@ -139,12 +139,16 @@ void in_parallel(int64_t count, int64_t work, Part part) {
 using Accumulate = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, bool, Ints*);
 
 // Pixels at a time, by registers for channels: as many sums as registers hold beside what is multiplied.
-#if BACKQUANT_LANES == 8
-constexpr int ROWS[4] = {10, 6, 4, 3};
-#else  // of 32 registers
+#if BACKQUANT_LANES == 16
 constexpr int ROWS[4] = {14, 12, 8, 6};
+#elif BACKQUANT_LANES == 8
+constexpr int ROWS[4] = {10, 6, 4, 3};
+#elif BACKQUANT_ORDER == BACKQUANT_PLACES
+constexpr int ROWS[4] = {12, 8, 6, 4};
+#else
+constexpr int ROWS[4] = {14, 9, 6, 5};
 #endif
-constexpr int MOST_ROWS = ROWS[0], MOST_SUMS = std::max(ROWS[1] * 2, ROWS[3] * 4);
+constexpr int MOST_ROWS = ROWS[0], MOST_SUMS = std::max({ROWS[0], ROWS[1] * 2, ROWS[2] * 3, ROWS[3] * 4});
 
 template <int NB, int... I>
 Accumulate accumulator(int64_t rows, std::integer_sequence<int, I...>) {
