@@ -12,10 +12,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import backquant
 from backquant.deploy import Exported
+from backquant.deploy.onnx.names import origin_of
 from backquant.observe import PerChannelMinMaxObserver, PlaceholderObserver
 from backquant.qconfig import QConfig, QConfigMapping, per_channel_dynamic_qconfig
 from backquant.runtime import QuantizedModel
@@ -408,3 +410,36 @@ def test_names_of_modules_that_look_like_the_runtimes_own(tmp_path: Path) -> Non
     exported = backquant.export(quantized, tmp_path / "model.onnx", example_inputs=x)
     named = {name for kernel in exported.kernels if kernel.integer for name in kernel.nodes}
     assert named >= {"attn_token_to_image", "attn_token_2"}
+
+
+class Downsampled(nn.Module):
+    """As a temporal network: convolutions behind pads, beside a convolution that is called in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv1d(n, 16, 3) for n in (8, 16, 16))
+        self.pad, self.beside = nn.ReplicationPad1d((2, 0)), nn.Conv1d(8, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.conv1d(self.pad(x), self.first.weight, self.first.bias).relu()
+        y = (y + self.beside(x)).relu()
+        z = F.conv1d(self.pad(y), self.second.weight, self.second.bias).relu()
+        z = F.conv1d(self.pad(z), self.third.weight, self.third.bias).relu()
+        return (z + y).relu()
+
+
+def test_convolutions_whose_names_are_those_of_other_results(tmp_path: Path) -> None:
+    x = torch.randn(1, 8, 20)
+    model = backquant.quantize(
+        Downsampled().eval(), backend="onnxruntime", calibration=[x], slower="keep"
+    )
+    exported = backquant.export(model, tmp_path / "m.onnx", example_inputs=x)
+    assert exported.integer == exported.expected == 4
+    named = [use.nodes for use in exported.kernels if use.kernel == "QLinearConv"]
+    assert len(set(named)) == len(named) == 4
+
+
+def test_a_tensor_with_the_name_of_another_origin() -> None:
+    origins = {"conv_2/Conv": "conv_2", "conv_2": "beside"}  # a node, and a tensor
+    assert origin_of("conv_2/Conv_token_7", origins) == "conv_2"
+    assert origin_of("conv_2", origins) == "beside"

@@ -32,6 +32,7 @@ def name_nodes(model: Any) -> None:
 # What ONNX Runtime appends to the name of a result where it makes blocks of channels, and to other new names.
 _IN_BLOCKS = ("_nchwc", "_bn")
 _ANEW = re.compile(r"_token_\d+")
+_ANEW_AT_END = re.compile(r"_token_\d+$")
 
 
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
@@ -43,6 +44,11 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
     >>> origin_of("fc/MatMul_token_7", {"fc/MatMul": "fc"}), origin_of("item_bn_nchwc", {"item": "norm"})
     ('fc', 'norm')
     """
+    node = _ANEW_AT_END.sub("", name)
+    if (
+        name not in origins and node in origins
+    ):  # a tensor may have the name of another node's origin
+        return origins[node]
     return _origin_of(name, origins) or _origin_of(_ANEW.split(name)[0], origins)
 
 
