@@ -241,29 +241,35 @@ BACKQUANT_APART static void quantize_planes(
   }
 }
 
-// The entry of a table of 256 for each byte.
+// The entry of a table of 256 for each byte of rows, the first of which are `between` bytes apart.
 #if BACKQUANT_LANES == 16
-__attribute__((target("avx512f,avx512bw,avx512vbmi"), noinline)) static int64_t look_up_wide(
-    const uint8_t* x, int64_t count, const uint8_t* table, uint8_t* out) {
+__attribute__((target("avx512f,avx512bw,avx512vbmi"), noinline)) static void look_up_wide(
+    const uint8_t* x, int64_t rows, int64_t count, int64_t between, const uint8_t* table, uint8_t* out) {
   __m512i part[4];
   for (int i = 0; i < 4; i++) part[i] = _mm512_loadu_si512(table + i * 64);
-  int64_t at = 0;
-  for (; at + 64 <= count; at += 64) {
-    const __m512i index = _mm512_loadu_si512(x + at);
-    const __m512i low = _mm512_permutex2var_epi8(part[0], index, part[1]);
-    const __m512i high = _mm512_permutex2var_epi8(part[2], index, part[3]);
-    _mm512_storeu_si512(out + at, _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high));
-  }
-  return at;
+  for (int64_t row = 0; row < rows; row++, x += between, out += count)
+    for (int64_t at = 0; at < count; at += 64) {
+      const __mmask64 mask = count - at >= 64 ? ~0ull : (1ull << (count - at)) - 1;
+      const __m512i index = _mm512_maskz_loadu_epi8(mask, x + at);
+      const __m512i low = _mm512_permutex2var_epi8(part[0], index, part[1]);
+      const __m512i high = _mm512_permutex2var_epi8(part[2], index, part[3]);
+      _mm512_mask_storeu_epi8(out + at, mask, _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high));
+    }
 }
 #endif
 
-static inline void look_up(const uint8_t* x, int64_t count, const uint8_t* table, uint8_t* out) {
-  int64_t at = 0;
+static inline void look_up_rows(
+    const uint8_t* x, int64_t rows, int64_t count, int64_t between, const uint8_t* table, uint8_t* out) {
 #if BACKQUANT_LANES == 16
-  if (count >= 64 && __builtin_cpu_supports("avx512vbmi")) at = look_up_wide(x, count, table, out);
+  if (rows * count >= 64 && __builtin_cpu_supports("avx512vbmi"))
+    return look_up_wide(x, rows, count, between, table, out);
 #endif
-  for (; at < count; at++) out[at] = table[x[at]];
+  for (int64_t row = 0; row < rows; row++, x += between, out += count)
+    for (int64_t at = 0; at < count; at++) out[at] = table[x[at]];
+}
+
+static inline void look_up(const uint8_t* x, int64_t count, const uint8_t* table, uint8_t* out) {
+  look_up_rows(x, 1, count, count, table, out);
 }
 
 }  // namespace backquant

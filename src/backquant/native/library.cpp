@@ -381,7 +381,7 @@ bool is_dense(const Owned& tensor, const int* order, int64_t dims) {
   return true;
 }
 
-constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1}, CHANNELS_LAST_3D[5] = {0, 2, 3, 4, 1};
+constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1};
 
 void run(const uint8_t* x, const uint8_t* other, const Plan& p, const Geometry& g, void* out) {
   const Epilogue e = p.epilogue(other);
@@ -591,12 +591,30 @@ void quantized_planes(Value* stack, uint64_t, uint64_t) {
 
 // ---- tables
 
+// Channels of an image, channels last, of which x has some: bytes from one pixel to the next; 0 for what is none.
+int64_t pitch(const Owned& x) {
+  const int64_t *size = x.sizes(), *step = x.strides();
+  if (x.dim() != 4 || step[1] != 1 || step[3] < size[1]) return 0;
+  return step[2] == size[3] * step[3] && step[0] == size[2] * step[2] ? step[3] : 0;
+}
+
 void looked_up(Value* stack, uint64_t, uint64_t) {
   Owned x(stack[0]), table(stack[1]);
-  check(table.is_bytes() && table.dim() == 1 && table.sizes()[0] == 256 && is_dense(table, nullptr, 1), "a table is uint8 [256]");
+  const bool whole = table.is_bytes() && table.dim() == 1 && table.sizes()[0] == 256 && is_dense(table, nullptr, 1);
+  check(whole, "a table is uint8 [256]");
   const int64_t dims = x.dim();
-  const bool last = (dims == 4 && is_dense(x, CHANNELS_LAST, 4)) || (dims == 5 && is_dense(x, CHANNELS_LAST_3D, 5));
-  check(x.is_bytes() && (last || is_dense(x, nullptr, dims)), "what is looked up are uint8 without holes");
+  const bool last = dims == 4 && is_dense(x, CHANNELS_LAST, 4), dense = last || is_dense(x, nullptr, dims);
+  const int64_t between = dense ? 0 : pitch(x);
+  check(x.is_bytes() && (dense || between), "what is looked up are uint8 without holes, or channels of an image");
+  if (between) {
+    const int64_t c = x.sizes()[1], pixels = x.sizes()[0] * x.sizes()[2] * x.sizes()[3];
+    Owned out(made_as(x, false));
+    in_parallel(pixels, pixels * c, [&](int64_t begin, int64_t end) {
+      look_up_rows(x.data() + begin * between, end - begin, c, between, table.data(), out.data() + begin * c);
+    });
+    stack[0] = out.given();
+    return;
+  }
   int64_t count = 1;
   for (int64_t i = 0; i < dims; i++) count *= x.sizes()[i];
   Owned out(made(dims, x.sizes(), x.strides(), false));

@@ -11,6 +11,7 @@ SET_TENSOR = _aten.set_.source_Tensor_storage_offset
 SETS = (SET_STORAGE, SET_TENSOR)
 AS_STRIDED = _aten.as_strided.default
 CLONE = _aten.clone.default
+DEQUANTIZE = _aten.dequantize.self
 #: Makes a quantized tensor from plain integers.
 COPY = _aten._make_per_tensor_quantized_tensor.default
 #: Operators without side effects; ``set_`` counts, since it is applied to new tensors only.

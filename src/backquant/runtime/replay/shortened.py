@@ -6,8 +6,11 @@ from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.planes import quantize_planes
 from backquant.runtime.replay.products import quantize_products
 from backquant.runtime.replay.record import Recording
+from backquant.runtime.replay.requantized import look_up_bytes
 
 
 def shortened(recording: Recording) -> Recording:
     """``recording`` with fewer calls, which gives the same. Cost: linear."""
-    return quantize_planes(quantize_products(pass_on(recording)))
+    for step in (pass_on, quantize_products, quantize_planes, look_up_bytes):
+        recording = step(recording)
+    return recording
