@@ -118,6 +118,8 @@ def image_results(
             planes.double() / 0.0173 + 101,
         )
     table = torch.randperm(256, generator=generator).to(torch.uint8)
+    left, right = x.chunk(2, 1)
+    yield "shuffle", run.shuffled(left, right), torch.stack([left, right], 2).flatten(1, 2).double()
     for some in (x, x[:, 7:]):
         yield "look up", run.looked_up(some, table), table.double()[some.long()]
 

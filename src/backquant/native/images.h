@@ -272,6 +272,17 @@ static inline void look_up(const uint8_t* x, int64_t count, const uint8_t* table
   look_up_rows(x, 1, count, count, table, out);
 }
 
+// The channels of two images in turn. step: bytes from one pixel to the next; out: [pixels, 2 * channels].
+BACKQUANT_APART static void in_turns(
+    const uint8_t* x, int64_t step_x, const uint8_t* y, int64_t step_y, int64_t pixels, int64_t channels,
+    uint8_t* out) {
+  for (int64_t pixel = 0; pixel < pixels; pixel++, x += step_x, y += step_y, out += 2 * channels) {
+    const uint8_t *__restrict a = x, *__restrict b = y;
+    uint8_t* __restrict to = out;
+    for (int64_t i = 0; i < channels; i++) to[2 * i] = a[i], to[2 * i + 1] = b[i];
+  }
+}
+
 }  // namespace backquant
 
 #endif

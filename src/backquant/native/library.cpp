@@ -625,6 +625,23 @@ void looked_up(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+void shuffled(Value* stack, uint64_t, uint64_t) {
+  Owned x(stack[0]), y(stack[1]);
+  const int64_t step_x = pitch(x), step_y = pitch(y);
+  check(x.is_bytes() && y.is_bytes() && step_x && step_y, "what is shuffled are channels of uint8 images, channels last");
+  const int64_t *size = x.sizes(), *other = y.sizes();
+  const int64_t n = size[0], c = size[1], h = size[2], w = size[3], pixels = n * h * w;
+  const bool same = other[0] == n && other[1] == c && other[2] == h && other[3] == w;
+  check(same && pixels * c > 0, "both halves have the same size");
+  const int64_t sizes[4] = {n, 2 * c, h, w}, strides[4] = {2 * c * h * w, 1, 2 * c * w, 2 * c};
+  Owned out(made(4, sizes, strides, false));
+  in_parallel(pixels, pixels * c * 2, [&](int64_t begin, int64_t end) {
+    const uint8_t *a = x.data() + begin * step_x, *b = y.data() + begin * step_y;
+    in_turns(a, step_x, b, step_y, end - begin, c, out.data() + begin * c * 2);
+  });
+  stack[0] = out.given();
+}
+
 template <typename F>
 bool find(void* handle, const char* name, F& function) {
   function = (F)dlsym(handle, name);
@@ -677,6 +694,7 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "quantized_product(Tensor x, Tensor y, float scale, int zero) -> Tensor",
       "quantized_planes(Tensor x, float scale, int zero) -> Tensor",
       "looked_up(Tensor x, Tensor table) -> Tensor",
+      "shuffled(Tensor x, Tensor y) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -688,7 +706,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       torch.implement(cpu, "linear", linear) || torch.implement(cpu, "averaged", averaged) ||
       torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled) ||
       torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product) ||
-      torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up))
+      torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up) ||
+      torch.implement(cpu, "shuffled", shuffled))
     return "aoti_torch_library_impl";
   return nullptr;
 }

@@ -41,7 +41,7 @@ _NAMESPACE = "backquant_kernels"
 _NEEDED = "the kernels need Linux and a CPU with AVX2 at least, or an ARM one of 64 bits"
 _OPERATORS = (
     *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
-    *("quantized", "quantized_product", "quantized_planes", "looked_up"),
+    *("quantized", "quantized_product", "quantized_planes", "looked_up", "shuffled"),
 )
 
 _lock = threading.RLock()

@@ -1,7 +1,8 @@
 """The channels of two halves in turn (ShuffleNet's shuffle), without a transposition byte by byte.
 
 Two bytes side by side are one 16-bit number, ``left + 256 * right`` in the byte order of x86: made by
-vectorised arithmetic, and the result stays channels last.
+vectorised arithmetic, and the result stays channels last. The library of kernels (``backquant.native``) does
+it in one pass, where it is here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from backquant.lower.kernels.prepared import is_plain
 from backquant.lower.kernels.views import shown_as
+from backquant.native.library import is_here
 
 
 def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch.Tensor:
@@ -24,6 +26,8 @@ def shuffle(x: torch.Tensor, first: Sequence[int], last: Sequence[int]) -> torch
     """
     if not _takes_turns(x, first, last):
         return x.reshape(first).transpose(1, 2).reshape(last)
+    if x.shape[1] > 2 and is_here():
+        return torch.ops.backquant_kernels.shuffled.default(*x.chunk(2, 1))  # type: ignore[no-any-return]
     left, right = x.permute(0, 2, 3, 1).chunk(2, 3)
     pairs = left.to(torch.int16).add_(right.to(torch.int16), alpha=256)
     flat = pairs.as_strided((pairs.numel(),), (1,))

@@ -14,7 +14,7 @@ import torch
 
 from backquant.native.library import is_here
 from backquant.runtime.replay.overloads import COPY, DEQUANTIZE
-from backquant.runtime.replay.reads import read_counts
+from backquant.runtime.replay.reads import channels_apart, read_counts
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
 
 
@@ -67,19 +67,9 @@ def _chain(
             return None
         places.append(place)
     source = recording.calls[place].arguments[0]
-    result = recording.layouts[source.name]
-    if result.dtype is not torch.uint8 or not _is_read(result):
+    if not channels_apart(recording.layouts[source.name]):
         return None
     return places[1], places[0]
-
-
-def _is_read(layout: Layout) -> bool:
-    """Whether the library reads bytes that lie so, and writes them as PyTorch copies them."""
-    if len(layout.size) != 4:
-        return False
-    _, c, h, w = layout.size
-    between = layout.stride[3]  # of neighbouring pixels
-    return min(h * w, c) > 1 and layout.stride == (h * w * between, 1, w * between, between)
 
 
 def _table(scale: float, zero_point: int, to_scale: float, to_zero_point: int) -> torch.Tensor:

@@ -7,10 +7,11 @@ from backquant.runtime.replay.planes import quantize_planes
 from backquant.runtime.replay.products import quantize_products
 from backquant.runtime.replay.record import Recording
 from backquant.runtime.replay.requantized import look_up_bytes
+from backquant.runtime.replay.shuffles import shuffle_parts
 
 
 def shortened(recording: Recording) -> Recording:
     """``recording`` with fewer calls, which gives the same. Cost: linear."""
-    for step in (pass_on, quantize_products, quantize_planes, look_up_bytes):
+    for step in (pass_on, quantize_products, quantize_planes, look_up_bytes, shuffle_parts):
         recording = step(recording)
     return recording
