@@ -101,7 +101,9 @@ def _encoded(value: torch.Tensor | float) -> bytes:
     if isinstance(value, float):
         return _packed(0) + struct.pack("<d", value)
     dtype = next(number for number, known in _DTYPES.items() if known == value.dtype)
-    storage = torch.as_strided(value, (value.numel(),), (1,)).contiguous()  # no holes
+    steps = zip(value.shape, value.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps)  # with what lies between
+    storage = torch.as_strided(value, (extent,), (1,)).contiguous()
     data = storage.view(torch.uint8).numpy().tobytes()
     head = _packed(1, dtype, value.dim(), *value.shape, *value.stride(), len(data))
     return head + data
