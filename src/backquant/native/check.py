@@ -112,15 +112,14 @@ def image_results(
     product = floats.double() * times.double() / 0.0173 + 101
     yield "quantize a product", run.quantized_product(floats, times, 0.0173, 101), product
     for planes in (floats[:, :3].contiguous(), floats.contiguous()):
-        yield (
-            "quantize planes",
-            run.quantized_planes(planes, 0.0173, 101),
-            planes.double() / 0.0173 + 101,
-        )
+        found = run.quantized_planes(planes, 0.0173, 101)
+        yield "quantize planes", found, planes.double() / 0.0173 + 101
     table = torch.randperm(256, generator=generator).to(torch.uint8)
-    left, right = x.chunk(2, 1)
-    yield "shuffle", run.shuffled(left, right), torch.stack([left, right], 2).flatten(1, 2).double()
-    for some in (x, x[:, 7:]):
+    half = (size[1] + 1) // 2
+    left, right = x[:, :half], x[:, size[1] - half :]
+    turns = torch.stack([left, right], 2).flatten(1, 2)
+    yield "shuffle", run.shuffled(left, right), turns.double()
+    for some in (x, x[:, half - 1 :]):
         yield "look up", run.looked_up(some, table), table.double()[some.long()]
 
 

@@ -593,9 +593,13 @@ void quantized_planes(Value* stack, uint64_t, uint64_t) {
 
 // Channels of an image, channels last, of which x has some: bytes from one pixel to the next; 0 for what is none.
 int64_t pitch(const Owned& x) {
+  if (x.dim() != 4) return 0;
   const int64_t *size = x.sizes(), *step = x.strides();
-  if (x.dim() != 4 || step[1] != 1 || step[3] < size[1]) return 0;
-  return step[2] == size[3] * step[3] && step[0] == size[2] * step[2] ? step[3] : 0;
+  const int64_t n = size[0], c = size[1], h = size[2], w = size[3];
+  const int64_t found = w > 1 ? step[3] : h > 1 ? step[2] : n > 1 ? step[0] : c;
+  const bool inside = (c == 1 || step[1] == 1) && found >= c;
+  const bool outside = (h == 1 || step[2] == w * found) && (n == 1 || step[0] == h * w * found);
+  return inside && outside ? found : 0;
 }
 
 void looked_up(Value* stack, uint64_t, uint64_t) {
