@@ -42,7 +42,7 @@ from backquant.graph.example_call import ExampleCall
 from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
 from backquant.graph.export.as_called import as_called
 from backquant.graph.objects import fresh
-from backquant.graph.own_thread import untold_of_capture
+from backquant.graph.own_thread import printing_nowhere, untold_of_capture
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
 from backquant.operators.aten import AtenSpeller
@@ -380,7 +380,8 @@ def _agrees(captured: Captured | None, model: nn.Module, example_inputs: Any) ->
         return False
     args, kwargs = as_arguments(example_inputs)
     try:
-        with torch.random.fork_rng(devices=()), torch.no_grad():
+        # fx prints what fails in its code
+        with torch.random.fork_rng(devices=()), torch.no_grad(), printing_nowhere():
             found = own_buffers(captured.module)(*fresh(args), **fresh(kwargs))
     except Exception:  # what fails is said when the costs are counted
         return False
