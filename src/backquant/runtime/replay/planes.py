@@ -12,38 +12,29 @@ import torch
 
 from backquant.native.library import is_here
 from backquant.runtime.replay.overloads import CLONE
-from backquant.runtime.replay.reads import read_counts
-from backquant.runtime.replay.record import Call, Recording, Ref
+from backquant.runtime.replay.record import Call, Recording
+from backquant.runtime.replay.rewriting import Rewriting
 
 
 def quantize_planes(recording: Recording) -> Recording:
     """``recording`` with one call for each such pair. Cost: linear."""
     if not is_here():
         return recording
-    run = torch.ops.backquant_kernels
-    made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
-    read = read_counts(recording)
-    calls: list[Call | None] = list(recording.calls)
+    run, made = torch.ops.backquant_kernels, Rewriting(recording)
     for place, call in enumerate(recording.calls):
-        name = _laid_out(call)
-        if read[name] != 1 or name not in made:
+        if call.operator is not CLONE or call.arguments[1:] != (torch.channels_last,):
             continue
-        first = recording.calls[made[name]]
-        if first.operator is run.quantized.default and _is_planes(recording, first):
+        source = made.made_for(call.arguments[0])
+        first = None if source is None else recording.calls[source]
+        if source is None or first is None or first.operator is not run.quantized.default:
+            continue
+        if _is_planes(recording, first):
             # where the floats were quantized: they may be changed in place behind it
-            calls[made[name]] = replace(
+            made.calls[source] = replace(
                 call, operator=run.quantized_planes.default, arguments=first.arguments
             )
-            calls[place] = None
-    return replace(recording, calls=[call for call in calls if call is not None])
-
-
-def _laid_out(call: Call) -> str:
-    """What ``call`` copies with channels last."""
-    if call.operator is not CLONE or call.arguments[1:] != (torch.channels_last,):
-        return ""
-    source = call.arguments[0]
-    return source.name if isinstance(source, Ref) else ""
+            made.calls[place] = None
+    return made.finish()
 
 
 def _is_planes(recording: Recording, quantized: Call) -> bool:

@@ -13,31 +13,28 @@ import torch
 
 from backquant.native.library import is_here
 from backquant.operators import overload
-from backquant.runtime.replay.reads import read_counts
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
+from backquant.runtime.replay.rewriting import Rewriting
 
 
 def quantize_products(recording: Recording) -> Recording:
     """``recording`` with one call for each such product. Cost: linear."""
     if not is_here():
         return recording
-    run = torch.ops.backquant_kernels
-    made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
-    read = read_counts(recording)
-    calls: list[Call | None] = list(recording.calls)
+    run, made = torch.ops.backquant_kernels, Rewriting(recording)
     for place, call in enumerate(recording.calls):
-        name = call.arguments[0].name if call.operator is run.quantized.default else ""
-        if read[name] != 1 or name not in made:
+        if call.operator is not run.quantized.default:
             continue
-        factors = _factors(recording, recording.calls[made[name]])
-        if factors is not None:
+        product = made.made_for(call.arguments[0])
+        factors = None if product is None else _factors(recording, recording.calls[product])
+        if product is not None and factors is not None:
             # where the product was: what it reads may be changed in place behind it
             arguments = (*factors, *call.arguments[1:])
-            calls[made[name]] = replace(
+            made.calls[product] = replace(
                 call, operator=run.quantized_product.default, arguments=arguments
             )
-            calls[place] = None
-    return replace(recording, calls=[call for call in calls if call is not None])
+            made.calls[place] = None
+    return made.finish()
 
 
 def _factors(recording: Recording, call: Call) -> tuple[Ref, Ref] | None:

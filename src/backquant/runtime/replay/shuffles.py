@@ -5,7 +5,6 @@ The library of kernels reads both where they lie: nothing is joined before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,43 +12,37 @@ import torch
 
 from backquant.native.library import is_here
 from backquant.operators import overload
-from backquant.runtime.replay.reads import channels_apart, read_counts
 from backquant.runtime.replay.record import Call, Recording, Ref
+from backquant.runtime.replay.rewriting import Rewriting, channels_apart
 
 
 def shuffle_parts(recording: Recording) -> Recording:
     """``recording`` without such joins. Cost: linear."""
     if not is_here():
         return recording
-    made = {call.outputs[0]: place for place, call in enumerate(recording.calls)}
-    read = read_counts(recording)
-    calls: list[Call | None] = list(recording.calls)
+    made = Rewriting(recording)
     for place, call in enumerate(recording.calls):
         if call.operator is not torch.ops.backquant_kernels.shuffled.default:
             continue
-        halves = tuple(half.name for half in call.arguments)
-        split = made.get(halves, -1)
-        join = _join(recording, made, split)
-        if join < 0 or any(read[name] != 1 for name in (*halves, *recording.calls[join].outputs)):
+        split = made.made_for(call.arguments)
+        if split is None or recording.calls[split].arguments[2] != 1:
             continue
-        # where the parts were joined: they may be changed in place behind it
-        calls[join] = replace(call, arguments=recording.calls[join].arguments[0])
-        calls[split] = calls[place] = None
-    return replace(recording, calls=[call for call in calls if call is not None])
+        join = made.made_for(recording.calls[split].arguments[0])
+        parts = None if join is None else _parts(recording, recording.calls[join])
+        if join is not None and parts is not None:
+            # where the parts were joined: they may be changed in place behind it
+            made.calls[join] = replace(call, arguments=parts)
+            made.calls[split] = made.calls[place] = None
+    return made.finish()
 
 
-def _join(recording: Recording, made: Mapping[Any, int], split: int) -> int:
-    """The place of the call that joins two images by channels, which the call at ``split`` takes apart again;
-    below 0 if there is none."""
-    if split < 0:
-        return -1
-    joined, _, axis = recording.calls[split].arguments
-    place = made.get(joined.name, -1)
-    if axis != 1 or place < 0 or recording.calls[place].operator is not overload("cat"):
-        return -1
-    parts, *rest = recording.calls[place].arguments
-    if rest != [1] or len(parts) != 2 or not all(isinstance(part, Ref) for part in parts):
-        return -1
-    layouts = [recording.layouts[part.name] for part in parts]
-    fits = layouts[0].size == layouts[1].size and all(map(channels_apart, layouts))
-    return place if fits else -1
+def _parts(recording: Recording, join: Call) -> tuple[Any, ...] | None:
+    """The two images of one size that ``join`` puts behind each other by channels."""
+    if join.operator is not overload("cat") or join.arguments[1:] != (1,):
+        return None
+    parts = tuple(join.arguments[0])
+    if len(parts) != 2 or not all(isinstance(part, Ref) for part in parts):
+        return None
+    one, other = (recording.layouts[part.name] for part in parts)
+    fits = one.size == other.size and channels_apart(one) and channels_apart(other)
+    return parts if fits else None

@@ -1,0 +1,22 @@
+"""A function as it is recorded, shortened and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from backquant.runtime.replay.program import Program
+from backquant.runtime.replay.record import NotReplayable, record
+from backquant.runtime.replay.shortened import shortened
+
+
+def operators_of(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[Any]:
+    """The operators that are left, when replaying them gave the same in the same places."""
+    expected, recording = record(function, args, {}, list)
+    assert not isinstance(recording, NotReplayable)
+    made = shortened(recording)
+    found = Program(made)(list(args))
+    assert torch.equal(found, expected) and found.stride() == expected.stride()
+    return [call.operator for call in made.calls]
