@@ -108,12 +108,18 @@ def _value(root: nn.Module, path: str) -> Any:
     return value
 
 
+def _child(module: Any, name: str) -> Any:
+    children = getattr(module, "_modules", {})
+    # TorchScript's table has no get()
+    return (children if isinstance(children, dict) else dict(children.items())).get(name)
+
+
 def _install(made: nn.Module, root: nn.Module, path: str, value: Any) -> None:
     *owners, name = path.split(".")
     owner: nn.Module = made
     like: Any = root
     for part in owners:
-        like = dict(getattr(like, "_modules", {}).items()).get(part)  # TorchScript's has no get()
+        like = _child(like, part)
         child = owner._modules.get(part)
         if child is not None and child is like:
             return  # a module above it was copied whole, with all it contains

@@ -49,11 +49,11 @@ def _embed(graph: Any, values: list[Any]) -> None:
         return
     first = next(iter(graph.nodes()))
     graph.setInsertPoint(first)
+    places = list(enumerate(graph.inputs()))
     for value in reversed(values):
-        constant = _constant(graph, value, first)
-        *_, parameter = graph.inputs()
-        parameter.replaceAllUsesWith(constant)
-        graph.eraseInput(len(list(graph.inputs())) - 1)
+        place, parameter = places.pop()
+        parameter.replaceAllUsesWith(_constant(graph, value, first))
+        graph.eraseInput(place)
 
 
 def _constant(graph: Any, value: Any, first: Any) -> Any:
