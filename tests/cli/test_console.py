@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +105,22 @@ def test_stop() -> None:
     with pytest.raises(typer.Exit) as caught:
         call(1)
     assert caught.value.exit_code == 1
+
+
+WRITERS = """
+import ctypes, os
+from backquant.cli import console
+with console.only_answers():
+    os.write(1, b"from C++\\n")
+    ctypes.CDLL(None).puts(b"from C, in a buffer")
+    print("from a metric")
+print("the answer")
+"""
+
+
+def test_what_others_write_to_standard_output_is_no_answer() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", WRITERS], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "the answer\n"
+    assert sorted(run.stderr.splitlines()) == ["from C++", "from C, in a buffer", "from a metric"]

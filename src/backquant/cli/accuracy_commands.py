@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backquant.cli.console import emit, guarded
+from backquant.cli.console import emit, guarded, only_answers
 from backquant.cli.model_commands import Allow, Html, Inputs, Json, Model, Timeout, save_page
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def compare(  # size: one parameter per option of the command
     from backquant.cli.data import load_data
     from backquant.cli.models import import_object, load_model
 
-    with guarded(as_json=as_json):
+    with guarded(as_json=as_json), only_answers():
         module, _ = load_model(model)
         quantized = backquant.load(artifact, allow=tuple(allow or ()))
         found = backquant.compare(
@@ -92,7 +92,7 @@ def sensitivity(  # size: one parameter per option of the command
     from backquant.cli.models import load_model, parse_inputs
     from backquant.cli.ranks import launched, of_rank, rank_in
 
-    with guarded(as_json=as_json), launched(timeout) as group:
+    with guarded(as_json=as_json), launched(timeout) as group, only_answers():
         config = sound_backend(backend, allow)
         module, example = load_model(model)
 
@@ -151,7 +151,7 @@ def search(  # size: one parameter per option of the command
     from backquant.cli.models import import_object, load_model, parse_inputs
     from backquant.cli.ranks import launched, of_rank, rank_in
 
-    with guarded(as_json=as_json), launched(timeout) as group:
+    with guarded(as_json=as_json), launched(timeout) as group, only_answers():
         limits = parsed(budget)
         config = sound_backend(backend, allow)
         module, example = load_model(model)

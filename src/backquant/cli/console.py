@@ -7,6 +7,7 @@ error ``{"error": {…}}``). Progress, remarks and messages of errors go to stan
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -57,6 +58,27 @@ def note(text: str) -> None:
 def stop(status: int) -> NoReturn:
     """End the command with this exit status."""
     raise typer.Exit(status)
+
+
+@contextmanager
+def only_answers() -> Iterator[None]:
+    """What the block writes to the standard output of the process goes to standard error: solvers in C++
+    do, and metrics that print."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # the process has none
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        if os.name == "posix":
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager
