@@ -67,11 +67,12 @@ def only_answers() -> Iterator[None]:
     sys.stdout.flush()
     try:
         kept = os.dup(1)
-    except OSError:  # the process has none
+        os.fstat(2)
+    except OSError:  # the process has not both
         yield
         return
-    os.dup2(2, 1)
     try:
+        os.dup2(2, 1)
         yield
     finally:
         sys.stdout.flush()

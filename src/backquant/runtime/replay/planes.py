@@ -13,7 +13,7 @@ import torch
 from backquant.native.library import is_here
 from backquant.runtime.replay.overloads import CLONE
 from backquant.runtime.replay.record import Call, Recording
-from backquant.runtime.replay.rewriting import Rewriting
+from backquant.runtime.replay.rewriting import Rewriting, is_dense
 
 
 def quantize_planes(recording: Recording) -> Recording:
@@ -39,9 +39,4 @@ def quantize_planes(recording: Recording) -> Recording:
 
 def _is_planes(recording: Recording, quantized: Call) -> bool:
     layout = recording.layouts[quantized.arguments[0].name]
-    step = 1
-    for size, stride in zip(layout.size[::-1], layout.stride[::-1], strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return len(layout.size) == 4
+    return len(layout.size) == 4 and is_dense(layout, layout.size, (0, 1, 2, 3))

@@ -14,7 +14,7 @@ import torch
 from backquant.native.library import is_here
 from backquant.operators import overload
 from backquant.runtime.replay.record import Call, Layout, Recording, Ref
-from backquant.runtime.replay.rewriting import Rewriting
+from backquant.runtime.replay.rewriting import Rewriting, is_dense
 
 
 def quantize_products(recording: Recording) -> Recording:
@@ -55,15 +55,5 @@ def _is_gate(image: Layout, gate: Layout) -> bool:
     if image.dtype is not torch.float32 or gate.dtype is not torch.float32 or len(image.size) != 4:
         return False
     n, c, h, w = image.size
-    is_last = _is_dense(image, (n, h, w, c), (0, 2, 3, 1)) and h * w > 1
-    return is_last and gate.size == (n, c, 1, 1) and _is_dense(gate, gate.size, (0, 1, 2, 3))
-
-
-def _is_dense(layout: Layout, sizes: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Whether elements lie without holes, dimensions in this order, which have these sizes."""
-    step = 1
-    for size, dim in zip(sizes[::-1], order[::-1], strict=True):
-        if size != 1 and layout.stride[dim] != step:
-            return False
-        step *= size
-    return step > 0
+    is_last = is_dense(image, (n, h, w, c), (0, 2, 3, 1)) and h * w > 1
+    return is_last and gate.size == (n, c, 1, 1) and is_dense(gate, gate.size, (0, 1, 2, 3))

@@ -41,6 +41,21 @@ class Rewriting:
         return replace(self.recording, calls=[call for call in self.calls if call is not None])
 
 
+def is_dense(layout: Layout, sizes: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Whether elements lie without holes, dimensions in this order, which have these sizes.
+
+    >>> last = Layout((1, 4, 2, 2), (16, 1, 8, 4), None, torch.uint8)
+    >>> is_dense(last, (1, 2, 2, 4), (0, 2, 3, 1)), is_dense(last, (1, 4, 2, 2), (0, 1, 2, 3))
+    (True, False)
+    """
+    step = 1
+    for size, dim in zip(sizes[::-1], order[::-1], strict=True):
+        if size != 1 and layout.stride[dim] != step:
+            return False
+        step *= size
+    return step > 0
+
+
 def channels_apart(layout: Layout) -> bool:
     """Whether these are bytes of an image, channels last, of which they may be some channels only.
 
