@@ -191,7 +191,7 @@ def prepare_qat_fx(
     frozen = evaluation_copy(given_model(model))
     called, shapes = call_that_runs(frozen, example_inputs)
     example, total = (None, 0) if called is None else (called.inputs, called.multiply_adds)
-    graph = fused_for_training(model, request.backend_config, request.custom, example)
+    graph = fused_for_training(model, request.backend_config, request.custom, called)
     prepared = prepared_for_training(graph, request, example)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
     notes = (graph.difference, unrounded(prepared, request.backend_config.name), shapes)

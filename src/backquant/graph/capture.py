@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
@@ -13,9 +14,12 @@ from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
+from backquant.graph.example_trace import ExampleTracer
+from backquant.graph.held import add_checks, notes_of
 from backquant.graph.hooks import drop_hooks
 from backquant.graph.in_place import lost_change, read_changed_values
 from backquant.graph.own_thread import capture_in_own_thread
+from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
@@ -47,6 +51,7 @@ def capture(
     non_traceable_classes: Collection[type] = (),
     preserved_attributes: Sequence[str] = (),
     decomposition: Decomposition | None = None,
+    example_inputs: Any = None,
 ) -> Captured:
     """Trace ``model`` symbolically. The model is not changed, and may be used meanwhile.
 
@@ -59,6 +64,8 @@ def capture(
         preserved_attributes: names of attributes of ``model`` that the graph module keeps,
             also through ``copy.deepcopy``.
         decomposition: modules that are traced as the operators that they are; default: none.
+        example_inputs: where they are given, ``forward`` may ask for sizes and flags: what they are in the
+            example is held, checked at each call of the graph, and noted.
 
     Raises:
         CaptureError: the model cannot be traced; names the module and the line.
@@ -71,18 +78,12 @@ def capture(
     '0'
     """
     _check_names(model, non_traceable_names)
-    copied = shallow_copy(model)
     decomposition = Decomposition() if decomposition is None else decomposition
-    tracer = ModuleTracer(non_traceable_names, non_traceable_classes, decomposition.traced())
-    with with_own_buffers(copied):  # a trace runs what changes a buffer in place
-        try:
-            with capture_in_own_thread():
-                graph = tracer.trace(copied)
-        except Exception as error:
-            raise _explained(error, model, tracer) from error
-        read_changed_values(graph, copied, tracer.changed)
-        lost = lost_change(graph, copied, tracer.changed)
-        tracer.changed.clear()
+    given = (non_traceable_names, non_traceable_classes, decomposition.traced())
+    tracer: ModuleTracer = (
+        ModuleTracer(*given) if example_inputs is None else ExampleTracer(example_inputs, *given)
+    )
+    tracer, copied, graph, lost = _traced(model, tracer)
     for part in tracer.hooked:
         drop_hooks(part)
     module = assemble(DeferredGraphModule, graph, copied)
@@ -90,7 +91,36 @@ def capture(
     tracer.returned = None
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
-    return Captured(module, scopes, whole=dict(decomposition.whole), lost_change=lost)
+    notes = notes_of(tracer.held)
+    scopes |= {
+        new.name: scopes[node.name] for node, new in add_checks(module.graph, tracer.held)
+    }
+    if tracer.held:
+        move_rank_reads(module)
+    whole = dict(decomposition.whole)
+    return Captured(module, scopes, notes=notes, whole=whole, lost_change=lost)
+
+
+def _traced(
+    model: nn.Module, tracer: ModuleTracer
+) -> tuple[ModuleTracer, nn.Module, fx.Graph, str]:
+    """The graph of a shallow copy of ``model``, with the tracer that made it, the copy, and the change in
+    place that it loses."""
+    copied = shallow_copy(model)
+    with with_own_buffers(copied):  # a trace runs what changes a buffer in place
+        try:
+            with capture_in_own_thread():
+                graph = tracer.trace(copied)
+        except Exception as error:
+            failure, wiser = error, tracer.wiser()
+        else:
+            read_changed_values(graph, copied, tracer.changed)
+            lost = lost_change(graph, copied, tracer.changed)
+            tracer.changed.clear()
+            return tracer, copied, graph, lost
+    if wiser is not None:
+        return _traced(model, wiser)
+    raise _explained(failure, model, tracer) from failure
 
 
 def called_whole(module: nn.Module) -> fx.GraphModule:

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
+from backquant.graph.held import Held
 from backquant.graph.hooks import (
     forward_in_place,
     has_hooks,
@@ -107,13 +108,16 @@ class ModuleTracer(fx.Tracer):
     """Traces a module tree; records the scope of each node, as PyTorch's quantization tracer, and as
     its ``stack_trace`` the calls of ``forward`` that lead to it.
 
+    ``recorded``: functions whose calls with values of the trace are recorded, though torch runs them.
+
     ``forms``: by path, what is traced in the place of a module's ``forward``; such a module is no leaf. What
     is computed there, or by hooks, and read nowhere is dropped.
 
     Hooks are traced as what they do (``backquant.graph.hooks``); the root and its modules are copies.
 
     After a trace ``returned`` is what the model returned, with proxies for tensors, ``changed`` has the calls
-    that stand for ``+=`` and its like, and ``hooked`` the leaves whose hooks are nodes now.
+    that stand for ``+=`` and its like, ``hooked`` the leaves whose hooks are nodes now, and ``held`` what the
+    trace took for granted.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -122,8 +126,9 @@ class ModuleTracer(fx.Tracer):
         non_traceable_names: Collection[str] = (),
         non_traceable_classes: Collection[type] = (),
         forms: Mapping[str, Callable[..., Any]] | None = None,
+        recorded: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        super().__init__(autowrap_functions=_PACKING)
+        super().__init__(autowrap_functions=(*_PACKING, *recorded))
         # so that calls as nn.utils.rnn.pack_padded_sequence(...) are found
         self._autowrap_search.append(rnn)
         self.scope = FxScope("", None)
@@ -138,6 +143,8 @@ class ModuleTracer(fx.Tracer):
         self._by_forms: set[fx.Node] = set()
         self._names_of: dict[int, str] = {}  # of parameters and buffers, by identity
         self._transparent: frozenset[int] = frozenset()
+        self._recorded = frozenset((*_PACKING, *recorded))
+        self.held: dict[fx.Node, Held] = {}
         self.hooked: list[nn.Module] = []
         self._hooked: frozenset[int] = frozenset()  # leaves, by identity
 
@@ -156,13 +163,17 @@ class ModuleTracer(fx.Tracer):
         self._drop_unread(graph)
         for node in graph.nodes:
             if (
-                node.target in _PACKING
+                node.target in self._recorded
             ):  # else generated code would call fx.wrap for them, with a dotted name
                 node.meta.pop("is_wrapped", None)
         dataclasses_as_dicts(graph)
         # The tracer is part of a reference cycle: do not keep the modules alive with it.
         self.root, self.submodule_paths, self.tensor_attrs = nn.Module(), {}, {}
         return graph
+
+    def wiser(self) -> ModuleTracer | None:
+        """After a failure: a tracer that may succeed where this one did not."""
+        return None
 
     def _drop_unread(self, graph: fx.Graph) -> None:
         """Erase what forms compute for nobody, the last first."""
@@ -309,6 +320,17 @@ def user_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def frame_line(frame: FrameType | None) -> str:
+    """``file:line: source`` of the innermost call outside PyTorch and backquant; ``""`` if none."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if is_users(path):
+            source = linecache.getline(path, frame.f_lineno).strip()
+            return f"{path}:{frame.f_lineno}: {source}"
+        frame = frame.f_back
     return ""
 
 

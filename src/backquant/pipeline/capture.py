@@ -8,6 +8,7 @@ translated to aten operators (``backquant.operators.equivalents``).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +63,7 @@ __all__ = [
     "is_exported",
     "spelled_for",
     "spelled_request",
+    "traced_with_example",
     "with_reasons",
 ]
 
@@ -132,11 +134,26 @@ def captured_with(
         traced = _traced(custom, model, capturing)
         return _checked_views(traced, as_pytorch)
     except CaptureError as error:
-        if capturing.how == "trace" or capturing.example_inputs is None:
+        if capturing.example_inputs is None:
             raise
         failure = error
+    if capturing.how == "trace":
+        return _checked_views(traced_with_example(custom, capturing, failure, model), as_pytorch)
     # behind the handler: within it an error of the export would have the trace's as its context, and its line
     return exported_instead(custom, model, capturing, failure)
+
+
+def traced_with_example(
+    custom: PrepareCustomConfig | None, capturing: Capturing, failure: CaptureError, model: nn.Module
+) -> Captured:
+    """A trace of ``model`` that may ask for the sizes and flags of the example inputs, after a trace that could
+    not. The notes say what was held. Raises ``CaptureError``."""
+    captured = _traced(custom, model, capturing, with_example=True)
+    note = (
+        "traced with the sizes and flags of the example inputs; a trace without them fails: "
+        f"{first_sentence(failure)} ({failure.where})"
+    )
+    return replace(captured, notes=(note, *captured.notes))
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
@@ -192,7 +209,12 @@ def spelled_request(prepared: nn.Module, request: ConvertRequest) -> ConvertRequ
     )
 
 
-def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Capturing) -> Captured:
+def _traced(
+    custom: PrepareCustomConfig | None,
+    model: nn.Module,
+    capturing: Capturing,
+    with_example: bool = False,
+) -> Captured:
     custom_matching = CustomMatching.of(custom)
     custom_matching.check(model)
     if capturing.decompose and isinstance(model, nn.RNNBase | nn.RNNCellBase):
@@ -203,6 +225,7 @@ def _traced(custom: PrepareCustomConfig | None, model: nn.Module, capturing: Cap
         non_traceable_classes=custom_matching.untraced_classes | capturing.leaf_classes,
         preserved_attributes=() if custom is None else custom.preserved_attributes,
         decomposition=_decomposition(custom_matching, model, capturing),
+        example_inputs=capturing.example_inputs if with_example else None,
     )
     if capturing.decompose and not model.training:
         inline_wrapped(captured.module, captured.scopes, capturing.whole_functions)
@@ -248,6 +271,8 @@ def exported_instead(
     try:
         captured = exported(custom, model, capturing)
     except CaptureError as other:
+        with suppress(CaptureError):
+            return _checked_views(traced_with_example(custom, capturing, error, model), False)
         raise CaptureError(
             f"the model can be captured neither by symbolic tracing ({first_sentence(error)}) nor by "
             f"torch.export ({first_sentence(other)})",

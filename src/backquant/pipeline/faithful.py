@@ -116,6 +116,16 @@ def differs(model: nn.Module, example_inputs: Any, found: Any) -> bool:
     return _far(wanted, found) and not _amplifies(model, example_inputs, wanted)
 
 
+def gives_other(model: nn.Module, called: ExampleCall, found: Any) -> bool:
+    """``differs``, for a model that ``called`` has called already.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> gives_other(nn.ReLU(), ExampleCall.of(nn.ReLU(), x), x)
+    False
+    """
+    return _far(called.output, found) and differs(model, called.inputs, found)
+
+
 def _amplifies(model: nn.Module, example_inputs: Any, wanted: Any) -> bool:
     nudged = tree_map_only(torch.Tensor, _nudged, example_inputs)
     return _far(wanted, check_inputs(model, nudged))

@@ -5,21 +5,30 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
+from backquant.errors import CaptureError
 from backquant.fuse import apply_fusion, put_back, without_sync
 from backquant.graph import (
+    Captured,
+    CapturedForTraining,
     DeferredGraphModule,
     capture_for_training,
     own_tensors,
     rebuilt,
 )
+from backquant.graph.clone import own_buffers
+from backquant.graph.example import as_arguments
+from backquant.graph.example_call import ExampleCall
+from backquant.graph.objects import fresh
 from backquant.graph.values import GraphValues
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
-from backquant.pipeline.capture import captured_with
-from backquant.pipeline.plan import FusedGraph, decided
+from backquant.pipeline.capture import Capturing, captured_with, traced_with_example
+from backquant.pipeline.faithful import gives_other
+from backquant.pipeline.plan import FusedGraph, decided, in_evaluation
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
 from backquant.qconfig import PrepareCustomConfig
@@ -31,11 +40,12 @@ class FusedForTraining(NamedTuple):
     """A model that is captured and fused for training.
 
     ``difference``: what else the model does in the other mode. ``made_plain``: the synchronized batch norms
-    that stand as plain ones, and are to be put back.
+    that stand as plain ones, and are to be put back. ``notes``: what a user should know of the capture.
     """
 
     fused: FusedGraph
     difference: str
+    notes: tuple[str, ...]
     made_plain: dict[nn.Module, nn.SyncBatchNorm]
 
 
@@ -43,9 +53,11 @@ def fused_for_training(
     model: nn.Module,
     backend: BackendConfig,
     custom: PrepareCustomConfig | None,
-    example: Any = None,
+    called: ExampleCall | None = None,
 ) -> FusedForTraining:
     """``model`` captured in both modes, and fused with its batch norms. Raises as ``prepare_qat_fx``.
+
+    ``called``: what the model does with the example inputs in evaluation mode; ``None``: there are none.
 
     >>> from backquant.backend_config import get_backend_config
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -53,12 +65,49 @@ def fused_for_training(
     >>> type(graph.fused.fused.module.get_submodule("0")).__name__, graph.difference
     ('LinearReLU', '')
     """
-    captured, difference = capture_for_training(model, partial(captured_with, custom))
+    captured, difference = _captured(model, custom, called)
     made_plain = without_sync(captured.module)
-    values = GraphValues(captured.module, example)
+    values = GraphValues(captured.module, None if called is None else called.inputs)
     fusions = plan_fusion(captured.module, backend, is_qat=True, values=values)
     fused = apply_fusion(captured.module, captured.scopes, fusions, backend, is_qat=True)
-    return FusedForTraining(FusedGraph(fused, fusions), difference, made_plain)
+    return FusedForTraining(FusedGraph(fused, fusions), difference, captured.notes, made_plain)
+
+
+def _captured(
+    model: nn.Module, custom: PrepareCustomConfig | None, called: ExampleCall | None
+) -> CapturedForTraining:
+    """A trace as PyTorch's; where that fails, or does something else than the model, one that may ask for the
+    sizes and flags of the example inputs."""
+    try:
+        plain = capture_for_training(model, partial(captured_with, custom))
+        if called is None or plain.difference or _agrees(plain.captured, model, called):
+            return plain
+        failure = CaptureError(
+            "its graph gives other values than the model", where="forward, on the example inputs"
+        )
+    except CaptureError as error:
+        if called is None:
+            raise
+        plain, failure = None, error
+    how = partial(traced_with_example, custom, Capturing("trace", called.inputs), failure)
+    try:
+        made = capture_for_training(model, how)
+    except CaptureError:
+        if plain is None:
+            raise
+        return plain
+    return made if plain is None or _agrees(made.captured, model, called) else plain
+
+
+def _agrees(captured: Captured, model: nn.Module, called: ExampleCall) -> bool:
+    """Whether the graph gives in evaluation what the model gives, as far as one call shows."""
+    args, kwargs = as_arguments(called.inputs)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            found = own_buffers(captured.module).eval()(*fresh(args), **fresh(kwargs))
+    except Exception:  # code of the user, on inputs that the model accepts
+        return False
+    return not gives_other(in_evaluation(model), called, found)
 
 
 def fuse_for_training(
@@ -90,7 +139,7 @@ def prepared_for_training(
     >>> type(prepared_for_training(graph, request).get_submodule("0")).__module__
     'backquant.nn.qat.linear'
     """
-    step = decided(graph.fused, request, example)
+    step = decided(graph.fused, request, example).noted(*graph.notes)
     put_back(step.module, graph.made_plain)
     step = with_standalone_modules(step, request, _standalone)
     backend, mapping = request.backend_config, request.qconfig_mapping

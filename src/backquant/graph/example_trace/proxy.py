@@ -1,0 +1,118 @@
+"""Values of a trace that answer what Python asks of them, as the value on the example inputs would."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from backquant.graph.in_place import Changeable
+
+if TYPE_CHECKING:
+    from backquant.graph.example_trace.tracer import ExampleTracer
+
+
+class ExampleProxy(Changeable):
+    """A value that is recorded, and known on the example inputs, where it can be.
+
+    1. ``isinstance`` sees the class of the value.
+    2. What must be a number, a truth or a length to Python is that of the example; the tracer notes it, and
+       the graph checks it at each call.
+    3. What is computed from sizes stays computed.
+    """
+
+    tracer: ExampleTracer
+
+    @property
+    def __class__(self) -> Any:  # rule 1
+        return self.tracer.class_of(self._value()) or type(self)
+
+    def _value(self) -> Any:
+        return self.tracer.values.of(self.node)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.tracer.attribute(self, name)
+
+    def __bool__(self) -> bool:
+        return self.tracer.truth(self)
+
+    def __len__(self) -> int:
+        return self.tracer.length(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.tracer.items(self)
+
+    def keys(self) -> Any:
+        return self.tracer.called_method(self, "keys", (), {})
+
+    def __contains__(self, item: Any) -> bool:
+        return self.tracer.contains(self, item)
+
+    def __int__(self) -> int:
+        return int(self.tracer.number(self))
+
+    def __float__(self) -> float:
+        return float(self.tracer.number(self))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.tracer.number(self), digits)
+
+    def __index__(self) -> int:
+        return self.tracer.index(self, _position(sys._getframe(1)))
+
+    def __hash__(self) -> int:
+        return self.tracer.hash_of(self)
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None
+    ) -> Any:
+        """Torch's functions ask for ``__index__`` before they find that an argument is recorded."""
+        given = (*(args or ()), *(kwargs or {}).values())
+        for tracer in {each.tracer for each in proxies_in(given)}:
+            tracer.not_indexed(_position(sys._getframe(1)))
+        return super().__torch_function__(orig_method, types, args, kwargs)
+
+
+class ExampleAttribute(ExampleProxy):
+    """An attribute that is not read yet: mostly it is a method, and called."""
+
+    def __init__(self, root: ExampleProxy, name: str, value: Any) -> None:
+        self.root = root
+        self.attr = name
+        self.tracer = root.tracer
+        self._found = value
+        self._node: fx.Node | None = None
+
+    @property
+    def node(self) -> fx.Node:  # type: ignore[override]
+        if self._node is None:
+            self._node = self.tracer.read(self.root, self.attr)
+        return self._node
+
+    def _value(self) -> Any:
+        return self._found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.called_method(self.root, self.attr, args, kwargs)
+
+
+def _position(frame: FrameType) -> tuple[FrameType, int]:
+    """Which call a frame is at."""
+    return frame, frame.f_lasti
+
+
+def proxies_in(values: Any) -> list[ExampleProxy]:
+    """The values of a trace in containers."""
+    found: list[ExampleProxy] = []
+
+    def note(value: Any) -> Any:
+        if issubclass(type(value), ExampleProxy):
+            found.append(value)
+        return value
+
+    fx.node.map_aggregate(values, note)
+    return found

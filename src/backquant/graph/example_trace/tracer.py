@@ -1,0 +1,357 @@
+"""A tracer that knows the example inputs."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from backquant.graph.example import as_arguments
+from backquant.graph.held import Held
+from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
+from backquant.graph.example_trace.values import UNKNOWN, ExampleValues
+from backquant.graph.tracer import ModuleTracer, frame_line
+
+# They take sizes and give tensors: with a size of the trace among their arguments they are recorded.
+_MAKERS = (
+    *(torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace),
+    *(torch.tensor, torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
+    *(torch.finfo, torch.iinfo, torch.tril_indices, torch.triu_indices, torch.hann_window),
+)
+_INFO = (torch.finfo, torch.iinfo)
+_RANKS = frozenset({"dim", "ndimension"})
+_VIEWS_OF_DICTS = frozenset({"keys", "values", "items"})
+_HELD_WHOLE = (bool, str, bytes, type(None), enum.Enum)
+_MOST = 100  # values that are asked for by their hash
+
+
+class ExampleTracer(ModuleTracer):
+    """Traces with example inputs: ``forward`` may ask for sizes, lengths, ranks and flags.
+
+    1. Arguments that are flags (truths, text, ``None``) are those of the example inputs, or their defaults.
+    2. What else Python must know is held: ``held`` has the nodes and their values, for the caller to check.
+    3. What depends on the values of tensors is as unknown as in any trace.
+
+    ``wanted``: after a failure, values that a dict or a cache would have had to know by their hash.
+    ``as_they_are``: of a trace before, which gave them by ``wanted``: they are held, and no values of the
+    trace.
+    """
+
+    def __init__(  # size: those of ModuleTracer, the example, and what a trace before has shown
+        self,
+        example_inputs: Any,
+        non_traceable_names: Collection[str] = (),
+        non_traceable_classes: Collection[type] = (),
+        forms: Mapping[str, Callable[..., Any]] | None = None,
+        as_they_are: Collection[str] = (),
+    ) -> None:
+        super().__init__(non_traceable_names, non_traceable_classes, forms, recorded=_MAKERS)
+        self._autowrap_search.append(torch)
+        self.values = ExampleValues()
+        self.held: dict[fx.Node, Held] = {}
+        self.wanted: set[str] = set()
+        self._as_they_are = frozenset(as_they_are)
+        self._example = example_inputs
+        self._given: dict[str, Any] = {}
+        self._ranks: dict[fx.Node, int] = {}
+        self._indexed: dict[tuple[FrameType, int], list[fx.Node]] = {}
+        self._is_running = False  # a module, for what it gives, and not to be recorded
+
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    ) -> fx.Graph:
+        if isinstance(root, nn.Module):
+            self._given = _given(root, self._example)
+        try:
+            graph = super().trace(root, concrete_args)
+        finally:
+            self._indexed.clear()
+            self._given = {}
+            self.values = ExampleValues()  # from here on nothing is known
+        for node in reversed(list(graph.nodes)):
+            if node.target in _INFO and not node.users:
+                graph.erase_node(node)
+        nodes = set(graph.nodes)
+        self.held = {node: each for node, each in self.held.items() if node in nodes}
+        return graph
+
+    def wiser(self) -> ExampleTracer | None:
+        held = self._as_they_are | self.wanted
+        if held == self._as_they_are or len(held) > _MOST:
+            return None
+        return ExampleTracer(self._example, self._names, self._classes, self._forms, held)
+
+    # what is recorded
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return ExampleProxy(node, self)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        node = made.node
+        if kind == "placeholder":
+            return self._argument(made)
+        if kind != "get_attr":
+            self._run(node, kind, target)
+        if node.name in self._as_they_are and id(target) not in self._autowrap_function_ids:
+            return self._hold(node, self.values.of(node))
+        return made
+
+    def _run(self, node: fx.Node, kind: str, target: Any) -> None:
+        if kind != "call_module":
+            self.values.run(node, target)
+            return
+        module = self.root.get_submodule(target)
+        modes = {part: part.training for part in module.modules()}
+        self._is_running = True
+        try:
+            for mode in (None, False):  # a batch of one is an error to batch norms in training
+                if mode is not None:
+                    module.train(mode)
+                forward = type(module).forward if id(module) in self._hooked else None
+                call = module if forward is None else forward.__get__(module)
+                if self.values.run(node, call) is not UNKNOWN:
+                    return
+        finally:
+            self._is_running = False
+            for part, mode in modes.items():
+                part.training = mode
+
+    def create_arg(self, a: Any) -> Any:
+        if not issubclass(type(a), fx.Proxy):
+            return super().create_arg(a)
+        if not self._nested:
+            self.returned = a
+        return a.node
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if node.op == "get_attr":
+            self.values.give(node, self._attribute(str(node.target)))
+        return node
+
+    def _attribute(self, target: str) -> Any:
+        """A tensor of the model."""
+        path, _, name = target.rpartition(".")
+        self._is_running = True
+        try:
+            return getattr(self.root.get_submodule(path), name)
+        finally:
+            self._is_running = False
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._is_running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self._is_running:
+            return attr_val
+        name = self._names_of.get(id(attr_val))
+        is_buffer = isinstance(attr_val, torch.Tensor) and not isinstance(attr_val, nn.Parameter)
+        if not is_buffer or name is None or attr_val.numel() <= 1:  # one number may decide
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+    # what Python asks of it
+
+    def class_of(self, value: Any) -> type | None:
+        """What ``isinstance`` is to see; ``None``: the proxy."""
+        if value is UNKNOWN:
+            return None
+        return torch.Tensor if isinstance(value, torch.Tensor) else type(value)
+
+    def attribute(self, proxy: ExampleProxy, name: str) -> Any:
+        """``proxy.name``, which is not recorded before it is used."""
+        value = proxy._value()
+        if value is UNKNOWN:
+            return ExampleAttribute(proxy, name, UNKNOWN)
+        if isinstance(value, torch.Tensor):
+            if name == "ndim":
+                return self._rank(proxy.node, value)
+            if name.startswith("_") and not name.endswith("__"):  # of what Python has the trace has none
+                raise AttributeError(name)
+        if isinstance(value, _INFO):
+            for node in proxy.node.all_input_nodes:
+                self._hold(node, self.values.of(node))
+            return getattr(value, name)
+        if not hasattr(torch.Tensor if isinstance(value, torch.Tensor) else value, name):
+            raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
+        found = self.values.called(getattr, (value, name), {})
+        made = ExampleAttribute(proxy, name, UNKNOWN if inspect.isroutine(found) else found)
+        if _key(proxy, name) in self._as_they_are:
+            return self._hold(made.node, found)
+        return made
+
+    def read(self, root: ExampleProxy, name: str) -> fx.Node:
+        """The node of an attribute."""
+        made = super().create_proxy("call_function", getattr, (root, name), {})
+        self.values.run(made.node, getattr)
+        return made.node
+
+    def called_method(
+        self, root: ExampleProxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        value = root._value()
+        if isinstance(value, torch.Tensor) and name in _RANKS:
+            return self._rank(root.node, value)
+        if isinstance(value, dict) and name in _VIEWS_OF_DICTS:
+            keys = [*self.items(root)]
+            values = [root[key] for key in keys] if name != "keys" else keys
+            return list(zip(keys, values, strict=True)) if name == "items" else values
+        return self.create_proxy("call_method", name, (root, *args), kwargs)
+
+    def truth(self, proxy: ExampleProxy) -> bool:
+        value = self._known(proxy)
+        if isinstance(value, torch.Tensor):
+            return bool(self.to_bool(proxy))
+        if isinstance(value, bool):
+            return bool(self._hold(proxy.node, value))
+        if isinstance(value, (int, float)):
+            return bool(self.create_proxy("call_function", operator.truth, (proxy,), {}))
+        if isinstance(value, (tuple, list, dict)):
+            return self.length(proxy) > 0
+        return bool(value)
+
+    def number(self, proxy: ExampleProxy) -> Any:
+        value = self._known(proxy)
+        if not isinstance(value, (bool, int, float)):
+            return self.to_bool(proxy)
+        return self._hold(proxy.node, value)
+
+    def index(self, proxy: ExampleProxy, position: tuple[FrameType, int]) -> int:
+        """A size as an index; held unless the call at ``position`` turns out to be recorded."""
+        value = self._known(proxy)
+        if not isinstance(value, (bool, int)):
+            raise TypeError(f"{type(value).__name__!r} object cannot be interpreted as an integer")
+        if proxy.node not in self.held:
+            self._hold(proxy.node, value)
+            self._indexed.setdefault(position, []).append(proxy.node)
+        return int(value)
+
+    def not_indexed(self, position: tuple[FrameType, int]) -> None:
+        for node in self._indexed.pop(position, ()):
+            self.held.pop(node, None)
+
+    def length(self, proxy: ExampleProxy) -> int:
+        value = self._known(proxy)
+        if isinstance(value, torch.Size):
+            source = self._tensor_behind(proxy)
+            if source is not None:
+                return self._rank(*source)
+        count = len(value)
+        if isinstance(value, (torch.Tensor, torch.Size)) or _is_argument(proxy):
+            node = super().create_proxy("call_function", len, (proxy,), {}).node
+            self._hold(node, count)
+        return count
+
+    def items(self, proxy: ExampleProxy) -> Iterator[Any]:
+        value = self._known(proxy)
+        if isinstance(value, dict):
+            if _is_argument(proxy):
+                self.length(proxy)
+            return iter(list(value))
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return super().iter(proxy)
+        return (proxy[index] for index in range(self.length(proxy)))  # type: ignore[index]
+
+    def contains(self, proxy: ExampleProxy, item: Any) -> bool:
+        value = self._known(proxy)
+        if isinstance(value, dict):
+            return item in value
+        return any(each is item or each == item for each in self.items(proxy))
+
+    def hash_of(self, proxy: ExampleProxy) -> int:
+        value = proxy._value()
+        if value is UNKNOWN or isinstance(value, torch.Tensor):
+            return id(proxy)
+        is_read = isinstance(proxy, ExampleAttribute)
+        self.wanted.add(_key(proxy.root, proxy.attr) if is_read else proxy.node.name)  # type: ignore[attr-defined]
+        raise TypeError(f"unhashable type: {type(value).__name__!r}")
+
+    # what is held
+
+    def _known(self, proxy: ExampleProxy) -> Any:
+        """The value of ``proxy``, which must not be one that tensors decide."""
+        value = proxy._value()
+        if value is UNKNOWN:
+            self.to_bool(proxy)  # raises
+        return value
+
+    def _hold(self, node: fx.Node, value: Any) -> Any:
+        if node not in self.held:
+            self.held[node] = Held(value, frame_line(sys._getframe(1)))
+        return value
+
+    def _rank(self, node: fx.Node, value: torch.Tensor) -> int:
+        if node not in self._ranks:
+            self._ranks[node] = value.dim()
+            read = self.create_node("call_method", "dim", (node,), {})
+            self._hold(read, value.dim())
+        return value.dim()
+
+    def _tensor_behind(self, proxy: ExampleProxy) -> tuple[fx.Node, torch.Tensor] | None:
+        """The tensor whose shape ``proxy`` is."""
+        if isinstance(proxy, ExampleAttribute):
+            node, is_shape = proxy.root.node, proxy.attr == "shape"
+        elif proxy.node.op == "call_method" and proxy.node.target == "size":
+            node, is_shape = proxy.node.args[0], len(proxy.node.args) == 1
+        else:
+            return None
+        value = self.values.of(node)
+        return (node, value) if is_shape and isinstance(value, torch.Tensor) else None
+
+    def _argument(self, proxy: Any) -> Any:
+        """Rule 1."""
+        name = str(proxy.node.target)
+        value = self._given.get(name, UNKNOWN)
+        if isinstance(value, _HELD_WHOLE):
+            self.held[proxy.node] = Held(value, "")
+            return value
+        self.values.give(proxy.node, value)
+        return proxy
+
+
+def _key(root: fx.Proxy, name: str) -> str:
+    return f"{root.node.name}.{name}"
+
+
+def _is_argument(proxy: fx.Proxy) -> bool:
+    return proxy.node.op == "placeholder"
+
+
+def _given(root: nn.Module, example_inputs: Any) -> dict[str, Any]:
+    """The arguments of ``forward`` as a trace names them, those that are left out with their defaults."""
+    args, kwargs = as_arguments(example_inputs)
+    signature = inspect.signature(root.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return {}
+    bound.apply_defaults()
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    kinds = {name: stars.get(each.kind, "") for name, each in signature.parameters.items()}
+    return {f"{kinds[name]}{name}": value for name, value in bound.arguments.items()}
