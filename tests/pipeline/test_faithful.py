@@ -9,10 +9,13 @@ from itertools import cycle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import backquant
 from backquant.errors import CaptureError
+from backquant.graph import capture
+from backquant.graph.example_call import ExampleCall
+from backquant.pipeline.faithful import agrees
 
 Between = Callable[[torch.Tensor], torch.Tensor]
 
@@ -97,3 +100,34 @@ def test_the_generator_is_left_as_it_was_by_a_look() -> None:
     before = torch.get_rng_state()
     backquant.explain(model, x)
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.ones(2, 4)], 1)
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(2, True), (3, False)])
+def test_a_graph_that_fails_on_its_inputs_is_tried_in_silence(
+    rows: int, runs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Doubled()
+    assert agrees(capture(model).module, model, torch.ones(rows, 4)) is runs
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_model_gave_before_is_not_asked_again() -> None:
+    """... where it is the graph's; else the model is called, which decides."""
+    calls: list[int] = []
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return x * 1.0
+
+    x = torch.ones(2)
+    called = ExampleCall(x, torch.ones(2), {}, 0)
+    assert agrees(fx.symbolic_trace(nn.Identity()), Counted(), x, called) is True
+    assert not calls
+    assert agrees(fx.symbolic_trace(lambda x: x * 3.0), Counted(), x, called) is False
+    assert calls

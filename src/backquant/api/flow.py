@@ -164,7 +164,8 @@ def prepare_qat_fx(
     observers, which round nothing.
 
     Args:
-        model: a module that can be traced symbolically, in training mode as a rule.
+        model: a module that can be traced symbolically, in training mode as a rule. Where ``forward`` asks for
+            sizes or flags, they are those of the example inputs (docs/capture.md says what is held).
         qconfig_mapping: QConfigs that make fake-quantizers: ``get_default_qat_qconfig_mapping(backend)``.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
             PyTorch never runs them, inputs that the model does not accept are no error: the warning
@@ -194,7 +195,10 @@ def prepare_qat_fx(
     graph = fused_for_training(model, request.backend_config, request.custom, called)
     prepared = prepared_for_training(graph, request, example)
     with_reporting(observe_quantized_inputs(prepared), frozen, example_inputs, total)
-    notes = (graph.difference, unrounded(prepared, request.backend_config.name), shapes)
+    notes = (
+        *(graph.difference, unrounded(prepared, request.backend_config.name), shapes),
+        *graph.notes,
+    )
     inside = skipped_in_standalone(prepared)
     warn_of_skipped(prepared_state(prepared).plan, *inside, *filter(None, notes))
     return prepared

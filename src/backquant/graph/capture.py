@@ -92,9 +92,7 @@ def capture(
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
     notes = notes_of(tracer.held)
-    scopes |= {
-        new.name: scopes[node.name] for node, new in add_checks(module.graph, tracer.held)
-    }
+    scopes |= {new.name: scopes[node.name] for node, new in add_checks(module.graph, tracer.held)}
     if tracer.held:
         move_rank_reads(module)
     whole = dict(decomposition.whole)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -42,14 +42,13 @@ def add_checks(graph: fx.Graph, held: dict[fx.Node, Held]) -> list[tuple[fx.Node
     2
     >>> module(torch.ones(3))
     Traceback (most recent call last):
-    AssertionError: the model was prepared for inputs with x.size(0) == 2, and this call has others: prepare it \
-with example inputs that have the sizes and flags of this call
+    AssertionError: prepared for x.size(0) == 2: prepare the model with example inputs like those of this call
     """
     made: list[tuple[fx.Node, fx.Node]] = []
     for node, (value, line) in held.items():
         said = (
-            f"the model was prepared for inputs with {_fact(node, value)}{_at(line)}, and this call has others: "
-            "prepare it with example inputs that have the sizes and flags of this call"
+            f"prepared for {_fact(node, value)}{_at(line)}: prepare the model with example inputs like those "
+            "of this call"
         )
         with graph.inserting_before(_behind(node)):
             condition = _condition(graph, node, value)
@@ -116,7 +115,7 @@ def _fact(node: fx.Node, value: Any) -> str:
 def _at(line: str) -> str:
     """Without the folders, and the end of a long line."""
     path, _, rest = line.partition(":")
-    text = f"{os.path.basename(path)}:{rest}"
+    text = f"{Path(path).name}:{rest}"
     if not line:
         return ""
     return f" ({text})" if len(text) <= _LONGEST else f" ({text[:_LONGEST]}…)"

@@ -74,6 +74,25 @@ class GraphValues:
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         return any(tensor.layout is not torch.strided for tensor in tensors)
 
+    @cached_property
+    def integers(self) -> frozenset[str]:
+        """The nodes that give integers or truths, where tensors of them are among the inputs.
+
+        Where none are, nobody runs the graph to ask.
+
+        >>> GraphValues(fx.symbolic_trace(lambda ids: ids + 3), (torch.tensor([1]),)).integers
+        frozenset({'add', 'ids'})
+        """
+        leaves = tree_leaves(self._example) if self._known is None else ()
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if self._known is None and all(map(_is_of_numbers, tensors)):
+            return frozenset()
+        return frozenset(
+            name
+            for name, facts in self.measured.items()
+            if not _is_of_numbers(facts) and name != "output"
+        )
+
     def seen(self) -> dict[str, TensorFacts]:
         """What was measured so far: everything, or nothing when nobody asked."""
         return dict(self._known or {})
@@ -146,6 +165,10 @@ class _Runner(fx.Interpreter):
             is_sparse = value.layout is not torch.strided
             self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free, is_sparse)
         return value
+
+
+def _is_of_numbers(value: torch.Tensor | TensorFacts) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
 
 
 def _free(traced: Any) -> frozenset[int]:

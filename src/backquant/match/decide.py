@@ -105,7 +105,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
     found = find_occurrences(
         graph, patterns, backend_config, facts.special(), declined, facts.values
     )
-    facts = replace(facts, valueless=valueless_nodes(graph, found))
+    facts = replace(facts, valueless=valueless_nodes(graph, found, facts.values))
     decisions, predicates = _decide_all(found, facts)
     decisions = settle_neighbours(graph, backend_config, found, decisions, by_default)
     predicates = [question for question in predicates if decisions[question.node].quantized]

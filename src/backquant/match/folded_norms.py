@@ -1,7 +1,8 @@
 """Whether a batch norm normalises the features of the layer that it would be folded into.
 
-Its channels are axis 1. Those of a linear layer over sequences, and of a convolution without a batch, are
-another axis: folded, the model would compute something else. *Different:* PyTorch looks at classes only.
+Without statistics it cannot be folded at all. Its channels are axis 1. Those of a linear layer over
+sequences, and of a convolution without a batch, are another axis: folded, the model would compute something
+else. *Different:* PyTorch looks at classes only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from backquant.nn.intrinsic.rank import rank_to_fold
 def keeps_channels(nodes: Iterable[fx.Node], graph: GraphIndex, values: GraphValues) -> bool:
     """Whether every batch norm among ``nodes`` may be folded, as far as ``values`` are known."""
     for node, root, norm in _norms(nodes, graph):
+        if norm.running_mean is None:
+            return False
         if isinstance(root, nn.Linear) and root.out_features != norm.num_features:
             return False
         needed = rank_to_fold(root, norm)

@@ -144,8 +144,12 @@ def _tensors_in(match: Match, graph: GraphIndex) -> int:
     return sum(not graph.has_no_tensors(value) for value in values)
 
 
-def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> frozenset[str]:
+def valueless_nodes(
+    graph: GraphIndex, occurrences: Iterable[Occurrence], values: GraphValues | None = None
+) -> frozenset[str]:
     """Names of nodes whose value is certainly no float tensor: sizes, masks, indices.
+
+    ``values``: where integers are among the inputs, also what they show to be none.
 
     >>> gm = fx.symbolic_trace(lambda x: x.view(x.size(0), -1))
     >>> sorted(valueless_nodes(GraphIndex(gm), []))
@@ -161,7 +165,8 @@ def valueless_nodes(graph: GraphIndex, occurrences: Iterable[Occurrence]) -> fro
     computed = (node for node in graph.calls() if graph.has_no_tensors(node))
     integers = _integer_constants(graph, shares)
     tuples = _tuples_passed_on(graph, shares)
-    return frozenset(node.name for node in (*known, *computed, *integers, *tuples))
+    shown = () if values is None else values.integers
+    return frozenset((*(node.name for node in (*known, *computed, *integers, *tuples)), *shown))
 
 
 def _tuples_passed_on(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:

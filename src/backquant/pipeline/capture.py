@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from backquant.backend_config import BackendConfig
@@ -36,19 +35,13 @@ from backquant.graph import (
     reshape_views,
     zeros_for_unwritten,
 )
-from backquant.graph.clone import own_buffers
 from backquant.graph.decompose import Decomposition, decomposition_of
-from backquant.graph.example import as_arguments
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.export import ExportedModel, ExportOptions, capture_export, interface_of
-from backquant.graph.export.as_called import as_called
-from backquant.graph.objects import fresh
-from backquant.graph.own_thread import printing_nowhere, untold_of_capture
+from backquant.graph.export import ExportedModel, ExportOptions, interface_of
 from backquant.graph.values import GraphValues
 from backquant.match import CustomMatching, Plan, Reason
-from backquant.operators.aten import AtenSpeller
 from backquant.operators.equivalents import mapping_for_export, with_export_spellings
-from backquant.pipeline.faithful import differs
+from backquant.pipeline.exported_as_called import exported_as_called
 from backquant.prepare import Request
 from backquant.qconfig import PrepareCustomConfig, QConfigMapping
 from backquant.reason_codes import ReasonCode
@@ -144,10 +137,15 @@ def captured_with(
 
 
 def traced_with_example(
-    custom: PrepareCustomConfig | None, capturing: Capturing, failure: CaptureError, model: nn.Module
+    custom: PrepareCustomConfig | None,
+    capturing: Capturing,
+    failure: CaptureError,
+    model: nn.Module,
 ) -> Captured:
-    """A trace of ``model`` that may ask for the sizes and flags of the example inputs, after a trace that could
-    not. The notes say what was held. Raises ``CaptureError``."""
+    """A trace of ``model`` that may ask for sizes and flags of the example inputs, after one that could not.
+
+    The notes say what was held. Raises ``CaptureError``.
+    """
     captured = _traced(custom, model, capturing, with_example=True)
     note = (
         "traced with the sizes and flags of the example inputs; a trace without them fails: "
@@ -326,91 +324,12 @@ def exported(
         },
         preserved_attributes=() if custom is None else custom.preserved_attributes,
     )
-    captured = _exported_as_called(model, capturing.example_inputs, options)
+    captured = exported_as_called(model, capturing.example_inputs, options)
     if capturing.decompose and not model.training:
         _rewrite(captured, capturing)
     whole = {path: why for path, why in captured.whole.items() if path not in entered}
     notes = ("captured by torch.export", *captured.notes)
     return replace(captured, notes=notes, whole=whole)
-
-
-_AS_CALLED = (
-    "arguments that a call leaves out, such as masks, were left out in the export, too: with what the model "
-    "makes for them while it is exported it does not run"
-)
-
-
-_FIXED = (
-    "sizes are those of the example inputs: a change in place is written as values for one size"
-)
-
-
-_UNTOLD = (
-    "exported as if it were called: parts of the model fail where it asks whether it is exported, and makes "
-    "less then, such as no mask"
-)
-
-
-def _exported_as_called(model: nn.Module, example_inputs: Any, options: ExportOptions) -> Captured:
-    """``model``, exported. Where that graph gives other values than the model, or parts of the model cannot
-    be exported, it is exported again in another way:
-
-    1. without the arguments that the call leaves out (``backquant.graph.export.as_called``);
-    2. without telling the model that it is exported;
-    3. for fixed input sizes.
-    """
-    captured, failure = _attempted(model, example_inputs, options)
-    failed = set() if captured is None else captured.whole.keys() - options.whole.keys()
-    agrees = isinstance(model, ExportedModel) or _agrees(captured, model, example_inputs)
-    if captured is not None and agrees and (not failed or isinstance(model, ExportedModel)):
-        return captured
-    others = [(replace(options, around=untold_of_capture), _UNTOLD)]
-    if not agrees and captured is not None:
-        others.insert(0, (replace(options, around=as_called), _AS_CALLED))
-        if options.dynamic_shapes is None:
-            others.append((replace(options, dynamic_shapes={}), _FIXED))
-    for other, note in () if isinstance(model, ExportedModel) else others:
-        again, _ = _attempted(model, example_inputs, other)
-        if again is None or not _agrees(again, model, example_inputs):
-            continue
-        if not agrees or _is_less(again.whole.keys() - options.whole.keys(), failed):
-            return replace(again, notes=(*again.notes, note))
-    if captured is None:
-        assert failure is not None
-        raise failure
-    return captured
-
-
-def _attempted(
-    model: nn.Module, example_inputs: Any, options: ExportOptions
-) -> tuple[Captured | None, CaptureError | None]:
-    try:
-        return capture_export(model, example_inputs, AtenSpeller(), options), None
-    except CaptureError as error:
-        return None, error
-
-
-def _is_less(left: Collection[str], failed: Collection[str]) -> bool:
-    """Whether all of ``left`` lies within modules that failed before, and not all of these did now.
-
-    >>> _is_less(["a.b"], {"a"}), _is_less(["a"], {"a"}), _is_less(["c"], {"a"})
-    (True, False, False)
-    """
-    inside = all(any(f"{path}.".startswith(f"{top}.") for top in failed) for path in left)
-    return inside and set(left) != set(failed)
-
-
-def _agrees(captured: Captured | None, model: nn.Module, example_inputs: Any) -> bool:
-    if captured is None:
-        return False
-    args, kwargs = as_arguments(example_inputs)
-    try:
-        # fx prints what fails in its code
-        with torch.random.fork_rng(devices=()), torch.no_grad(), printing_nowhere():
-            found = own_buffers(captured.module)(*fresh(args), **fresh(kwargs))
-    except Exception:  # what fails is said when the costs are counted
-        return False
-    return not differs(model, example_inputs, found)
 
 
 def _paths(model: nn.Module, names: Collection[str], classes: Collection[type]) -> Iterator[str]:

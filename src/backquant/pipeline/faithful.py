@@ -14,12 +14,16 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from backquant.errors import CaptureError
 from backquant.graph import check_inputs
+from backquant.graph.clone import own_buffers
+from backquant.graph.example import as_arguments
 from backquant.graph.example_call import ExampleCall
+from backquant.graph.objects import fresh
+from backquant.graph.own_thread import printing_nowhere
 
 _NOISE = 1e-2  # of the power of an output: 20 dB; what folding rounds is far below
 _SMALL = 1e-6  # of the power of all outputs: an output below it says nothing
@@ -116,14 +120,26 @@ def differs(model: nn.Module, example_inputs: Any, found: Any) -> bool:
     return _far(wanted, found) and not _amplifies(model, example_inputs, wanted)
 
 
-def gives_other(model: nn.Module, called: ExampleCall, found: Any) -> bool:
-    """``differs``, for a model that ``called`` has called already.
+def agrees(
+    module: fx.GraphModule, model: nn.Module, example_inputs: Any, called: ExampleCall | None = None
+) -> bool:
+    """Whether ``module``, a graph of ``model``, runs on the example inputs, and gives what ``model`` gives.
 
-    >>> x = torch.tensor([1.0, 2.0])
-    >>> gives_other(nn.ReLU(), ExampleCall.of(nn.ReLU(), x), x)
-    False
+    ``called``: what ``model`` gave for them before.
+
+    >>> agrees(fx.symbolic_trace(nn.ReLU()), nn.ReLU(), torch.ones(2))
+    True
     """
-    return _far(called.output, found) and differs(model, called.inputs, found)
+    args, kwargs = as_arguments(example_inputs)
+    try:
+        # fx prints what fails in its code
+        with torch.random.fork_rng(devices=()), torch.no_grad(), printing_nowhere():
+            found = own_buffers(module)(*fresh(args), **fresh(kwargs))
+    except Exception:  # what fails is said when the costs are counted
+        return False
+    if called is not None and not _far(called.output, found):
+        return True
+    return not differs(model, example_inputs, found)
 
 
 def _amplifies(model: nn.Module, example_inputs: Any, wanted: Any) -> bool:

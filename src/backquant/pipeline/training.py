@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx, nn
 
 from backquant.backend_config import BackendConfig
@@ -19,15 +18,13 @@ from backquant.graph import (
     own_tensors,
     rebuilt,
 )
-from backquant.graph.clone import own_buffers
-from backquant.graph.example import as_arguments
+from backquant.graph.clone import shallow_copy
 from backquant.graph.example_call import ExampleCall
-from backquant.graph.objects import fresh
 from backquant.graph.values import GraphValues
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
 from backquant.pipeline.capture import Capturing, captured_with, traced_with_example
-from backquant.pipeline.faithful import gives_other
+from backquant.pipeline.faithful import agrees
 from backquant.pipeline.plan import FusedGraph, decided, in_evaluation
 from backquant.pipeline.prepare import observed, with_standalone_modules
 from backquant.prepare import PreparedModule, Request, swap_for_training
@@ -101,13 +98,9 @@ def _captured(
 
 def _agrees(captured: Captured, model: nn.Module, called: ExampleCall) -> bool:
     """Whether the graph gives in evaluation what the model gives, as far as one call shows."""
-    args, kwargs = as_arguments(called.inputs)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            found = own_buffers(captured.module).eval()(*fresh(args), **fresh(kwargs))
-    except Exception:  # code of the user, on inputs that the model accepts
-        return False
-    return not gives_other(in_evaluation(model), called, found)
+    frozen = shallow_copy(captured.module).eval()
+    assert isinstance(frozen, fx.GraphModule)
+    return agrees(frozen, in_evaluation(model), called.inputs, called)
 
 
 def fuse_for_training(

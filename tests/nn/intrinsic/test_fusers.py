@@ -73,7 +73,7 @@ def _refusals() -> list[tuple[str, bool, list[nn.Module], str]]:
     conv, bn, relu = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU()
     off = [copy.deepcopy(module).eval() for module in (conv, bn, relu)]
     convt, lin, bn1 = nn.ConvTranspose2d(1, 2, 1), nn.Linear(1, 2), nn.BatchNorm1d(2)
-    small = nn.BatchNorm2d(2, affine=False)
+    bare = nn.BatchNorm2d(2, track_running_stats=False)
 
     class Mine(nn.Conv2d):
         pass
@@ -85,8 +85,8 @@ def _refusals() -> list[tuple[str, bool, list[nn.Module], str]]:
         ("fuse_linear_bn", True, [lin, copy.deepcopy(bn1).eval()], "some are in training mode"),
         ("fuse_convtranspose_bn", False, [convt, off[1]], "some are in training mode"),
         ("fuse_conv_bn", False, [conv, bn], "only in eval mode"),
-        ("fuse_conv_bn", True, [conv, small], "affine=True"),
-        ("fuse_conv_bn_relu", True, [conv, small, relu], "affine=True"),
+        ("fuse_conv_bn", True, [conv, bare], "track_running_stats=True"),
+        ("fuse_conv_bn_relu", True, [conv, bare, relu], "track_running_stats=True"),
         ("fuse_linear_bn", True, [nn.Linear(1, 3), bn1], "3 output channels do not fit"),
         ("fuse_convtranspose_bn", True, [convt, bn], "no QAT module exists"),
         ("fuse_conv_bn", True, [mine, bn], "no fused module exists for Mine, BatchNorm2d"),

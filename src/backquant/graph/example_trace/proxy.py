@@ -26,7 +26,7 @@ class ExampleProxy(Changeable):
 
     tracer: ExampleTracer
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # rule 1
         return self.tracer.class_of(self._value()) or type(self)
 

@@ -14,9 +14,9 @@ import torch
 from torch import fx, nn
 
 from backquant.graph.example import as_arguments
-from backquant.graph.held import Held
 from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
 from backquant.graph.example_trace.values import UNKNOWN, ExampleValues
+from backquant.graph.held import Held
 from backquant.graph.tracer import ModuleTracer, frame_line
 
 # They take sizes and give tensors: with a size of the trace among their arguments they are recorded.
@@ -192,7 +192,9 @@ class ExampleTracer(ModuleTracer):
         if isinstance(value, torch.Tensor):
             if name == "ndim":
                 return self._rank(proxy.node, value)
-            if name.startswith("_") and not name.endswith("__"):  # of what Python has the trace has none
+            if name.startswith("_") and not name.endswith(
+                "__"
+            ):  # of what Python has the trace has none
                 raise AttributeError(name)
         if isinstance(value, _INFO):
             for node in proxy.node.all_input_nodes:
@@ -220,7 +222,7 @@ class ExampleTracer(ModuleTracer):
             return self._rank(root.node, value)
         if isinstance(value, dict) and name in _VIEWS_OF_DICTS:
             keys = [*self.items(root)]
-            values = [root[key] for key in keys] if name != "keys" else keys
+            values = keys if name == "keys" else [root[key] for key in keys]  # type: ignore[index]
             return list(zip(keys, values, strict=True)) if name == "items" else values
         return self.create_proxy("call_method", name, (root, *args), kwargs)
 
@@ -289,7 +291,7 @@ class ExampleTracer(ModuleTracer):
         if value is UNKNOWN or isinstance(value, torch.Tensor):
             return id(proxy)
         is_read = isinstance(proxy, ExampleAttribute)
-        self.wanted.add(_key(proxy.root, proxy.attr) if is_read else proxy.node.name)  # type: ignore[attr-defined]
+        self.wanted.add(_key(proxy.root, proxy.attr) if is_read else proxy.node.name)
         raise TypeError(f"unhashable type: {type(value).__name__!r}")
 
     # what is held
@@ -318,7 +320,7 @@ class ExampleTracer(ModuleTracer):
         if isinstance(proxy, ExampleAttribute):
             node, is_shape = proxy.root.node, proxy.attr == "shape"
         elif proxy.node.op == "call_method" and proxy.node.target == "size":
-            node, is_shape = proxy.node.args[0], len(proxy.node.args) == 1
+            node, is_shape = proxy.node.all_input_nodes[0], len(proxy.node.args) == 1
         else:
             return None
         value = self.values.of(node)
@@ -352,6 +354,11 @@ def _given(root: nn.Module, example_inputs: Any) -> dict[str, Any]:
     except TypeError:
         return {}
     bound.apply_defaults()
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    kinds = {name: stars.get(each.kind, "") for name, each in signature.parameters.items()}
-    return {f"{kinds[name]}{name}": value for name, value in bound.arguments.items()}
+    kinds = {name: each.kind for name, each in signature.parameters.items()}
+    return {_stars(kinds[name]) + name: value for name, value in bound.arguments.items()}
+
+
+def _stars(kind: Any) -> str:
+    if kind is inspect.Parameter.VAR_POSITIONAL:
+        return "*"
+    return "**" if kind is inspect.Parameter.VAR_KEYWORD else ""

@@ -1,9 +1,9 @@
-"""What the nodes of a trace are on the example inputs: tensors as their shapes and dtypes, all else as it is."""
+"""What the nodes of a trace are on the example inputs: tensors without their values."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 # Of a tensor: what depends on how it was made, not on its size and dtype.
 _OF_GRADIENTS = frozenset({"requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad"})
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
 class Unknown:
@@ -74,12 +73,11 @@ class ExampleValues:
         try:
             with self._mode, torch.no_grad():
                 if isinstance(call, str):
-                    call, args = getattr(args[0], call), args[1:]
+                    return getattr(args[0], call)(*args[1:], **kwargs)
                 return call(*args, **kwargs)
         except Exception:
-            if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
-                return UNKNOWN
-            if isinstance(call, nn.Module):
+            leaves = (call, *pytree.tree_leaves((args, kwargs)))
+            if any(isinstance(leaf, (torch.Tensor, nn.Module, MethodType)) for leaf in leaves):
                 return UNKNOWN
             raise
 

@@ -19,13 +19,13 @@ def require_same_mode(*modules: nn.Module) -> None:
 
 
 def require_trainable(bn: nn.Module, channels: object) -> None:
-    """Raise ``ConfigError`` unless fused training can follow ``bn``: size, affine, statistics."""
+    """Raise ``ConfigError`` unless fused training can follow ``bn``: its size, and that it has statistics."""
     if bn.num_features != channels:
         what = f"{channels} output channels do not fit a batch norm of {bn.num_features}"
         fix = f"{type(bn).__name__}({channels})"
-    elif not bn.affine or not bn.track_running_stats:
-        what = "fused training needs a batch norm with affine=True and track_running_stats=True"
-        fix = f"{type(bn).__name__}({channels}, affine=True, track_running_stats=True)"
+    elif not bn.track_running_stats:
+        what = "fused training needs a batch norm with track_running_stats=True"
+        fix = f"{type(bn).__name__}({channels}, track_running_stats=True)"
     else:
         return
     raise ConfigError(what, where=f"{bn}", fix=fix)

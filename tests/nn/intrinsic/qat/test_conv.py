@@ -191,9 +191,9 @@ def test_refusals(qat_qconfig: Any) -> None:
         qat.ConvBnReLU2d.from_float(block)
     with pytest.raises(ConfigError, match="needs a QConfig"):
         qat.ConvBn2d(1, 1, 1)
-    bad = intrinsic.ConvBn2d(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False))
+    bad = intrinsic.ConvBn2d(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, track_running_stats=False))
     bad.qconfig = qat_qconfig
-    with pytest.raises(ConfigError, match="affine=True"):
+    with pytest.raises(ConfigError, match="track_running_stats=True"):
         qat.ConvBn2d.from_float(bad)
 
 

@@ -4,7 +4,7 @@ After training the batch norm is folded, so the weight to fake-quantize is the f
 is scaled back before the batch norm sees it, which then uses the batch's own statistics
 (Krishnamoorthi, arXiv:1806.08342, section 3.2.2; PyTorch's default path, one convolution only):
 
-1. ``factor = gamma / sqrt(running_var + eps)``
+1. ``factor = gamma / sqrt(running_var + eps)``; without gamma (``affine=False``) it is 1
 2. ``y = root(x, fake_quantize(weight * factor)) / factor + bias``
 3. output ``bn(y)``
 
@@ -57,7 +57,7 @@ class BatchNormAfter(FusedModule, QATModule):
         """As the float root followed by its batch norm."""
         variance, gamma = self.bn.running_var, self.bn.weight
         assert variance is not None
-        factor = gamma / torch.sqrt(variance + self.bn.eps)
+        factor = (1.0 if gamma is None else gamma) / torch.sqrt(variance + self.bn.eps)
         factor = torch.where(factor == 0, 1.0, factor)
         spatial = [1] * (self.weight.dim() - 2)
         weight = self.weight_fake_quant(self.weight * factor.reshape(-1, 1, *spatial))
@@ -91,10 +91,11 @@ class BatchNormAfter(FusedModule, QATModule):
         self.bn.reset_running_stats()
 
     def reset_bn_parameters(self) -> None:
-        """Statistics to 0 and 1, gamma uniform in [0, 1), beta 0."""
+        """Statistics to 0 and 1, gamma uniform in [0, 1), beta 0, where there are any."""
         self.bn.reset_running_stats()
-        init.uniform_(self.bn.weight)
-        init.zeros_(self.bn.bias)
+        if self.bn.affine:
+            init.uniform_(self.bn.weight)
+            init.zeros_(self.bn.bias)
 
     def _fold_into(self, root: nn.Module) -> nn.Module:
         """Give the float ``root`` the weight and bias with the batch norm folded in."""
