@@ -164,8 +164,8 @@ def prepare_qat_fx(
     observers, which round nothing.
 
     Args:
-        model: a module that can be traced symbolically, in training mode as a rule. Where ``forward`` asks for
-            sizes or flags, they are those of the example inputs (docs/capture.md says what is held).
+        model: a module that can be traced symbolically, in training mode as a rule. Sizes and flags that
+            ``forward`` asks for are those of the example inputs (docs/capture.md says what is held).
         qconfig_mapping: QConfigs that make fake-quantizers: ``get_default_qat_qconfig_mapping(backend)``.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. As
             PyTorch never runs them, inputs that the model does not accept are no error: the warning

@@ -54,6 +54,7 @@ __all__ = [
     "exported_instead",
     "first_sentence",
     "is_exported",
+    "said_to_fail",
     "spelled_for",
     "spelled_request",
     "traced_with_example",
@@ -131,27 +132,27 @@ def captured_with(
             raise
         failure = error
     if capturing.how == "trace":
-        return _checked_views(traced_with_example(custom, capturing, failure, model), as_pytorch)
+        why = said_to_fail(failure)
+        return _checked_views(traced_with_example(custom, capturing, why, model), as_pytorch)
     # behind the handler: within it an error of the export would have the trace's as its context, and its line
     return exported_instead(custom, model, capturing, failure)
 
 
 def traced_with_example(
-    custom: PrepareCustomConfig | None,
-    capturing: Capturing,
-    failure: CaptureError,
-    model: nn.Module,
+    custom: PrepareCustomConfig | None, capturing: Capturing, why: str, model: nn.Module
 ) -> Captured:
     """A trace of ``model`` that may ask for sizes and flags of the example inputs, after one that could not.
 
-    The notes say what was held. Raises ``CaptureError``.
+    The notes say what was held, and ``why`` a trace without them was not taken. Raises ``CaptureError``.
     """
     captured = _traced(custom, model, capturing, with_example=True)
-    note = (
-        "traced with the sizes and flags of the example inputs; a trace without them fails: "
-        f"{first_sentence(failure)} ({failure.where})"
-    )
+    note = f"traced with the sizes and flags of the example inputs; a trace without them {why}"
     return replace(captured, notes=(note, *captured.notes))
+
+
+def said_to_fail(error: CaptureError) -> str:
+    """How a note says that a capture failed."""
+    return f"fails: {first_sentence(error)} ({error.where})"
 
 
 def _checked_views(traced: Captured, as_pytorch: bool) -> Captured:
@@ -270,16 +271,15 @@ def exported_instead(
         captured = exported(custom, model, capturing)
     except CaptureError as other:
         with suppress(CaptureError):
-            return _checked_views(traced_with_example(custom, capturing, error, model), False)
+            why = said_to_fail(error)
+            return _checked_views(traced_with_example(custom, capturing, why, model), False)
         raise CaptureError(
             f"the model can be captured neither by symbolic tracing ({first_sentence(error)}) nor by "
             f"torch.export ({first_sentence(other)})",
             where=other.where,
             fix=other.fix,
         ) from other
-    note = (
-        f"captured by torch.export; a symbolic trace fails: {first_sentence(error)} ({error.where})"
-    )
+    note = f"captured by torch.export; a symbolic trace {said_to_fail(error)}"
     return replace(captured, notes=(note, *captured.notes[1:]))
 
 

@@ -23,7 +23,12 @@ from backquant.graph.example_call import ExampleCall
 from backquant.graph.values import GraphValues
 from backquant.match import plan_fusion
 from backquant.observe import is_fake_quantize, is_placeholder
-from backquant.pipeline.capture import Capturing, captured_with, traced_with_example
+from backquant.pipeline.capture import (
+    Capturing,
+    captured_with,
+    said_to_fail,
+    traced_with_example,
+)
 from backquant.pipeline.faithful import agrees
 from backquant.pipeline.plan import FusedGraph, decided, in_evaluation
 from backquant.pipeline.prepare import observed, with_standalone_modules
@@ -79,14 +84,12 @@ def _captured(
         plain = capture_for_training(model, partial(captured_with, custom))
         if called is None or plain.difference or _agrees(plain.captured, model, called):
             return plain
-        failure = CaptureError(
-            "its graph gives other values than the model", where="forward, on the example inputs"
-        )
+        why = "gives other values than the model"
     except CaptureError as error:
         if called is None:
             raise
-        plain, failure = None, error
-    how = partial(traced_with_example, custom, Capturing("trace", called.inputs), failure)
+        plain, why = None, said_to_fail(error)
+    how = partial(traced_with_example, custom, Capturing("trace", called.inputs), why)
     try:
         made = capture_for_training(model, how)
     except CaptureError:
