@@ -175,8 +175,8 @@ def prepare_qat_fx(
 
     Raises:
         CaptureError: the model cannot be traced.
-        ConfigError: convolution and batch norm in different modes, or a batch norm that cannot be
-            fused for training; a QAT class without ``from_float``; a QConfig that makes no observer.
+        ConfigError: convolution and batch norm in different modes or of different sizes; a QAT class
+            without ``from_float``; a QConfig that makes no observer.
 
     >>> import torch
     >>> from backquant.qconfig import get_default_qat_qconfig_mapping

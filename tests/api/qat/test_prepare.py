@@ -282,12 +282,6 @@ class TestRefusals:
             self.prepare(model, torch.zeros(2, 3, 4, 4))
         assert "model.train()" in caught.value.fix
 
-    @pytest.mark.parametrize("option", ["affine", "track_running_stats"])
-    def test_batch_norms_that_cannot_be_fused_for_training(self, option):
-        model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, **{option: False}))
-        with pytest.raises(ConfigError, match=r"affine=True and track_running_stats=True"):
-            self.prepare(model, torch.zeros(2, 3, 4, 4))
-
     def test_a_qat_class_without_from_float(self):
         class Bare(nn.Linear):
             pass
