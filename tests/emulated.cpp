@@ -4,8 +4,8 @@
 //     emulated LIBRARY
 //
 // A call: 64-bit numbers, then data. The length of the operator's name, the name, the count of values; each value: 0 and
-// its 64 bits, or 1 and a tensor: its dtype (0 uint8, 6 float32), its dimensions, sizes, strides, bytes and data. The
-// answer: 0 and a tensor, or the length of a message, and that.
+// its 64 bits, or 1 and a tensor: its dtype (0 uint8, 6 float32), its dimensions, sizes, strides, bytes and data; or 2
+// and a list of tensors: how many, each without the 1. The answer: 0 and a tensor, or the length of a message, and that.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -21,10 +21,11 @@ struct Tensor {
   std::vector<int64_t> sizes, strides;
   std::vector<uint8_t> bytes;
 };
+using List = std::vector<Tensor*>;
 using Operator = void (*)(uint64_t*, uint64_t, uint64_t);
 
 static std::map<std::string, Operator> operators;
-static int64_t alive = 0;  // tensors
+static int64_t alive = 0;  // tensors, and lists of them
 
 #define SHOWN extern "C" __attribute__((visibility("default")))
 
@@ -46,6 +47,9 @@ SHOWN int32_t aoti_torch_empty_strided(
   return 0;
 }
 SHOWN int32_t aoti_torch_delete_tensor_object(Tensor* t) { return delete t, alive--, 0; }
+SHOWN int32_t torch_list_size(List* list, size_t* out) { return *out = list->size(), 0; }
+SHOWN int32_t torch_list_get_item(List* list, size_t place, uint64_t* out) { return *out = (uint64_t)(*list)[place], 0; }
+SHOWN int32_t torch_delete_list(List* list) { return delete list, alive--, 0; }
 // Three parts, as three threads would have them.
 SHOWN int32_t torch_parallel_for(
     int64_t begin, int64_t end, int64_t grain, void (*part)(int64_t, int64_t, void*), void* own) {
@@ -84,14 +88,23 @@ static std::vector<int64_t> read_numbers(int64_t count) {
   return found;
 }
 
-static uint64_t read_value() {
-  if (read_number() == 0) return (uint64_t)read_number();
+static Tensor* read_tensor() {
   Tensor* made = new Tensor{read_number(), {}, {}, {}};
   const int64_t dims = read_number();
   made->sizes = read_numbers(dims);
   made->strides = read_numbers(dims);
   made->bytes.resize(read_number());
   read_all(made->bytes.data(), made->bytes.size());
+  alive++;
+  return made;
+}
+
+static uint64_t read_value() {
+  const int64_t kind = read_number();
+  if (kind == 0) return (uint64_t)read_number();
+  if (kind == 1) return (uint64_t)read_tensor();
+  List* made = new List(read_number());
+  for (Tensor*& each : *made) each = read_tensor();
   alive++;
   return (uint64_t)made;
 }

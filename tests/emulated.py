@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 _DTYPES = {0: torch.uint8, 6: torch.float32}
+_Value = torch.Tensor | list[torch.Tensor] | float
 _SOURCE = Path(__file__).with_name("emulated.cpp")
 
 
@@ -62,7 +63,7 @@ class Emulated:
             raise AttributeError(name)
         return partial(self._call, name)
 
-    def _call(self, name: str, *values: torch.Tensor | float) -> torch.Tensor:
+    def _call(self, name: str, *values: _Value) -> torch.Tensor:
         parts = [_packed(len(name)), name.encode(), _packed(len(values)), *map(_encoded, values)]
         try:
             self._process.stdin.write(b"".join(parts))
@@ -95,15 +96,21 @@ def _packed(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def _encoded(value: torch.Tensor | float) -> bytes:
+def _encoded(value: _Value) -> bytes:
     if isinstance(value, int):
         return _packed(0, value)
     if isinstance(value, float):
         return _packed(0) + struct.pack("<d", value)
+    if isinstance(value, list):
+        return _packed(2, len(value)) + b"".join(map(_tensor, value))
+    return _packed(1) + _tensor(value)
+
+
+def _tensor(value: torch.Tensor) -> bytes:
     dtype = next(number for number, known in _DTYPES.items() if known == value.dtype)
     steps = zip(value.shape, value.stride(), strict=True)
     extent = 1 + sum((size - 1) * stride for size, stride in steps)  # with what lies between
     storage = torch.as_strided(value, (extent,), (1,)).contiguous()
     data = storage.view(torch.uint8).numpy().tobytes()
-    head = _packed(1, dtype, value.dim(), *value.shape, *value.stride(), len(data))
+    head = _packed(dtype, value.dim(), *value.shape, *value.stride(), len(data))
     return head + data

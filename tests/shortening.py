@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,9 +12,14 @@ from backquant.runtime.replay.record import NotReplayable, record
 from backquant.runtime.replay.shortened import shortened
 
 
-def operators_of(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[Any]:
-    """The operators that are left, when replaying them gave the same in the same places."""
-    expected, recording = record(function, args, {}, list)
+def operators_of(
+    function: Callable[..., torch.Tensor],
+    *args: torch.Tensor,
+    constants: Iterable[torch.Tensor] = (),
+) -> list[Any]:
+    """The operators that are left, when replaying them gave the same in the same places. ``constants``: what
+    ``function`` reads beside ``args``."""
+    expected, recording = record(function, args, {}, lambda: constants)
     assert not isinstance(recording, NotReplayable)
     made = shortened(recording)
     found = Program(made)(list(args))

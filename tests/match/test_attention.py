@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import backquant
-from backquant.backend_config import QDQRules, get_backend_config
+from backquant.backend_config import BackendConfig, QDQRules, get_backend_config
 
 
 class Attention(nn.Module):
@@ -27,6 +28,13 @@ class Attention(nn.Module):
 X = torch.randn(2, 5, 16)
 
 
+def without_rules(name: str) -> BackendConfig:
+    """A description that leaves nothing in float by default."""
+    backend = get_backend_config(name)
+    assert backend.defaults is not None
+    return backend.set_defaults(replace(backend.defaults, leave_float=()))
+
+
 def reason(backend: Any, **options: Any) -> Any:
     report = backquant.explain(Attention(**options).eval(), X, backend=backend)
     [row] = [row for row in report.rows if "scaled_dot" in row.operator]
@@ -35,10 +43,10 @@ def reason(backend: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["x86", "qnnpack", "fbgemm", "native"])
 def test_the_fix_quantizes_it(name: str) -> None:
-    found = reason(name)
+    found = reason(without_rules(name))
     assert found.rule == "no-entry"
     assert 'set_qdq(QDQRules(attention="products"))' in found.fix
-    backend = get_backend_config(name).set_qdq(QDQRules(attention="products"))
+    backend = without_rules(name).set_qdq(QDQRules(attention="products"))
     model = Attention().eval()
     made = backquant.quantize(model, backend=backend, calibration=[X], slower="keep")
     assert made.report.coverage == 1.0
@@ -48,12 +56,14 @@ def test_the_fix_quantizes_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("x86", {"attn_mask": torch.zeros(5, 5)}),  # may be added: it stays whole
-        ("x86", {"dropout_p": 0.1}),
+        (without_rules("x86"), {"attn_mask": torch.zeros(5, 5)}),  # may be added: it stays whole
+        (without_rules("x86"), {"dropout_p": 0.1}),
         ("x86_lowbit", {}),  # no integer products
+        ("x86", {}),  # in float by default
+        ("qnnpack", {}),
     ],
 )
-def test_no_fix_where_none_works(backend: str, options: dict[str, Any]) -> None:
+def test_no_fix_where_none_works(backend: Any, options: dict[str, Any]) -> None:
     found = reason(backend, **options)
     assert found.rule == "no-entry"
     assert not found.fix

@@ -118,7 +118,11 @@ ARITHMETIC = LeaveFloat(
 # scores a ninth of the range, and a step that is too long for them.
 SOFTMAX = spellings("softmax")
 SCORES = LeaveFloat((*ADDITIONS, *PRODUCTS), before=SOFTMAX)
-LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, SCORES)
+# On PyTorch's own engines the two products of attention as well: their kernel (quantized.matmul) dequantizes
+# both factors, multiplies floats and quantizes what they give.
+ATTENTION = LeaveFloat((torch.matmul, *ADDITIONS, *PRODUCTS), before=SOFTMAX)
+WEIGHTED = LeaveFloat((torch.matmul,), after=SOFTMAX)
+LEAVE_FLOAT = (RESIDUAL, JOINED, TABLES, ARITHMETIC, ATTENTION, WEIGHTED)
 # weighted kernels that give floats as well
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
 RESULTS = LeaveFloat((*CONVOLUTIONS, nn.Linear, F.linear), results=True)

@@ -24,7 +24,7 @@ from backquant.match.plan import Decision, Reason
 from backquant.match.refusal import Refusal
 from backquant.match.rules import Hit
 from backquant.match.verdict import QConfigRequest, Roles, Ruling, tensor_text
-from backquant.operators import find
+from backquant.operators import find, spellings
 from backquant.qconfig import QuantType
 from backquant.reason_codes import ReasonCode
 
@@ -40,6 +40,16 @@ class Refused:
     requests: QConfigRequest
     roles: Roles
     ruling: Ruling
+
+
+def _in_float(backend: BackendConfig) -> bool:
+    """Whether the products of attention are in float by default, if the description has them."""
+    rules = () if backend.defaults is None else backend.defaults.leave_float
+    products, softmax = spellings("matmul"), spellings("softmax")
+    return any(
+        not {*products}.isdisjoint(rule.operators) and not {*softmax}.isdisjoint(rule.after)
+        for rule in rules
+    )
 
 
 class ReasonWriter:
@@ -64,7 +74,9 @@ class ReasonWriter:
     ) -> None:
         self._name = backend.name or "the backend"
         self._entries = backend.configs
-        self._attention = (backend.qdq or QDQRules()).attention
+        self._takes_apart = (backend.qdq or QDQRules()).attention == "whole" and not _in_float(
+            backend
+        )
         self._graph = graph
         self._patterns = patterns
         self._scopes = scopes
@@ -109,7 +121,7 @@ class ReasonWriter:
 
     def _as_products(self, node: fx.Node) -> str:
         """What quantizes attention where the backend has integer products; nothing for any other node."""
-        if as_products(node) is None or self._attention != "whole":
+        if as_products(node) is None or not self._takes_apart:
             return ""
         anchors = (find(key.op) for key in self._patterns.anchors())
         if not any(known is not None and known.name == "matmul" for known in anchors):

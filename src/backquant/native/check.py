@@ -119,6 +119,11 @@ def image_results(
     left, right = x[:, :half], x[:, size[1] - half :]
     turns = torch.stack([left, right], 2).flatten(1, 2)
     yield "shuffle", run.shuffled(left, right), turns.double()
+    parts = [left, right, x]
+    yield "join", run.joined(parts), torch.cat(parts, 1).double()
+    both = [part for part in (right, left[:, : size[1] - half]) if part.shape[1]]
+    expected = torch.cat(both, 1).double() * scale + shift
+    yield "join and rescale", run.joined_rescaled(both, numbers.flatten(), 7), expected.clamp(min=7)
     for some in (x, x[:, half - 1 :]):
         yield "look up", run.looked_up(some, table), table.double()[some.long()]
 

@@ -55,10 +55,10 @@ static inline void rescale(
   rest(rescale_registers<4, false>);
 }
 
-// A part of the channels of an image.
+// A part of the channels of an image. stride: bytes from one pixel to the next.
 struct Part {
   const uint8_t* x;
-  int64_t channels;
+  int64_t channels, stride;
 };
 
 constexpr int64_t JOINED = 1 << 14;  // bytes of the result that are written at a time
@@ -76,9 +76,30 @@ static void join(
     int64_t at = 0;
     for (int64_t i = 0; i < count; i++) {
       const Part& part = parts[i];
-      const uint8_t* x = part.x + first * part.channels;
-      rescale(x, part.channels, part.channels, scale + at, shift + at, low, high, some, out + first * channels + at,
+      const uint8_t* x = part.x + first * part.stride;
+      rescale(x, part.channels, part.stride, scale + at, shift + at, low, high, some, out + first * channels + at,
               channels);
+      at += part.channels;
+    }
+  }
+}
+
+BACKQUANT_INLINE void copy_bytes(const uint8_t* from, int64_t count, uint8_t* to) {
+  int64_t at = 0;
+  for (; at + 32 <= count; at += 32) memcpy(to + at, from + at, 32);
+  if (at < count) memcpy(to + at, from + at, count - at);
+}
+
+// Parts next to each other, as they are.
+static void lay_behind(const Part* parts, int64_t count, int64_t channels, int64_t pixels, uint8_t* out) {
+  const int64_t group = JOINED / channels > 1 ? JOINED / channels : 1;
+  for (int64_t first = 0; first < pixels; first += group) {
+    const int64_t end = first + group < pixels ? first + group : pixels;
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+      const Part& part = parts[i];
+      for (int64_t k = first; k < end; k++)
+        copy_bytes(part.x + k * part.stride, part.channels, out + k * channels + at);
       at += part.channels;
     }
   }

@@ -6,9 +6,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "grouped.h"
 #include "images.h"
@@ -32,6 +34,9 @@ struct Torch {
   int32_t (*data)(Tensor, void**);
   int32_t (*empty)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Tensor*);
   int32_t (*drop)(Tensor);
+  int32_t (*length)(Tensor, size_t*);
+  int32_t (*item)(Tensor, size_t, Value*);
+  int32_t (*drop_list)(Tensor);
   int32_t (*parallel)(int64_t, int64_t, int64_t, Range, void*);
   int32_t (*threads)(uint32_t*);
   int32_t (*fragment)(const char*, const char*, uint32_t, void**);
@@ -512,17 +517,21 @@ void gated(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+// The scales of so many channels, and shifts behind them; each with a register more.
+const float* scales_of(const Owned& numbers, int64_t channels) {
+  const bool fits = numbers.is_floats() && numbers.dim() == 1 && numbers.sizes()[0] == 2 * (channels + SPAN);
+  check(fits && is_dense(numbers, nullptr, 1), "scales and shifts are float32 [2 * (channels + 16)]");
+  return (const float*)numbers.data();
+}
+
 void rescaled(Value* stack, uint64_t, uint64_t) {
   Owned x(stack[0]), numbers(stack[1]);
   const Image image = image_of(x);
-  const int64_t size = image.c + SPAN;  // a register more
-  const bool fits = numbers.is_floats() && numbers.dim() == 1 && numbers.sizes()[0] == 2 * size;
-  check(fits && is_dense(numbers, nullptr, 1), "scales and shifts are float32 [2 * (channels + 16)]");
-  const float *scale = (const float*)numbers.data(), *shift = scale + size;
+  const float *scale = scales_of(numbers, image.c), *shift = scale + image.c + SPAN;
   const int low = (int)stack[2];
   Owned out(made_as(x, false));
   in_parallel(image.n * image.pixels, image.n * image.pixels * image.c, [&](int64_t begin, int64_t end) {
-    const Part part{x.data() + begin * image.c, image.c};
+    const Part part{x.data() + begin * image.c, image.c, image.c};
     join(&part, 1, image.c, scale, shift, low, 255, end - begin, out.data() + begin * image.c);
   });
   stack[0] = out.given();
@@ -629,6 +638,86 @@ void looked_up(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+// ---- images whose channels stand behind each other
+
+// A list of tensors, all of which it frees.
+struct OwnedList {
+  Tensor list;
+  std::deque<Owned> items;  // which never move
+  explicit OwnedList(Value value) : list((Tensor)value) {
+    size_t count;
+    done(torch.length(list, &count));
+    for (size_t i = 0; i < count; i++) {
+      Value item;
+      done(torch.item(list, i, &item));
+      items.emplace_back(item);
+    }
+  }
+  OwnedList(const OwnedList&) = delete;
+  ~OwnedList() { torch.drop_list(list); }
+};
+
+// What is behind each other in one image: parts of the first's size, but for their channels.
+struct Joined {
+  std::vector<Part> parts;
+  int64_t sizes[4] = {0, 0, 0, 0};
+
+  explicit Joined(const OwnedList& list) {
+    for (const Owned& x : list.items) {
+      const int64_t step = pitch(x), *size = x.sizes();
+      check(x.is_bytes() && step, "what is joined are channels of uint8 images, channels last");
+      if (parts.empty()) std::copy(size, size + 4, sizes), sizes[1] = 0;
+      const bool same = size[0] == sizes[0] && size[2] == sizes[2] && size[3] == sizes[3];
+      check(same && size[1] > 0, "images that are joined differ in their channels only");
+      parts.push_back({x.data(), size[1], step});
+      sizes[1] += size[1];
+    }
+    check(pixels() > 0, "a join of nothing");
+  }
+
+  int64_t pixels() const { return sizes[0] * sizes[2] * sizes[3]; }
+
+  Tensor result() const {
+    const int64_t c = sizes[1], h = sizes[2], w = sizes[3], strides[4] = {h * w * c, 1, w * c, c};
+    return made(4, sizes, strides, false);
+  }
+
+  // `write(parts, first, count)`: pixels of the result from the first of the parts on.
+  template <typename Write>
+  void each(Write write) const {
+    in_parallel(pixels(), pixels() * sizes[1], [&](int64_t begin, int64_t end) {
+      std::vector<Part> from = parts;
+      for (Part& part : from) part.x += begin * part.stride;
+      write(from.data(), begin, end - begin);
+    });
+  }
+};
+
+void joined(Value* stack, uint64_t, uint64_t) {
+  OwnedList list(stack[0]);
+  const Joined all(list);
+  const int64_t count = (int64_t)all.parts.size(), c = all.sizes[1];
+  Owned out(all.result());
+  all.each([&](const Part* parts, int64_t first, int64_t some) {
+    lay_behind(parts, count, c, some, out.data() + first * c);
+  });
+  stack[0] = out.given();
+}
+
+void joined_rescaled(Value* stack, uint64_t, uint64_t) {
+  OwnedList list(stack[0]);
+  Owned numbers(stack[1]);
+  const Joined all(list);
+  const int64_t count = (int64_t)all.parts.size(), c = all.sizes[1];
+  const float *scale = scales_of(numbers, c), *shift = scale + c + SPAN;
+  const int low = (int)stack[2];
+  Owned out(all.result());
+  all.each([&](const Part* parts, int64_t first, int64_t some) {
+    join(parts, count, c, scale, shift, low, 255, some, out.data() + first * c);
+  });
+  stack[0] = out.given();
+}
+
 void shuffled(Value* stack, uint64_t, uint64_t) {
   Owned x(stack[0]), y(stack[1]);
   const int64_t step_x = pitch(x), step_y = pitch(y);
@@ -667,6 +756,9 @@ const char* look_up(void* handle) {
   BACKQUANT_FIND(data, "aoti_torch_get_data_ptr")
   BACKQUANT_FIND(empty, "aoti_torch_empty_strided")
   BACKQUANT_FIND(drop, "aoti_torch_delete_tensor_object")
+  BACKQUANT_FIND(length, "torch_list_size")
+  BACKQUANT_FIND(item, "torch_list_get_item")
+  BACKQUANT_FIND(drop_list, "torch_delete_list")
   BACKQUANT_FIND(parallel, "torch_parallel_for")
   BACKQUANT_FIND(threads, "torch_get_num_threads")
   BACKQUANT_FIND(fragment, "aoti_torch_library_init_fragment")
@@ -699,6 +791,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "quantized_planes(Tensor x, float scale, int zero) -> Tensor",
       "looked_up(Tensor x, Tensor table) -> Tensor",
       "shuffled(Tensor x, Tensor y) -> Tensor",
+      "joined(Tensor[] parts) -> Tensor",
+      "joined_rescaled(Tensor[] parts, Tensor numbers, int low) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -711,7 +805,8 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       torch.implement(cpu, "gated", gated) || torch.implement(cpu, "rescaled", rescaled) ||
       torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product) ||
       torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up) ||
-      torch.implement(cpu, "shuffled", shuffled))
+      torch.implement(cpu, "shuffled", shuffled) || torch.implement(cpu, "joined", joined) ||
+      torch.implement(cpu, "joined_rescaled", joined_rescaled))
     return "aoti_torch_library_impl";
   return nullptr;
 }

@@ -42,6 +42,7 @@ _NEEDED = "the kernels need Linux and a CPU with AVX2 at least, or an ARM one of
 _OPERATORS = (
     *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
     *("quantized", "quantized_product", "quantized_planes", "looked_up", "shuffled"),
+    *("joined", "joined_rescaled"),
 )
 
 _lock = threading.RLock()

@@ -43,7 +43,7 @@ def _join(
     arguments = {f"x{i}": laid_out(x, CHANNELS_LAST) for i, x in enumerate(parts)}
     arguments["scale"] = constant(by_channel(scale), "scale")
     arguments["shift"] = constant(by_channel(shift), "shift")
-    listed = ", ".join(f"{{x{i}, {size}}}" for i, size in enumerate(sizes))
+    listed = ", ".join(f"{{x{i}, {size}, {size}}}" for i, size in enumerate(sizes))
     sums = f"{len(sizes)}, {sum(sizes)}, scale, shift, {low}, {high}, count * {h * w}"
     body = f"const backquant::Part parts[] = {{{listed}}};\n  backquant::join(parts, {sums}, out);"
     return _call("join", arguments, body, (n, sum(sizes), h, w))

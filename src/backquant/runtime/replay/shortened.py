@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backquant.runtime.replay.joins import join_images
 from backquant.runtime.replay.pass_on import pass_on
 from backquant.runtime.replay.planes import quantize_planes
 from backquant.runtime.replay.products import quantize_products
@@ -12,6 +13,7 @@ from backquant.runtime.replay.shuffles import shuffle_parts
 
 def shortened(recording: Recording) -> Recording:
     """``recording`` with fewer calls, which gives the same. Cost: linear."""
-    for step in (pass_on, quantize_products, quantize_planes, look_up_bytes, shuffle_parts):
+    steps = (pass_on, quantize_products, quantize_planes, look_up_bytes, shuffle_parts, join_images)
+    for step in steps:
         recording = step(recording)
     return recording
