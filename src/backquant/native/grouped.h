@@ -90,7 +90,7 @@ BACKQUANT_APART static void grouped_block(
   const int64_t taps = g.kh * g.kw, size = taps * Grouped<DEEP>::REGISTERS * WEIGHTS;
   for (int64_t first = begin; first < end; first += MR) {
     const int64_t pixels = end - first < MR ? end - first : MR;
-    addresses(x, g, first, pixels, MR, rows, nullptr);
+    addresses(x, g, first, pixels, MR, rows, nullptr, x);
     for (int64_t channel = 0; channel < g.oc; channel += SPAN) {
       const bool whole = channel + SPAN <= g.oc;
       if (!whole) within(x, g, channel, taps * MR, rows, room);

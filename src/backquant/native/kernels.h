@@ -4,6 +4,8 @@
 // 32 bits; they become floats as sum * scale + shift, where shift makes up for the zero point of the input.
 #ifndef BACKQUANT_KERNELS
 #define BACKQUANT_KERNELS
+#include <cmath>
+
 #include "lanes.h"
 
 namespace backquant {
@@ -118,11 +120,26 @@ static inline Floats activated(Floats v, const Epilogue& e) {
   return v;
 }
 
-template <int ACT>
+// LATER: what CLAMP asks for is done with bytes, by `bounded`, which gives the same: rounding keeps the order.
+template <int ACT, bool LATER>
 static inline Floats finished(Floats v, const Epilogue& e) {
-  if constexpr (ACT == NONE) return v;
+  if constexpr (ACT == NONE || (ACT == CLAMP && LATER)) return v;
   if constexpr (ACT == CLAMP) return least(most(v, splat(e.low)), splat(e.high));
   return multiply_add(activated<ACT>(v, e), splat(e.out_scale), splat(e.out_shift));
+}
+
+struct Bounds {
+  Bytes least, most;
+};
+
+static inline Bounds bounds_of(const Epilogue& e) {
+  return {bytes_everywhere((int)lrintf(e.low)), bytes_everywhere((int)lrintf(e.high))};
+}
+
+template <int ACT>
+static inline Bytes bounded(Bytes x, const Bounds& bounds) {
+  if constexpr (ACT == CLAMP) return limited(x, bounds.least, bounds.most);
+  return x;
 }
 
 // The sums of a register of channels without the correction.
@@ -145,56 +162,67 @@ static inline const uint8_t* at_edge(uint8_t* edge, const uint8_t* row, const Ge
   return edge;
 }
 
-// What each tap reads for one output pixel, of which the rows are `step` apart.
+// What each tap reads for the output pixel whose first tap is at row `top` and column `left` of an image; rows are
+// `step` apart.
 static inline void pixel(
-    const uint8_t* x, const Geometry& g, int64_t place, int64_t step, const uint8_t** rows, uint8_t (*edge)[256]) {
-  const int64_t width = g.width(), line = place / g.ow;
-  const int64_t top = line % g.oh * g.sh - g.ph, left = place % g.ow * g.sw - g.pw;
-  const uint8_t* image = x + line / g.oh * g.h * g.w * g.c;
-  int64_t at = 0;
+    const uint8_t* image, const Geometry& g, int64_t top, int64_t left, int64_t step, const uint8_t** rows,
+    uint8_t (*edge)[256]) {
+  const int64_t width = g.width();
   for (int64_t i = 0, r = top; i < g.kh; i++, r += g.dh) {
     const bool inside = (uint64_t)r < (uint64_t)g.h;
     const uint8_t* row = image + r * g.w * g.c;
-    for (int64_t j = 0, c = left; j < g.kw; j++, c += g.dw, at += step) {
-      if (inside && c >= 0 && c + width <= g.w)
-        rows[at] = row + c * g.c;
-      else
-        rows[at] = inside && width > 1 ? at_edge(edge[at], row, g, c) : g.outside;
+    for (int64_t j = 0, c = left; j < g.kw; j++, c += g.dw, rows += step, edge += width > 1 ? step : 0) {
+      if (width == 1) {  // nothing to predict
+        const bool read = inside & ((uint64_t)c < (uint64_t)g.w);
+        *rows = read ? row + c * g.c : g.outside;
+      } else if (inside) {
+        *rows = c >= 0 && c + width <= g.w ? row + c * g.c : at_edge(*edge, row, g, c);
+      } else {
+        *rows = g.outside;
+      }
     }
   }
 }
 
 // What each tap reads for `count` output pixels from `first` on, of which only some exist: the last one stands for
-// the others. Whether three bytes more may be read behind each row.
+// the others. Whether three bytes more may be read behind each row, which must not be read from `end` on.
 static inline __attribute__((always_inline)) bool addresses(
     const uint8_t* x, const Geometry& g, int64_t first, int64_t pixels, int64_t count, const uint8_t** rows,
-    uint8_t (*edge)[256]) {
-  const uint8_t* beyond = x + g.n * g.h * g.w * g.c;
-  const int64_t width = g.width(), taps = g.kh * g.kw;
+    uint8_t (*edge)[256], const uint8_t* end) {
+  const int64_t width = g.width(), taps = g.kh * g.kw, size = g.h * g.w * g.c;
   if (taps * width * g.sh * g.sw == 1 && g.ph + g.pw == 0) {
     for (int64_t i = 0; i < count; i++) rows[i] = x + (first + (i < pixels ? i : pixels - 1)) * g.c;
-    return rows[count - 1] + g.run + 3 <= beyond;
+    return rows[count - 1] + g.run + 3 <= end;
   }
-  const int64_t column = first % g.ow, line = first / g.ow;
-  const int64_t top = line % g.oh * g.sh - g.ph, left = column * g.sw - g.pw;
+  const int64_t line = first / g.ow;
+  int64_t column = first - line * g.ow, y = g.n == 1 ? line : line % g.oh;
+  int64_t top = y * g.sh - g.ph, left = column * g.sw - g.pw;
+  const uint8_t* image = x + (g.n == 1 ? 0 : line / g.oh * size);
   const int64_t reach = left + (count - 1) * g.sw + (g.kw - 1) * g.dw + width;
   // most tiles lie in one row, and within the borders to its sides
   if (column + count <= g.ow && pixels == count && left >= 0 && reach <= g.w) {
-    const uint8_t* image = x + line / g.oh * g.h * g.w * g.c;
-    const int64_t next = g.sw * g.c;
-    for (int64_t tap = 0; tap < taps; tap++) {
-      const int64_t r = top + tap / g.kw * g.dh;
+    const uint8_t* last = x;  // of what is read
+    for (int64_t i = 0, r = top; i < g.kh; i++, r += g.dh) {
       const bool inside = (uint64_t)r < (uint64_t)g.h;
-      const uint8_t* start = inside ? image + (r * g.w + left + tap % g.kw * g.dw) * g.c : g.outside;
-      for (int64_t i = 0; i < count; i++) rows[tap * count + i] = start + (inside ? i * next : 0);
+      const int64_t next = inside ? g.sw * g.c : 0, along = inside ? g.dw * g.c : 0;
+      const uint8_t* start = inside ? image + (r * g.w + left) * g.c : g.outside;
+      for (int64_t j = 0; j < g.kw; j++, start += along, rows += count)
+        for (int64_t k = 0; k < count; k++) rows[k] = start + k * next;
+      if (inside) last = rows[-1];
     }
-  } else {
-    for (int64_t i = 0; i < count; i++)
-      pixel(x, g, first + (i < pixels ? i : pixels - 1), count, rows + i, edge + (width == 1 ? 0 : i));
+    return g.run % 4 == 0 || last + g.run + 3 <= end;
+  }
+  for (int64_t i = 0; i < count; i++) {
+    pixel(image, g, top, left, count, rows + i, edge + (width == 1 ? 0 : i));
+    if (i + 1 >= pixels) continue;
+    left += g.sw;
+    if (++column < g.ow) continue;
+    column = 0, left = -g.pw, top += g.sh;
+    if (++y == g.oh) y = 0, top = -g.ph, image += size;
   }
   if (g.run % 4 == 0) return true;
   for (int64_t i = 0; i < taps * count; i++)
-    if (rows[i] >= x && rows[i] < beyond && rows[i] + g.run + 3 > beyond) return false;
+    if (rows[i] >= x && rows[i] < end && rows[i] + g.run + 3 > end) return false;
   return true;
 }
 
@@ -241,6 +269,7 @@ BACKQUANT_APART static void accumulate(
 template <int MR, int NB, int TAIL, int ACT, bool ADD, typename OUT>
 struct Tile {
   static constexpr int last = LANES * (NB - 1);
+  static constexpr bool LATER = sizeof(OUT) == 1 && NB > 1;
 
   // The sums become results, still 32 bits each.
   static inline __attribute__((always_inline)) void finish(
@@ -257,18 +286,19 @@ struct Tile {
           const Floats value = j == NB - 1 && TAIL < LANES ? widened(other, TAIL) : widened(other);
           v = multiply_add(value, splat(e.other_scale), v);
         }
-        v = finished<ACT>(v, e);
+        v = finished<ACT, LATER>(v, e);
         sums[i][j] = sizeof(OUT) == 1 ? to_ints(v) : as_ints(v);
       }
     }
   }
 
-  static inline __attribute__((always_inline)) void store(const Ints* sums, OUT* out) {
+  static inline __attribute__((always_inline)) void store(const Ints* sums, const Bounds& bounds, OUT* out) {
     if constexpr (sizeof(OUT) == 1 && NB == 1) {
       store_narrow((uint8_t*)out, sums[0], TAIL);
     } else if constexpr (sizeof(OUT) == 1) {
-      const Bytes bytes = by_register(
+      const Bytes found = by_register(
           narrowed(sums[0], sums[NB > 1 ? 1 : 0], sums[NB > 2 ? 2 : 0], sums[NB > 3 ? 3 : NB > 2 ? 2 : 0]));
+      const Bytes bytes = bounded<ACT>(found, bounds);
       if constexpr (NB == 4 && TAIL == LANES) return backquant::store((uint8_t*)out, bytes);
       store_first((uint8_t*)out, bytes, last + TAIL);
     } else {
@@ -282,10 +312,11 @@ struct Tile {
   static inline __attribute__((always_inline)) void give(
       Ints (&sums)[MR][NB], const Epilogue& e, int64_t channel, int64_t pixels, int64_t stride, OUT* out) {
     finish(sums, e, channel, 0, pixels, stride);
+    const Bounds bounds = bounds_of(e);
 #pragma GCC unroll 24
     for (int i = 0; i < MR; i++) {
       if (i >= pixels) break;
-      store(sums[i], out + i * stride);
+      store(sums[i], bounds, out + i * stride);
     }
   }
 
@@ -294,14 +325,15 @@ struct Tile {
       int64_t channel, OUT* out) {
     const uint8_t* rows[MAX_TAPS * MR];
     uint8_t edge[RUNS * MR][256];
-    const bool safe = addresses(x, g, first, pixels, MR, rows, edge);
+    const bool safe = addresses(x, g, first, pixels, MR, rows, edge, x + g.n * g.h * g.w * g.c);
     Ints sums[MR][NB];
     accumulate<MR, NB>(rows, g.kh * g.kw, g.run, weight, safe, &sums[0][0]);
     finish(sums, e, channel, first, pixels, g.oc);
+    const Bounds bounds = bounds_of(e);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
       if (i >= pixels) break;
-      store(sums[i], out + (first + i) * g.oc + channel);
+      store(sums[i], bounds, out + (first + i) * g.oc + channel);
     }
   }
 };
@@ -377,16 +409,17 @@ struct Depthwise {
   // scale and shift are in the order of the sums, a register of bytes at a time
   template <bool WHOLE>
   static inline __attribute__((always_inline)) void store(
-      const Ints (&sums)[4], const Epilogue& e, int64_t channel, OUT* out, int64_t left) {
+      const Ints (&sums)[4], const Epilogue& e, const Bounds& bounds, int64_t channel, OUT* out, int64_t left) {
     Floats v[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       const int64_t at = channel + j * LANES;
       v[j] = multiply_add(to_floats(corrected(sums[j], e, at)), load(e.scale + at), load(e.shift + at));
-      v[j] = finished<ACT>(v[j], e);
+      v[j] = finished<ACT, sizeof(OUT) == 1>(v[j], e);
     }
     if constexpr (sizeof(OUT) == 1) {
-      const Bytes bytes = narrowed(to_ints(v[0]), to_ints(v[1]), to_ints(v[2]), to_ints(v[3]));
+      const Bytes found = narrowed(to_ints(v[0]), to_ints(v[1]), to_ints(v[2]), to_ints(v[3]));
+      const Bytes bytes = bounded<ACT>(found, bounds);
       if constexpr (WHOLE)
         backquant::store((uint8_t*)out, bytes);
       else
@@ -403,6 +436,7 @@ struct Depthwise {
   static inline __attribute__((always_inline)) void line(
       const uint8_t* const* rows, const int8_t* weight, const Geometry& g, const Epilogue& e, int64_t channel,
       int64_t left, OUT* out) {
+    const Bounds bounds = bounds_of(e);
     const uint8_t* beyond[KH];
     for (int i = 0; i < KH; i++) beyond[i] = g.outside;
     if constexpr (STRIDE == 1) {
@@ -421,7 +455,7 @@ struct Depthwise {
             add_products(sums[k], found, weight, KW - 1 - k, group);
         }
         const int64_t o = i + g.pw - (KW - 1);
-        if (o >= 0) store<WHOLE>(sums[0], e, channel, out + o * g.oc + channel, left);
+        if (o >= 0) store<WHOLE>(sums[0], e, bounds, channel, out + o * g.oc + channel, left);
 #pragma GCC unroll 8
         for (int k = 0; k + 1 < KW; k++)
 #pragma GCC unroll 4
@@ -443,7 +477,7 @@ struct Depthwise {
             add_products(sums, found, weight, k, group);
           }
         }
-        store<WHOLE>(sums, e, channel, out + o * g.oc + channel, left);
+        store<WHOLE>(sums, e, bounds, channel, out + o * g.oc + channel, left);
       }
     }
   }

@@ -186,6 +186,7 @@ void finish(
     shift[j] = load(e.shift + channel + j * LANES);
   }
   const Floats other_scale = splat(e.other_scale);
+  const Bounds bounds = bounds_of(e);
   for (int64_t i = 0; i < pixels; i++, sums += NB, out += stride, other += ADD ? stride : 0) {
     Floats v[NB];
 #pragma GCC unroll 4
@@ -195,7 +196,7 @@ void finish(
         const uint8_t* from = other + j * LANES;
         v[j] = multiply_add(j == NB - 1 ? widened(from, tail) : widened(from), other_scale, v[j]);
       }
-      v[j] = finished<ACT>(v[j], e);
+      v[j] = finished<ACT, sizeof(OUT) == 1 && (NB > 1)>(v[j], e);
     }
     if constexpr (sizeof(OUT) > 1) {
 #pragma GCC unroll 4
@@ -207,7 +208,8 @@ void finish(
       Ints whole[4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) whole[j] = to_ints(v[j < NB ? j : NB - 1]);
-      store_registers<NB>(out, by_register(narrowed(whole[0], whole[1], whole[2], whole[3])), tail);
+      const Bytes found = by_register(narrowed(whole[0], whole[1], whole[2], whole[3]));
+      store_registers<NB>(out, bounded<ACT>(found, bounds), tail);
     }
   }
 }
@@ -265,6 +267,7 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
   const Accumulate sum_first = accumulator(mr, p.columns), sum_last = accumulator(mr, p.last);
   const Finish<OUT> first = finish_for<OUT>(p.columns, p.activation, e.other);
   const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
+  const uint8_t* x_end = x + g.n * g.h * g.w * g.c;
   const int64_t work = pixels * g.run * taps * g.oc, blocks = p.count * p.groups, own = g.oc / p.groups;
   // bytes of the weights of a block, and of a group
   const int64_t size = total * p.columns * WEIGHTS / 4, all = total * ((p.count - 1) * p.columns + p.last) * WEIGHTS / 4;
@@ -278,11 +281,12 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
       const bool is_last = block == p.count - 1;
       const Accumulate sum = is_last ? sum_last : sum_first;
       const Finish<OUT> finish = is_last ? last : first;
+      const int64_t first_channel = p.groups > 1 ? member * g.run : 0;
       const int64_t channel = member * own + block * p.columns * LANES, tail = is_last ? p.tail : LANES;
       const int8_t* weight = (const int8_t*)p.at(p.weight) + member * all + block * size;
       for (int64_t pixel = from; pixel < to; pixel += mr) {
         const int64_t found = std::min(mr, to - pixel);
-        const bool safe = addresses(x + (p.groups > 1 ? member * g.run : 0), g, pixel, found, mr, rows, edge);
+        const bool safe = addresses(x + first_channel, g, pixel, found, mr, rows, edge, x_end);
         sum(rows, taps, g.run, weight, safe, sums);
         const int64_t at = pixel * g.oc + channel;
         finish(sums, e, found, tail, g.oc, e.other ? e.other + at : nullptr, channel, out + at);
@@ -317,7 +321,7 @@ void spans(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e
     Ints sums[Grouped<DEEP>::ROWS * SPAN_REGISTERS];
     for (int64_t pixel = begin * mr; pixel < std::min(end * mr, pixels); pixel += mr) {
       const int64_t found = std::min(mr, pixels - pixel);
-      addresses(x, g, pixel, found, mr, rows, nullptr);
+      addresses(x, g, pixel, found, mr, rows, nullptr, x);
       for (int64_t channel = 0; channel < g.oc; channel += SPAN) {
         const bool is_whole = channel + SPAN <= g.oc;
         if (!is_whole) within(x, g, channel, taps * mr, rows, room);

@@ -138,7 +138,7 @@ struct TiledBlock {
 #pragma GCC unroll 2
       for (int j = 0; j < NB; j++) found[0][j] = _mm512_load_si512(ready + j * 16);
       One::finish(found, e, channel, pixel, 1, g.oc);
-      One::store(found[0], out + pixel * g.oc + channel);
+      One::store(found[0], bounds_of(e), out + pixel * g.oc + channel);
     }
   }
 

@@ -43,6 +43,7 @@ def image(*shape: int) -> torch.Tensor:
     return made.contiguous(memory_format=torch.channels_last)
 
 
+JOINS = ("aten.cat.default", "backquant_kernels.joined.default")
 CASES: list[tuple[Any, torch.Tensor, torch.Tensor, int]] = [
     (joined, image(1, 58, 5, 7), image(1, 58, 5, 7), 0),
     (joined, image(2, 3, 4, 4), image(2, 3, 4, 4), 0),
@@ -59,4 +60,5 @@ CASES: list[tuple[Any, torch.Tensor, torch.Tensor, int]] = [
 def test_the_integers_and_their_places_are_those_of_the_operators(
     function: Any, x: torch.Tensor, y: torch.Tensor, joins: int
 ) -> None:
-    assert operators_of(function, x, y).count(torch.ops.aten.cat.default) == joins
+    found = operators_of(function, x, y)
+    assert sum(str(operator) in JOINS for operator in found) == joins
