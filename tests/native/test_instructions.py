@@ -98,3 +98,10 @@ def test_any_layer_is_right_with(name: str, built_kernels: Path) -> None:
     assert done.returncode == 0, done.stderr
     layout = next(found.layout for found in INSTRUCTION_SETS if found.name == name)
     assert done.stdout.strip() == str(layout)
+
+
+def test_a_limit_of_x86_says_nothing_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(instructions.platform, "machine", lambda: "aarch64")
+    assert instructions.limit_said() == ""
+    assert [found.name for found in usable(CORTEX_A76)] == ["neon_dot", "neon"]

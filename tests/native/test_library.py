@@ -12,7 +12,7 @@ import pytest
 
 from backquant.errors import EngineError
 from backquant.native import library
-from backquant.native.build import FILES, build, is_whole, sources_digest
+from backquant.native.build import FILES, _main, build, is_whole, sources_digest
 from backquant.native.instructions import usable
 
 SAYS = "from backquant.native.library import missing; print(missing() or 'runs')"
@@ -99,3 +99,25 @@ def test_without_a_compiler_building_says_so(
 def test_the_sources_are_in_the_package() -> None:
     folder = Path(library.__file__).parent
     assert [name for name in FILES if not (folder / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "said"),
+    [
+        ("riscv64", ["folder"], "no kernels for riscv64, only for x86_64, aarch64"),
+        ("x86_64", ["folder", "avx3"], "no library is built for avx3"),
+        ("x86_64", [], "required: folder"),
+    ],
+)
+def test_the_command_says_what_it_does_not_build(
+    machine: str,
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(sys, "argv", ["build", *arguments])
+    with pytest.raises(SystemExit):
+        _main()
+    assert said in capsys.readouterr().err

@@ -5,6 +5,7 @@ Imports nothing but Python's standard library, so that a package of the library 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -93,6 +94,21 @@ def is_whole(path: Path) -> bool:
     return path.stem.partition("-")[2] == digest
 
 
+def _main() -> None:
+    machine = platform.machine()
+    parser = argparse.ArgumentParser(description="Compile the library of kernels.")
+    parser.add_argument("folder", type=Path, help="where the files go")
+    parser.add_argument("names", nargs="*", metavar="instructions", help=", ".join(FLAGS))
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in FLAGS]
+    if unknown:
+        parser.error(f"no library is built for {', '.join(unknown)}; there are {', '.join(FLAGS)}")
+    if not given.names and machine not in MACHINES:
+        known = ", ".join(MACHINES)
+        parser.error(f"there are no kernels for {machine}, only for {known}: name the instructions")
+    for name in given.names or MACHINES[machine]:
+        sys.stdout.write(f"{build(given.folder, name)}\n")
+
+
 if __name__ == "__main__":
-    for name in sys.argv[2:] or MACHINES[platform.machine()]:
-        sys.stdout.write(f"{build(Path(sys.argv[1]), name)}\n")
+    _main()

@@ -96,5 +96,8 @@ def arm_features() -> dict[str, bool]:
 
 
 def limit_said() -> str:
-    """The value of ``ONEDNN_MAX_CPU_ISA``, or of its older name; empty if there is none."""
+    """The value of ``ONEDNN_MAX_CPU_ISA``, or of its older name; empty if there is none, and on ARM, whose
+    instructions it does not name."""
+    if platform.machine() == "aarch64":
+        return ""
     return next((os.environ[name] for name in _LIMITS if os.environ.get(name)), "")
