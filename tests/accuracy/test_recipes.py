@@ -11,7 +11,7 @@ from tests.snapshots import compare as snapshot
 from torch import nn
 
 import backquant
-from backquant.accuracy.recipes import recipe_of
+from backquant.accuracy.recipes import BUILT_IN, recipe_of
 from backquant.accuracy.recipes.bench import Bench
 from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.accuracy.recipes.layers import layers_of
@@ -42,12 +42,12 @@ def test_a_trained_network_gets_better_on_pictures_that_no_step_saw() -> None:
     with torch.no_grad():
         wanted = model(test)
     options: dict[str, Any] = {"calibration": data, "slower": "keep"}
-    plain = backquant.quantize(model, **options)
+    plain = backquant.quantize(model, recipe=[], **options)
     better = backquant.quantize(model, recipe="better", **options)
     assert sqnr(wanted, better(test)) > sqnr(wanted, plain(test)) + 3
     assert [use.kernel for use in better.kernels] == [use.kernel for use in plain.kernels]
     gained = better.report.extras["recipe"]["gained"]
-    assert [step["step"] for step in gained] == list(recipe_of("better").steps)
+    assert [step["step"] for step in gained] == ["biases", *recipe_of("better").steps]
     assert all(step["after"] >= step["before"] for step in gained)
     assert any(note.startswith("recipe: gptq: ") for note in better.report.notes)
 
@@ -65,7 +65,7 @@ def test_four_bits_get_most_of_their_loss_back() -> None:
     options: dict[str, Any] = {"calibration": data, "qconfig_mapping": mapping, "backend": backend}
     with torch.no_grad():
         wanted = model(test)
-        plain = backquant.quantize(model, **options)(test)
+        plain = backquant.quantize(model, recipe=[], **options)(test)
         best = backquant.quantize(model, recipe=["gptq"], **options)(test)
     assert sqnr(wanted, best) > sqnr(wanted, plain) + 4
 
@@ -126,7 +126,7 @@ def test_groups_of_four_bits() -> None:
         wanted = [model(test)]
         found = [
             backquant.quantize(model, calibration=data, weights="int4", group_size=32, recipe=r)
-            for r in ("default", ["gptq"])
+            for r in ([], ["gptq"])
         ]
         plain, better = (sqnr(wanted, [each(test)]) for each in found)
     assert better > plain + 2
@@ -229,4 +229,15 @@ def test_what_is_no_recipe(tmp_path: Path, content: bytes) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_bytes(content)
     with pytest.raises(UsageError, match="is no recipe"):
+        recipe_of(mine)
+
+
+def test_recipes_that_correct_biases(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("{name: mine, steps: [], biases: true}")
+    assert recipe_of(mine).to_dict() == {"name": "mine", "steps": [], "biases": True}
+    assert [name for name in BUILT_IN if recipe_of(name).biases] == ["default", "better", "best"]
+    assert recipe_of("none").steps == recipe_of([]).steps == () and not recipe_of([]).biases
+    mine.write_text("{name: mine, steps: [], biases: 1}")
+    with pytest.raises(UsageError, match="biases is 1"):
         recipe_of(mine)

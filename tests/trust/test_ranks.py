@@ -71,7 +71,7 @@ def on_ranks(
 
 def artifact(model: nn.Module, data: Iterable[Any], path: Path, **options: Any) -> bytes:
     """The file of the model, quantized on ``data``; the example does not hang on what comes first."""
-    chosen = {"backend": "x86", "slower": "keep", **options}
+    chosen = {"backend": "x86", "slower": "keep", "recipe": "none", **options}
     example = chosen.pop("example", torch.zeros(1, 4))
     quantized = backquant.quantize(model, example, calibration=data, **chosen)
     backquant.save(quantized, path)

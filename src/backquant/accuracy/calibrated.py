@@ -11,8 +11,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from backquant.accuracy.biases.corrected import Corrected, corrected_biases
+from backquant.accuracy.biases.run import set_biases
+from backquant.accuracy.biases.watched import Watched
 from backquant.accuracy.recipes import Recipe, followed
-from backquant.accuracy.recipes.draft import Draft
+from backquant.accuracy.recipes.draft import Change, Draft
 from backquant.backend_config import BackendConfig
 from backquant.calibrate import ProgressBar
 from backquant.calibrate.group import ALONE, Ranks
@@ -22,6 +25,7 @@ from backquant.convert import (
     ReferenceModel,
     as_it_is,
     convert_to_reference,
+    reference_state,
 )
 from backquant.errors import CaptureError, UsageError
 from backquant.graph.devices import on_cpu
@@ -32,7 +36,7 @@ from backquant.pipeline.capture import Capturing
 from backquant.pipeline.in_float import planned_in_float
 from backquant.pipeline.lower import quantized_model
 from backquant.pipeline.prepare import prepared_for_inference
-from backquant.prepare import PreparedModule, Request, prepared_state, with_state
+from backquant.prepare import PreparedModule, Record, Request, prepared_state, with_state
 from backquant.reason_codes import ReasonCode
 from backquant.report.recorded import with_reporting
 from backquant.runtime import QuantizedModel
@@ -43,7 +47,8 @@ class Calibrated:
     """A calibrated model with what it was made from and for.
 
     ``source``: the model as it was given; ``frozen``: its copy in evaluation mode. ``batches``: the
-    calibration set, ``None`` where there was none.
+    calibration set, ``None`` where there was none. ``biases``: those of quantized layers, by path, where
+    they are not the model's own. ``watched``: the batches that these can be corrected by.
     """
 
     source: nn.Module
@@ -56,14 +61,18 @@ class Calibrated:
     config: BackendConfig
     engine: EngineInfo | None
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, init=False, repr=False)
+    biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    watched: Watched | None = field(default=None, repr=False)
+    _calculate: CalculatedOnce = field(default_factory=CalculatedOnce, repr=False)
 
     @property
     def conversion(self) -> ConvertRequest:
         """What is asked of its conversion."""
         defaults = self.config.defaults
         leave_float = () if defaults is None else defaults.leave_float
-        return ConvertRequest(leave_float=leave_float, weight_qparams=self.weight_qparams)
+        return ConvertRequest(
+            leave_float=leave_float, weight_qparams=self.weight_qparams, biases=self.biases
+        )
 
     def reference(
         self, in_float: Mapping[int, Reason] | None = None, kept: Kept = as_it_is
@@ -80,7 +89,9 @@ class Calibrated:
         if prepared is self.prepared and frozen is self.frozen:
             return self
         example = tree_map_only(torch.Tensor, lambda value: value.cpu(), self.example)
-        return replace(self, prepared=prepared, frozen=frozen, example=example)
+        biases = {path: bias.cpu() for path, bias in self.biases.items()}
+        moved = replace(self, prepared=prepared, frozen=frozen, example=example, biases=biases)
+        return replace(moved, _calculate=CalculatedOnce())
 
     def in_float(
         self, reason: Reason, quantized: QuantizedModel | None = None
@@ -96,6 +107,21 @@ class Calibrated:
         prepared = prepared_for_inference(whole, self.request)
         reference = convert_to_reference(with_reporting(prepared, self.frozen, self.example))
         return quantized_model(reference, self.source)
+
+    def corrected(self, recipe: Recipe) -> tuple[Calibrated, ReferenceModel | None]:
+        """This model with biases corrected, as ``recipe`` asks, by what was watched of its calibration, and
+        its reference model, if that was made; the record and the notes of the plan say what it gained."""
+        watched = self.watched
+        if watched is None or not (watched.fitting and watched.judging):
+            return self, None
+        reference = self.reference()
+        found = corrected_biases(self.prepared, reference, watched.fitting, watched.judging)
+        if found is not None:
+            set_biases(reference, found.biases)
+            with_state(self.prepared, _told(prepared_state(self.prepared), recipe, found))
+            with_state(reference, _told(reference_state(reference), recipe, found))
+        biases = {} if found is None else found.biases
+        return replace(self, biases=biases, watched=None), reference
 
     def improved(
         self, recipe: Recipe, *, progress: bool = False, ranks: Ranks = ALONE
@@ -113,13 +139,23 @@ class Calibrated:
                 where=f"recipe={recipe.name!r}, calibration=None",
                 fix="quantize(model, calibration=[batch, ...], recipe=...)",
             )
-        draft = Draft(self.prepared, self.conversion)
+        biases = {path: Change(path, bias=bias) for path, bias in self.biases.items()}
+        draft = Draft(self.prepared, replace(self.conversion, biases={}), biases)
         with ProgressBar("recipe") if progress else nullcontext() as bar:
             draft, results = followed(recipe, draft, self.batches, bar, ranks)
         prepared = draft.prepared_model()
         record = prepared_state(prepared)
-        told = {**recipe.to_dict(), "gained": [result.to_dict() for result in results]}
+        before = record.recipe.get("gained", [])
+        gained = [*before, *(result.to_dict() for result in results)]
+        told = {**recipe.to_dict(), "gained": gained}
         plan = record.plan.noted(*(f"recipe: {result}" for result in results))
         with_state(prepared, replace(record, plan=plan, recipe=told))
         weight_qparams = draft.conversion().weight_qparams
-        return replace(self, prepared=prepared, weight_qparams=weight_qparams)
+        made = replace(self, prepared=prepared, weight_qparams=weight_qparams, biases={})
+        return replace(made, _calculate=CalculatedOnce())
+
+
+def _told(record: Record, recipe: Recipe, found: Corrected) -> Record:
+    """``record`` with what the correction of biases gained, in the notes of its plan, too."""
+    plan = record.plan if not found.biases else record.plan.noted(f"recipe: {found}")
+    return replace(record, plan=plan, recipe={**recipe.to_dict(), "gained": [found.to_dict()]})

@@ -62,22 +62,44 @@ class FloatOutputs:
         def powers(place: int) -> list[list[float]]:
             with torch.no_grad():
                 made = _outputs(module, self._batches[place])
-            pairs = zip(self._of_batch(place), made, strict=True)
-            return torch.stack(_by_sample([_powers(one, two) for one, two in pairs])).tolist()
+            return _of_outputs(self._of_batch(place), made).tolist()
 
         found = list(divided(self._ranks, doing, range(len(self._batches)), powers))
-        tables = [torch.tensor(table, dtype=torch.float64) for table in found if table]
-        if not tables:
-            return torch.zeros(0, dtype=torch.float64)
-        together = torch.cat(tables, dim=-1)  # output, signal and noise, sample
-        signal, noise = together.unbind(1)
-        shares = torch.where(noise > 0, noise / signal.sum(1, keepdim=True), noise)
-        return shares.mean(0)
+        return _losses([torch.tensor(table, dtype=torch.float64) for table in found if table])
 
     def _of_batch(self, place: int) -> list[torch.Tensor]:
         if place not in self._wanted:
             self._wanted[place] = _outputs(self._floating, self._batches[place])
         return self._wanted[place]
+
+
+def losses_of(
+    wanted: Sequence[list[torch.Tensor]], found: Sequence[list[torch.Tensor]]
+) -> torch.Tensor:
+    """What each sample adds to the loss, as ``FloatOutputs.losses``, of outputs that are there: a list of
+    tensors for each batch.
+
+    >>> losses_of([[torch.ones(2, 1)]], [[torch.tensor([[1.0], [1.5]])]]).tolist()
+    [0.0, 0.125]
+    """
+    pairs = zip(wanted, found, strict=True)
+    return _losses([_of_outputs(one, two) for one, two in pairs if one])
+
+
+def _of_outputs(wanted: list[torch.Tensor], found: list[torch.Tensor]) -> torch.Tensor:
+    """Output, signal and noise, sample."""
+    pairs = zip(wanted, found, strict=True)
+    powers = _by_sample([_powers(one, two) for one, two in pairs])
+    return torch.stack(powers) if powers else torch.zeros(0)
+
+
+def _losses(tables: list[torch.Tensor]) -> torch.Tensor:
+    if not tables:
+        return torch.zeros(0, dtype=torch.float64)
+    together = torch.cat(tables, dim=-1)
+    signal, noise = together.unbind(1)
+    shares = torch.where(noise > 0, noise / signal.sum(1, keepdim=True), noise)
+    return shares.mean(0)
 
 
 def _outputs(module: nn.Module, batch: Any) -> list[torch.Tensor]:

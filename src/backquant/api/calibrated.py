@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from backquant.accuracy.biases.watched import watched_set
 from backquant.accuracy.calibrated import Calibrated
 from backquant.api.arguments import (
     Model,
@@ -75,10 +76,12 @@ class CalibrationCall:
         ranks: Ranks = ALONE,
         checkpoint: Checkpoint | None = None,
         feed: Feed | None = None,
+        corrects: bool = False,
     ) -> Calibrated:
         """Capture, plan, prepare and calibrate ``model``, which is not changed. Raises as ``quantize``.
 
-        ``feed``: as in ``measure``.
+        ``feed``: as in ``measure``. ``corrects``: whether some batches are watched, so that biases can be
+        corrected by them.
         """
         config, engine = self.config, engine_of(self.config)
         source = opened_model(model)
@@ -107,10 +110,23 @@ class CalibrationCall:
             check_engine_dtypes(step.record.plan, config, engine)
         prepared = with_reporting(prepared_for_inference(step, requested.request), frozen, example)
         check_coverage(prepared, required)
-        measure(prepared, batches, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
+        watched = None
+        if corrects and ranks.size == 1 and checkpoint is None and feed is None:
+            watched = watched_set(prepared, batches, example)
+        fed = batches if watched is None else watched
+        measure(prepared, fed, progress=progress, ranks=ranks, checkpoint=checkpoint, feed=feed)
         request = requested.request
         return Calibrated(
-            source, frozen, example, batches, prepared, request, capturing, config, engine
+            source,
+            frozen,
+            example,
+            batches,
+            prepared,
+            request,
+            capturing,
+            config,
+            engine,
+            watched=watched,
         )
 
     def _mapping(self) -> QConfigMapping | None:

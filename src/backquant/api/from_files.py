@@ -44,11 +44,11 @@ def quantize_files(
 ) -> Report:
     """Quantize a model whose weights stay in safetensors files, and write the artifact to ``to``.
 
-    The file has the bytes of ``save(quantize(model, ..., slower="keep"), to)``. Weights are mapped, read
-    a layer at a time, and released; calibration passes all batches (32 at a time) through one part of
-    the model before the next; integer weights are written to a file beside ``to`` as they are made. So memory
-    holds a few copies of the largest tensor, and the activations of those batches between two layers, however
-    deep the model is.
+    The file has the bytes of ``save(quantize(model, ..., slower="keep", recipe="none"), to)``. Weights are
+    mapped, read a layer at a time, and released; calibration passes all batches (32 at a time) through one
+    part of the model before the next; integer weights are written to a file beside ``to`` as they are made.
+    So memory holds a few copies of the largest tensor, and the activations of those batches between two
+    layers, however deep the model is.
 
     Args:
         model: a function without arguments that makes the model; it is called in a way that allocates no

@@ -101,9 +101,10 @@ def quantize(
             float (all operators, if the model is slower in every other way and nothing is required);
             ``"keep"`` keeps them on integers.
             Default: ``"float"`` without a mapping, ``"keep"`` with one.
-        recipe: steps after calibration that reduce the loss of accuracy: ``"default"`` (none), ``"better"``,
-            ``"best"``, a list of steps, or a YAML file. They need data but no labels; a step that does not
-            help at the outputs is undone, and the report says what each step gained.
+        recipe: what reduces the loss of accuracy after calibration: ``"default"`` (biases alone, by what
+            calibration shows, where that costs little), ``"none"``, ``"better"``, ``"best"``, a list of
+            steps, or a YAML file. It needs data but no labels; what does not help at the outputs is undone,
+            and the report says what each step gained.
         progress: show a progress bar on standard error while calibrating.
         group: the process group that quantizes together: each rank passes its own batches (possibly none),
             and all get the same model. Default: this process alone. See docs/distributed.md.
@@ -168,15 +169,20 @@ def quantize(
             progress=progress,
             ranks=ranks,
             checkpoint=checkpoint,
+            corrects=steps.biases,
         )
+        made_ready, first = made_ready.corrected(steps)
         made_ready = made_ready.improved(steps, progress=progress, ranks=ranks)
         if made_ready.engine is not None:
             made_ready = made_ready.on_cpu()
+        corrected = [] if first is None or steps.steps else [first]
         prepared, frozen, example = made_ready.prepared, made_ready.frozen, made_ready.example
         engine, source = made_ready.engine, made_ready.source
 
         def converted(in_float: Mapping[int, Reason]) -> QuantizedModel:
-            reference = made_ready.reference(in_float)
+            reference = (
+                made_ready.reference(in_float) if in_float or not corrected else corrected.pop()
+            )
             check_coverage(reference, required)
             lowered = quantized_model(reference, source)
             check_coverage(lowered, required)

@@ -157,7 +157,7 @@ def quantize(  # size: one parameter per option of the command
         str,
         typer.Option(
             "--recipe",
-            help="Steps that reduce the loss of accuracy: default (none), better, best, or a file.",
+            help="Steps that reduce the loss of accuracy: default, none, better, best, or a file.",
         ),
     ] = "default",
     to: Annotated[

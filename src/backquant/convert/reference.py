@@ -114,7 +114,7 @@ def _converted(
     state = replanned(prepared, before, request.qconfig_mapping, request.backend_config)
     work = _working_copy(prepared, before, state, dialect)
     work.passed, work.weight_qparams, work.kept = passed, request.weight_qparams, request.kept
-    work.calculate = request.calculate
+    work.calculate, work.biases = request.calculate, request.biases
     run_pass(fold_after_training, work)
     work.measured = run_pass(_measure_groups, prepared, work)
     work.qparams = work.measured

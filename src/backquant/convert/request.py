@@ -36,7 +36,8 @@ class ConvertRequest:
     drop the attributes ``qconfig`` of modules. ``leave_float``: rules for results beside those of the
     backend's ``qdq``; a note in the plan says how many results they leave in float. ``in_float``: matches
     of the plan, by position, that stay float after all, with the reasons. ``weight_qparams``: chosen ones, in
-    PyTorch's dict, for the weights of modules, by path; the rest is measured. ``kept``: takes each integer
+    PyTorch's dict, for the weights of modules, by path; the rest is measured. ``biases``: those that
+    quantized modules get in place of their own, by path. ``kept``: takes each integer
     weight when it is made. ``calculate``: the qparams of histograms, by the ``id`` of the observer.
 
     >>> ConvertRequest().remove_qconfig
@@ -50,5 +51,6 @@ class ConvertRequest:
     leave_float: tuple[LeaveFloat, ...] = ()
     in_float: Mapping[int, Reason] = field(default_factory=dict)
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     kept: Kept = as_it_is
     calculate: Calculate = calculate_together

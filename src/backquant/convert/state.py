@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx, nn
 
 from backquant.convert.request import Calculate, Kept, as_it_is
@@ -76,6 +77,7 @@ class Conversion:
     ratio_units: Mapping[str, RatioUnit] = field(default_factory=dict)  # by the anchor of the match
     # chosen by a recipe, by path of the module
     weight_qparams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     kept: Kept = as_it_is
     calculate: Calculate = calculate_together
     passed: Mapping[int, QParams | None] | None = None

@@ -7,7 +7,8 @@
    another observer, keep or get a module of their own: the float calls the original.
 4. Weights that are tied in the float model share one integer tensor if their qparams are equal.
 5. QAT modules that are not quantized become float modules.
-6. Qparams that somebody chose for the weight at a path (``ConvertRequest.weight_qparams``) are taken for it.
+6. Qparams that somebody chose for the weight at a path (``ConvertRequest.weight_qparams``) are taken for it;
+   so are biases.
 
 The qparams of small weights are calculated together: same bits, less time.
 """
@@ -185,6 +186,8 @@ class _Converter:
             for name, buffer in swapped._buffers.items():
                 swapped._buffers[name] = None if buffer is None else work.kept(buffer)
             self._tie(part, swapped)
+            if path in work.biases:
+                swapped._parameters["bias"] = nn.Parameter(work.biases[path], requires_grad=False)
             set_module(work.module, target if part is plain else f"{target}.0", swapped)
 
     def _qparams(

@@ -14,7 +14,7 @@ import yaml
 from backquant.accuracy.recipes.steps import STEPS
 from backquant.errors import UsageError, did_you_mean
 
-BUILT_IN = ("default", "better", "best")
+BUILT_IN = ("default", "none", "better", "best")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Recipe:
     """A name, and the steps in order.
 
     ``most_inputs``: of an output of a layer whose weights are rounded or clipped; wider layers, of which that
-    costs the cube, are left as they are. ``None``: no limit.
+    costs the cube, are left as they are. ``None``: no limit. ``biases``: whether biases are corrected by what
+    is seen while the model is calibrated, where that costs little.
 
     >>> Recipe("mine", ("ranges", "bias-correction")).to_dict()
     {'name': 'mine', 'steps': ['ranges', 'bias-correction']}
@@ -31,11 +32,13 @@ class Recipe:
     name: str
     steps: tuple[str, ...] = ()
     most_inputs: int | None = None
+    biases: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as a file holds it."""
         limit = {} if self.most_inputs is None else {"most_inputs": self.most_inputs}
-        return {"name": self.name, "steps": list(self.steps), **limit}
+        biases = {"biases": True} if self.biases else {}
+        return {"name": self.name, "steps": list(self.steps), **limit, **biases}
 
 
 def recipe_of(given: str | os.PathLike[str] | Sequence[str]) -> Recipe:
@@ -74,14 +77,16 @@ def _read(text: str, where: str) -> Recipe:
         raise _refused("the file is no recipe", where) from error
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise _refused("the file is no recipe", where)
-    steps, most = data.get("steps"), data.get("most_inputs")
+    steps, most, biases = data.get("steps"), data.get("most_inputs"), data.get("biases", False)
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise _refused("the file is no recipe", where)
-    if unknown := sorted(set(map(str, data)) - {"name", "steps", "most_inputs"}):
+    if unknown := sorted(set(map(str, data)) - {"name", "steps", "most_inputs", "biases"}):
         raise _refused(f"a recipe has no {unknown[0]!r}", where)
     if most is not None and (type(most) is not int or most < 1):
         raise _refused(f"most_inputs is {most!r}", where, "most_inputs: 4096")
-    return _checked(Recipe(data["name"], tuple(steps), most), where)
+    if type(biases) is not bool:
+        raise _refused(f"biases is {biases!r}", where, "biases: true")
+    return _checked(Recipe(data["name"], tuple(steps), most, biases), where)
 
 
 def _checked(recipe: Recipe, where: str) -> Recipe:
