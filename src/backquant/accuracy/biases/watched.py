@@ -35,7 +35,7 @@ _LEAST = 3  # batches in a set
 
 # Microseconds of one core: of a layer in `quantize`, and of a node that is exported; of a node in a run with
 # roundings; of 1000 multiply-adds; of a weight that is compared with its integers.
-_LAYER, _EXPORTED, _NODE, _THOUSAND, _WEIGHT = 15_000.0, 8_000.0, 90.0, 0.025, 0.004
+_LAYER, _EXPORTED, _NODE, _THOUSAND, _WEIGHT = 15_000.0, 4_000.0, 90.0, 0.025, 0.004
 # How often `quantize` runs the model on its example; what multiply-adds take beside observers, and beside
 # roundings.
 _RUNS, _OBSERVED, _ROUNDED = 8.0, 1.3, 1.2
