@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
@@ -13,6 +15,7 @@ from backquant.graph import (
     capture_for_training,
     settle_mode_values,
 )
+from backquant.graph.by_mode import ByMode
 
 
 class Inner(nn.Module):
@@ -143,3 +146,98 @@ def test_other_modules_are_left_alone_by_settling():
     settle_mode_values(module)
     module.recompile()
     assert module.code == before
+
+
+class DropPath(nn.Module):
+    """As packages write it: another way through ``forward`` in each mode."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        if self.rate == 0.0 or not self.training:
+            return x
+        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+        return x * x.new_empty(shape).bernoulli_(1 - self.rate) / (1 - self.rate)
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x if self.training else (x * 2).mean(0, keepdim=True)
+
+
+class Residual(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in parts)
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x):
+        for layer, part in zip(self.layers, self.parts, strict=True):
+            x = x + part(layer(x)) * (1 if getattr(part, "rate", 0) < 0.9 else 0)
+        return x
+
+
+def test_parts_without_parameters_keep_both_graphs():
+    model = Residual(DropPath(0.0), DropPath(0.5), nn.Sequential(DropPath(0.3)), Halved())
+    captured, difference = capture_for_training(model, capture)
+    assert difference == ""
+    kept = [path for path, part in captured.module.named_modules() if isinstance(part, ByMode)]
+    assert kept == ["parts.1", "parts.2.0", "parts.3"]
+    assert [captured.scopes[name].path for name in ("parts_1", "parts_3")] == ["parts.1", "parts.3"]
+    x = torch.randn(64, 4)
+    for module in (captured.module, pickle.loads(pickle.dumps(captured.module))):
+        for mode in (True, False, True):
+            model.train(mode), module.train(mode)
+            torch.manual_seed(0)
+            expected = model(x)
+            torch.manual_seed(0)
+            assert torch.equal(module(x), expected)
+    assert not any(isinstance(part, ByMode) for part in model.modules())
+
+
+def test_a_part_of_its_own_mode_keeps_it():
+    model = Residual(DropPath(0.5), DropPath(0.5))
+    model.parts[1].eval()
+    module = capture_for_training(model, capture).captured.module
+    flags = {path: part.training for path, part in module.named_modules()}
+    assert flags["parts.0"] and not flags["parts.1"] and not flags["parts.1.in_training"]
+
+
+def test_what_passes_its_input_on_in_evaluation_is_gone_when_settled():
+    module = capture_for_training(Residual(DropPath(0.5), Halved()), capture).captured.module
+    settle_mode_values(module)
+    calls = [str(node.target) for node in module.graph.nodes if node.op == "call_module"]
+    assert calls == ["layers.0", "layers.1", "parts.1"]
+    module.recompile()
+    module.eval()
+    assert module(torch.ones(2, 4)).shape == (2, 4)
+
+
+def test_parts_with_parameters_do_not():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.scale if self.training else x
+
+    captured, difference = capture_for_training(Residual(DropPath(0.5), Scaled()), capture)
+    assert "in training mode" in difference
+    assert not any(isinstance(part, ByMode) for part in captured.module.modules())
+
+
+def test_a_model_that_reads_more_of_a_part_than_numbers_says_so():
+    class Reads(Residual):
+        def forward(self, x):
+            return super().forward(x) + self.parts[0].extra().sum()
+
+    class Path(DropPath):
+        def extra(self):
+            return torch.ones(1)
+
+    captured, difference = capture_for_training(Reads(Path(0.5)), capture)
+    assert "in training mode" in difference
+    assert captured.module(torch.ones(2, 4)).shape == (2, 4)

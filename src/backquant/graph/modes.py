@@ -6,8 +6,9 @@ Here the model is traced in both modes:
 
 1. Arguments that differ between the two graphs are read from a ``ModeValue`` in the module that
    they come from, so that ``train()`` and ``eval()``, of the whole model or of a part, reach them.
-2. Where more than arguments differs (``if self.training: ...``), the graph of the model's own mode
-   is taken, and the difference reported.
+2. A part without parameters in which more than arguments differs (``if not self.training: return x``, as
+   dropped paths have it) becomes a ``ByMode`` of both graphs.
+3. Where more differs elsewhere, the graph of the model's own mode is taken, and the difference reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from backquant.errors import CaptureError
+from backquant.graph.by_mode import ByMode, is_identity, may_be_by_mode
 from backquant.graph.capture import Captured
+from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import NamePool, get_module, set_module
 from backquant.graph.scope import Scope
@@ -70,6 +73,46 @@ def capture_for_training(
     >>> [node.op for node in module.graph.nodes]
     ['placeholder', 'call_module', 'call_function', 'output']
     """
+    made = _in_both_modes(model, capture)
+    if not made.difference:
+        return made
+    parted = _with_parts_by_mode(model)
+    if parted is None:
+        return made
+    try:
+        again = _in_both_modes(parted, capture)
+    except CaptureError:  # it reads more of a part than its numbers
+        return made
+    return made if again.difference else again
+
+
+def _with_parts_by_mode(model: nn.Module) -> nn.Module | None:
+    """A copy in which the parts of rule 2 are ``ByMode``; ``None`` where there are none."""
+    copied, found = shallow_copy(model), False
+    for path, part in reversed([*copied.named_modules()]):  # the innermost first
+        by_mode = _by_mode(part) if path and may_be_by_mode(part) else None
+        if by_mode is not None:
+            set_module(copied, path, by_mode)
+            found = True
+    return copied if found else None
+
+
+def _by_mode(part: nn.Module) -> ByMode | None:
+    """``part`` as both graphs, if they differ, and it can be traced."""
+    try:
+        training, evaluation = (capture_trace(shallow_copy(part).train(on)) for on in (True, False))
+    except CaptureError:
+        return None
+    if not _first_difference(training.module.graph, evaluation.module.graph):
+        return None
+    graphs = (fx.GraphModule(each.module, each.module.graph) for each in (training, evaluation))
+    return ByMode(part, *graphs)
+
+
+def _in_both_modes(
+    model: nn.Module, capture: Callable[[nn.Module], Captured]
+) -> CapturedForTraining:
+    """``model`` by rule 1, or by rule 3."""
     own = capture(model)
     flags = {module.training for module in model.modules()}
     try:
@@ -90,7 +133,8 @@ def capture_for_training(
 
 
 def settle_mode_values(module: fx.GraphModule) -> None:
-    """Replace the calls of every ``ModeValue`` by its value in evaluation. Edits in place.
+    """Replace the calls of every ``ModeValue`` by its value in evaluation, and those of a ``ByMode`` that
+    passes its input on in evaluation by that input. Edits in place.
 
     >>> class Half(nn.Module):
     ...     def __init__(self):
@@ -110,6 +154,9 @@ def settle_mode_values(module: fx.GraphModule) -> None:
         if isinstance(called, ModeValue):
             for user in list(node.users):
                 _replace(user, partial(_settled, node, called.in_evaluation))
+            module.graph.erase_node(node)
+        elif isinstance(called, ByMode) and is_identity(called.in_evaluation.graph):
+            node.replace_all_uses_with([*node.args, *node.kwargs.values()][0])
             module.graph.erase_node(node)
 
 

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.fx.proxy import Scope as FxScope
 from torch.nn.utils import rnn
 
+from backquant.graph.by_mode import ByMode
 from backquant.graph.held import Held
 from backquant.graph.hooks import (
     forward_in_place,
@@ -69,7 +70,7 @@ def is_leaf(module: nn.Module) -> bool:
         return True
     if isinstance(module, nn.Sequential):
         return False
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, (torch.jit.ScriptModule, ByMode)):
         return True
     if has_own_methods(module):
         return False

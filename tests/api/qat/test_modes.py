@@ -155,3 +155,41 @@ def test_a_model_that_can_be_traced_in_one_mode_only(qat):
     with pytest.warns(UserWarning, match="in training mode: .*cannot be traced"):
         prepared = qat.ours(OneMode(), torch.ones(2, 4))
     assert torch.isfinite(prepared(torch.randn(2, 4))).all()
+
+
+class DropPath(nn.Module):
+    def forward(self, x):
+        if not self.training:
+            return x
+        return x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5) * 2
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.drop = DropPath()
+
+    def forward(self, x):
+        return x + self.drop(self.bn(self.conv(x)))
+
+
+def test_dropped_paths_are_dropped_in_training_only(qat, tmp_path):
+    """PyTorch's flow, and ours before, dropped them in evaluation and in what was converted, too."""
+    model, x = nn.Sequential(Block(), Block()), torch.randn(8, 4, 6, 6)
+    prepared = _prepare(qat, model, x).apply(backquant.disable_observer)
+    for mode in (True, False):
+        for each in (model, prepared):
+            each.train(mode)
+        torch.manual_seed(1)
+        expected = model(x)
+        torch.manual_seed(1)
+        assert torch.allclose(prepared(x), expected, atol=1e-5)
+    prepared.apply(backquant.enable_fake_quant).apply(backquant.enable_observer)
+    qat.train(prepared.train(), x.shape, range(10))
+    quantized = backquant.convert_fx(prepared.eval())
+    assert len(quantized.kernels) >= 4
+    wanted = prepared.apply(backquant.disable_observer)(x)
+    assert (quantized(x) - wanted).abs().max() <= 0.1 * wanted.abs().max()
+    backquant.save(quantized, tmp_path / "model.bq")
+    assert torch.equal(backquant.load(tmp_path / "model.bq")(x), quantized(x))
