@@ -17,7 +17,7 @@ _NUMBERS = (bool, int, float, str, type(None))
 
 
 class ByMode(nn.Module):
-    """Two graphs of a module; ``train()`` and ``eval()`` choose. The numbers and texts of ``part`` can be read.
+    """Two graphs of ``part``; ``train()`` and ``eval()`` choose. Its numbers and texts can be read.
 
     >>> import torch
     >>> twice = fx.symbolic_trace(nn.Sequential(nn.Identity()))

@@ -6,7 +6,8 @@
    the program again, twice, and attention may lie in memory in another order each time, which a view behind
    it does not survive. In the file a copy is nothing.
 3. The least and the greatest value of a whole tensor (``x.amin()``) are those along all its axes, which are
-   written out: of an empty list the exporter makes nothing.
+   written out: of an empty list the exporter makes nothing. Both at once (``x.aminmax()``), which it does not
+   know, are one after the other.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def spell_for_onnx(program: ExportedProgram) -> None:
         elif node.target in (overload("amin"), overload("amax")):
             x, axes, *more = node.args if len(node.args) > 1 else (*node.args, [])
             node.args = (x, axes or list(range(x.meta["val"].dim())), *more)
+        elif node.target is overload("aminmax"):
+            _one_after_the_other(node)
     _outputs_as_tensors(program)
     program.graph_module.recompile()
 
@@ -53,6 +56,20 @@ def _lay_out(node: fx.Node) -> None:
         )
     copied.meta = {**node.meta, "val": node.meta["val"].contiguous()}
     node.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+
+
+def _one_after_the_other(node: fx.Node) -> None:
+    x, axis = node.args[0], node.kwargs.get("dim")
+    assert isinstance(x, fx.Node)
+    axes = list(range(x.meta["val"].dim())) if axis is None else [axis]
+    for user in list(node.users):
+        function = overload(("amin", "amax")[user.args[1]])  # type: ignore[index]
+        with node.graph.inserting_before(user):
+            made = node.graph.call_function(function, (x, axes, node.kwargs.get("keepdim", False)))
+        made.meta = user.meta
+        user.replace_all_uses_with(made)
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
 
 
 def _outputs_as_tensors(program: ExportedProgram) -> None:
