@@ -1,4 +1,4 @@
-"""Epsilons that the exporter's optimizer takes for zero, and factors that it takes for one, are in the file."""
+"""What the exporter's optimizer takes for zero or one is in the file."""
 
 from __future__ import annotations
 

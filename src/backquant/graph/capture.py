@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from backquant.errors import CaptureError, ConfigError, did_you_mean
+from backquant.graph.advice import is_packages, largest_part
 from backquant.graph.assemble import DeferredGraphModule, assemble
 from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
@@ -23,6 +24,8 @@ from backquant.graph.rank_reads import move_rank_reads
 from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
+
+_OURS = "'Changeable'"  # in errors of Python's, which name the class
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,11 @@ def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> Capt
         else "move these lines into a submodule and name it in\n"
         "PrepareCustomConfig().set_non_traceable_module_names([...])  # it stays in float"
     )
-    reason = str(error).strip().splitlines()
+    if not path and is_packages(model) and (part := largest_part(model)):
+        fix = f"part by part; the largest is model.get_submodule({part!r})"
+    reason = [
+        each.replace(_OURS, "a value of the trace") for each in str(error).strip().splitlines()
+    ]
     return CaptureError(
         f"the model cannot be traced symbolically: {reason[0] if reason else type(error).__name__}",
         where=f"{where}, {line}" if line else where,

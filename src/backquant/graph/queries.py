@@ -58,6 +58,10 @@ def node_arguments(node: fx.Node) -> Iterator[Any]:
     yield from node.kwargs.values()
 
 
+# Methods of tensors that give sizes.
+_OF_SIZES = frozenset({"size", "numel", "nelement", "stride", "element_size"})
+
+
 class GraphIndex:
     """Indexes of one graph as it stands: build a new one after an edit.
 
@@ -165,7 +169,7 @@ class GraphIndex:
             return self.has_no_tensors(node.args[0])
         if node.target is getattr and node.args[1] in ("ndim", "shape"):
             return True
-        if node.op == "call_method" and node.target == "size":
+        if node.op == "call_method" and node.target in _OF_SIZES:
             return True
         if getattr(node.target, "__module__", "") in _PYTHON and node.all_input_nodes:
             return all(map(self.has_no_tensors, node.all_input_nodes))

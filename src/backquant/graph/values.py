@@ -61,6 +61,16 @@ class GraphValues:
             self._module = None
         return self._known
 
+    def run(self) -> GraphValues:
+        """The same, measured now.
+
+        >>> values = GraphValues(fx.symbolic_trace(lambda x: x.argmax() + 1), (torch.ones(2),))
+        >>> sorted(values.run().integers)
+        ['add', 'argmax']
+        """
+        self.measured  # noqa: B018 - a property that runs the graph
+        return self
+
     def of(self, node: str) -> TensorFacts | None:
         """What is known of a node's value."""
         return self.measured.get(node)
@@ -76,12 +86,13 @@ class GraphValues:
 
     @cached_property
     def integers(self) -> frozenset[str]:
-        """The nodes that give integers or truths, where tensors of them are among the inputs.
+        """The nodes that give integers or truths, where the graph was run, or tensors of them are inputs.
 
-        Where none are, nobody runs the graph to ask.
+        Where neither is so, nobody runs the graph to ask.
 
-        >>> GraphValues(fx.symbolic_trace(lambda ids: ids + 3), (torch.tensor([1]),)).integers
-        frozenset({'add', 'ids'})
+        >>> values = GraphValues(fx.symbolic_trace(lambda ids: ids + 3), (torch.tensor([1]),))
+        >>> sorted(values.integers)
+        ['add', 'ids']
         """
         leaves = tree_leaves(self._example) if self._known is None else ()
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

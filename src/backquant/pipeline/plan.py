@@ -337,9 +337,12 @@ def _better(made: Planned, model: nn.Module, planning: _Planning, capturing: Cap
 
 
 def decided(graph: FusedGraph, request: Request, example_inputs: Any = None) -> Planned:
-    """A fused graph with the plan for it; ``example_inputs``: for conditions of the backend on shapes."""
+    """A fused graph with the plan for it.
+
+    ``example_inputs`` show shapes and dtypes: fake quantize modules take floats only.
+    """
     fused, backend, mapping = graph.fused, request.backend_config, request.qconfig_mapping
-    values = GraphValues(fused.module, example_inputs)
+    values = GraphValues(fused.module, example_inputs).run()
     plan = make_plan(
         fused.module,
         fused.scopes,

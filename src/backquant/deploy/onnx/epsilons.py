@@ -2,8 +2,8 @@
 
 1. It takes a number of up to 1e-8 for zero and leaves the addition out: ``log(x + 1e-15)`` became ``log(x)``,
    infinite at zero. ``Sum`` of the same two values is not touched.
-2. It takes a number within 1e-5 of one for one: ``1 - x / (1 + 1e-6)`` became zero at one. A tensor with an axis
-   is not touched.
+2. It takes a number within 1e-5 of one for one: ``1 - x / (1 + 1e-6)`` became zero at one. A tensor with an
+   axis is not touched.
 
 Source: ONNX operator documentation, Add-14, Sub-14, Mul-14, Div-14 and Sum-13.
 """
@@ -21,7 +21,7 @@ _TAKEN_FOR_ONE = 1.1e-5
 
 
 def keep_epsilons(model: Any) -> None:
-    """Apply the rules, in place: to ``x + c``, ``c + x`` and ``x - c``, to ``x * c``, ``c * x`` and ``x / c``."""
+    """Apply the rules in place, to ``x + c``, ``c + x``, ``x - c``, ``x * c``, ``c * x`` and ``x / c``."""
     for node in list(model.graph):
         if node.op_type == "Add" and any(_epsilon(value) is not None for value in node.inputs):
             node.op_type = "Sum"
@@ -49,9 +49,7 @@ def _keep_factor(model: Any, node: Any) -> None:
 def _epsilon(value: Any) -> Any:
     """The array of a float constant that is one small number, and not zero."""
     array = _number(value)
-    return (
-        array if array is not None and 0 < abs(float(array.item())) <= _TAKEN_FOR_ZERO else None
-    )
+    return array if array is not None and 0 < abs(float(array.item())) <= _TAKEN_FOR_ZERO else None
 
 
 def _number(value: Any) -> Any:
