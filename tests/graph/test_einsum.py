@@ -113,6 +113,8 @@ def test_it_runs_on_integers(backend, capture):
     )
     rows = [row for row in quantized.report.rows if row.multiply_adds]
     assert len(rows) == 8
-    assert all(row.outcome == "quantized" for row in rows), rows
+    # where PyTorch's kernel would multiply floats, the two products of attention stay float
+    products = 0 if backend == "onnxruntime" else 2
+    assert sum(row.outcome != "quantized" for row in rows) == products, rows
     wanted = model(x)
     assert (quantized(x) - wanted).norm() < 0.05 * wanted.norm()

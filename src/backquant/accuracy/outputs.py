@@ -117,9 +117,7 @@ def _powers(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     tensor([2.5000e-01, 1.0000e+04], dtype=torch.float64)
     """
     one, two = (tensor.detach().double() for tensor in (wanted, found))
-    one, two = (
-        tensor.flatten(1) if tensor.dim() else tensor.reshape(1, 1) for tensor in (one, two)
-    )
+    one, two = (each.flatten(1) if each.dim() > 1 else each.reshape(-1, 1) for each in (one, two))
     wanted_there, found_there = torch.isfinite(one), torch.isfinite(two)
     signal = torch.where(wanted_there, one, 0.0).square().sum(1)
     noise = torch.where(wanted_there & found_there, two - one, 0.0).square().sum(1)

@@ -6,6 +6,7 @@ so that nothing in them is quantized.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from torch import fx, nn
@@ -57,7 +58,7 @@ def may_be_by_mode(part: nn.Module) -> bool:
     (False, False)
     """
     is_torchs = type(part).__module__.startswith("torch.") or isinstance(part, LazyModuleMixin)
-    return not is_torchs and not [*part.parameters(), *part.buffers()]
+    return not is_torchs and next(chain(part.parameters(), part.buffers()), None) is None
 
 
 def is_identity(graph: fx.Graph) -> bool:

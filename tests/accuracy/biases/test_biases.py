@@ -154,3 +154,12 @@ def test_how_many_batches_are_watched() -> None:
     worth = [batches_worth(prepared, count, 1.0) for count in (1, 3, 8, 100)]
     assert worth == [(0, 0), *sorted(worth[1:])] and (0, 0) < worth[1] < worth[3] == (8, 2)
     assert batches_worth(prepared, 3, 1e6) == (0, 0)
+
+
+@pytest.mark.parametrize("recipe", ["default", ["bias-correction"]])
+def test_a_model_that_gives_one_number_for_each_row(recipe: Any) -> None:
+    """As those of torchfm do: their outputs have one dimension."""
+    model = nn.Sequential(*depthwise(), nn.Linear(8, 1), nn.Flatten(0)).eval()
+    made = backquant.quantize(model, calibration=images(6, 1), slower="keep", recipe=recipe)
+    assert made.report.extras["recipe"]["gained"][0]["proposed"] == 7
+    assert made(images(1, 2)[0]).shape == (4,)
