@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,8 @@ from backquant.graph.returned import keep_returned
 from backquant.graph.scope import Scope
 from backquant.graph.tracer import ModuleTracer, user_line
 
-_OURS = "'Changeable'"  # in errors of Python's, which name the class
+# As errors of Python's name the class of a value.
+_OURS = re.compile("'(Changeable|ExampleProxy|ExampleAttribute)'")
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,7 @@ def _explained(error: Exception, model: nn.Module, tracer: ModuleTracer) -> Capt
     )
     if not path and is_packages(model) and (part := largest_part(model)):
         fix = f"part by part; the largest is model.get_submodule({part!r})"
-    reason = [
-        each.replace(_OURS, "a value of the trace") for each in str(error).strip().splitlines()
-    ]
+    reason = _OURS.sub("a value of the trace", str(error)).strip().splitlines()
     return CaptureError(
         f"the model cannot be traced symbolically: {reason[0] if reason else type(error).__name__}",
         where=f"{where}, {line}" if line else where,

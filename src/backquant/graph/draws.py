@@ -6,15 +6,13 @@ dropout, dropout only in training mode.
 
 from __future__ import annotations
 
-import linecache
 import sys
-from types import FrameType
 from typing import Any
 
 import torch
 
 from backquant.graph.dispatch_mode import DispatchMode
-from backquant.graph.tracer import is_users
+from backquant.graph.tracer import frame_line
 
 __all__ = ["Draws"]
 
@@ -44,15 +42,5 @@ class Draws(DispatchMode):
         before = generator.get_state()
         result = func(*args, **kwargs)
         if generator.device.type != "cpu" or not torch.equal(before, generator.get_state()):
-            self.found.setdefault(str(func), _caller(sys._getframe(1)))
+            self.found.setdefault(str(func), frame_line(sys._getframe(1)))
         return result
-
-
-def _caller(frame: FrameType | None) -> str:
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if is_users(path):
-            line = linecache.getline(path, frame.f_lineno).strip()
-            return f"{path}:{frame.f_lineno}: {line}"
-        frame = frame.f_back
-    return ""

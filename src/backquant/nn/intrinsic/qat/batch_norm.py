@@ -4,7 +4,7 @@ After training the batch norm is folded, so the weight to fake-quantize is the f
 is scaled back before the batch norm sees it, which then uses the batch's own statistics
 (Krishnamoorthi, arXiv:1806.08342, section 3.2.2; PyTorch's default path, one convolution only):
 
-1. ``factor = gamma / sqrt(running_var + eps)``; without gamma (``affine=False``) it is 1
+1. ``factor = gamma / sqrt(running_var + eps)``; gamma is 1 where there is none (``affine=False``)
 2. ``y = root(x, fake_quantize(weight * factor)) / factor + bias``
 3. output ``bn(y)``
 
