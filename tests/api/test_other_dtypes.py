@@ -54,3 +54,65 @@ def test_a_layer_of_another_dtype_stays_float_with_the_reason(
     assert [reason.rule for reason in row.reasons][:1] == [ReasonCode.DTYPE]
     noise = (quantized(x) - model(x)).square().sum() / model(x).square().sum()
     assert float(noise.detach()) < 1e-3
+
+
+class _Rotary(nn.Module):
+    """Angles in float64 (diffusers' Flux)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        rates = 0.1 ** torch.arange(4, dtype=torch.float64)
+        angles = torch.outer(at.double(), rates)
+        angles = torch.cat((angles, angles), -1)
+        return self.after(self.before(x) * angles.cos().float())
+
+
+class _Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.filter = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(self.before(x)) * self.filter
+        return self.after(torch.fft.irfft(torch.cat((spectrum, spectrum)), n=8))
+
+
+_WIDE = {
+    "float64": (_Rotary, lambda: (torch.randn(2, 5, 8), torch.arange(5.0))),
+    "complex64": (_Spectrum, lambda: (torch.randn(2, 8),)),
+}
+
+
+def _prepared(how: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
+    if how == "calibrated":
+        mapping = backquant.get_default_qconfig_mapping("x86")
+        return backquant.prepare_fx(model.eval(), mapping, inputs)
+    mapping = backquant.get_default_qat_qconfig_mapping("x86")
+    return backquant.prepare_qat_fx(model.train(), mapping, inputs)
+
+
+@pytest.mark.parametrize("how", ["calibrated", "trained"])
+@pytest.mark.parametrize("dtype", list(_WIDE))
+def test_what_computes_in_other_numbers_inside_of_a_model_stays_float_with_the_reason(
+    dtype: str, how: str
+) -> None:
+    """Their observers failed in training ("Float but found Double"), their kernels at the first call."""
+    torch.manual_seed(0)
+    kind, make = _WIDE[dtype]
+    model, inputs = kind(), make()
+    with pytest.warns(UserWarning, match=f"a tensor of {dtype}"):
+        prepared = _prepared(how, model, inputs)
+    prepared(*inputs)
+    quantized = backquant.convert_fx(prepared.eval())
+    joined = next(row for row in quantized.report.rows if row.operator == "torch.cat")
+    assert joined.reasons[0].rule == ReasonCode.DTYPE
+    assert joined.reasons[0].asked == f"a tensor of {dtype}"
+    layers = [row for row in quantized.report.rows if row.module_path in ("before", "after")]
+    assert [row.outcome for row in layers] == ["quantized"] * 2
+    with torch.no_grad():
+        noise = (quantized(*inputs) - model(*inputs)).square().sum() / model(*inputs).square().sum()
+    assert float(noise) < 1e-2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import fx, nn
 
@@ -50,3 +51,26 @@ def test_a_fused_operator_has_the_value_of_its_last_part() -> None:
     values = GraphValues(gm, torch.zeros(2, 3, 4)).renamed({"x": "relu"})
     assert values.of("x").shape == (2, 12)
     assert values.seen()["x"].shape == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("function", "wide"),
+    [
+        (lambda x: x.double() + 1, True),
+        (lambda x: x.to(torch.float64), True),
+        (lambda x: torch.fft.rfft(x).abs(), True),
+        (lambda x: x.float() + 1, False),
+        (lambda x: x.to(torch.bfloat16), False),
+    ],
+)
+def test_a_graph_says_by_itself_whether_numbers_get_wider(function, wide: bool) -> None:
+    values = GraphValues(fx.symbolic_trace(function), torch.zeros(2, 4))
+    assert values.may_be_wide is wide and values.seen() == {}
+    assert values.renamed({"a": "b"}).may_be_wide is wide
+
+
+def test_integers_are_known_under_the_names_of_fused_operators() -> None:
+    """They were lost where anything was fused."""
+    gm = fx.symbolic_trace(lambda ids, x: (ids + 3, x + 1))
+    values = GraphValues(gm, (torch.tensor([1]), torch.ones(1))).renamed({"x": "add_1"})
+    assert values.integers == {"ids", "add"}

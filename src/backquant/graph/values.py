@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from backquant.graph.arguments import signature_of
 from backquant.graph.clone import own_buffers
 from backquant.graph.example import as_arguments
 from backquant.graph.objects import fresh
+from backquant.graph.queries import node_arguments
+
+# Parts of the names of functions and methods whose results are float64 or complex.
+_WIDENING = ("double", "complex", "fft", "stft", "polar", "cfloat", "cdouble")
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,22 @@ class GraphValues:
         leaves = (*tree_leaves(self._example), *self._module.buffers())
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         return any(tensor.layout is not torch.strided for tensor in tensors)
+
+    @cached_property
+    def may_be_wide(self) -> bool:
+        """Whether a value may be float64 or complex: else nobody runs the graph to ask.
+
+        >>> GraphValues(fx.symbolic_trace(lambda x: x.double() + 1)).may_be_wide
+        True
+        """
+        if self._module is None or self._known is not None:
+            return any(is_wide(facts.dtype) for facts in (self._known or {}).values())
+        nodes = self._module.graph.nodes
+        reads = (str(node.target) for node in nodes if node.op == "get_attr")
+        held = (attrgetter(name)(self._module) for name in reads)
+        leaves = (*tree_leaves(self._example), *self._module.buffers(), *held)
+        tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return any(is_wide(tensor.dtype) for tensor in tensors) or any(map(_may_widen, nodes))
 
     @cached_property
     def integers(self) -> frozenset[str]:
@@ -155,6 +176,14 @@ class _Renamed(GraphValues):
     def may_be_sparse(self) -> bool:
         return self._source.may_be_sparse
 
+    @cached_property
+    def may_be_wide(self) -> bool:
+        return self._source.may_be_wide
+
+    @cached_property
+    def integers(self) -> frozenset[str]:
+        return self._source.integers
+
     def of(self, node: str) -> TensorFacts | None:
         return self._source.of(self._names.get(node, node))
 
@@ -176,6 +205,24 @@ class _Runner(fx.Interpreter):
             is_sparse = value.layout is not torch.strided
             self.found[n.name] = TensorFacts(tuple(value.shape), value.dtype, free, is_sparse)
         return value
+
+
+def is_wide(dtype: torch.dtype) -> bool:
+    """Whether numbers are wider than float32, or complex: nothing quantizes them.
+
+    >>> is_wide(torch.float64), is_wide(torch.complex64), is_wide(torch.bfloat16)
+    (True, True, False)
+    """
+    return dtype is torch.float64 or dtype.is_complex
+
+
+def _may_widen(node: fx.Node) -> bool:
+    """Whether a call may make float64 or complex numbers of others, by its name and arguments."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = (value for value in node_arguments(node) if isinstance(value, torch.dtype))
+    return any(word in name for word in _WIDENING) or any(map(is_wide, named))
 
 
 def _is_of_numbers(value: torch.Tensor | TensorFacts) -> bool:

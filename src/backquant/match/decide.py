@@ -11,7 +11,7 @@ from torch import fx
 from backquant.backend_config import BackendConfig, BackendPatternConfig, ObservationType
 from backquant.backend_config.conditions import has_conditions
 from backquant.graph import GraphIndex, Scope
-from backquant.graph.values import GraphValues
+from backquant.graph.values import GraphValues, is_wide
 from backquant.match.conditions import unmet
 from backquant.match.constraints import divides
 from backquant.match.custom import CustomMatching, requested_kind
@@ -187,6 +187,8 @@ class _Facts:
         other = _other_weights(use.weight_dtype())
         if self.values.may_be_sparse:
             other = (*other, *_sparse_inputs(occurrence, self.values))
+        if self.values.may_be_wide:
+            other = (*other, *_wide_tensors(occurrence, self.values))
         if other:
             return (other,) * len(config.dtype_configs)
         if not has_conditions(config) and not in_blocks and not given_in_blocks:
@@ -235,6 +237,19 @@ def _sparse_inputs(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal
     if not any(known is not None and known.is_sparse for known in facts):
         return ()
     return (Refusal(ReasonCode.CONDITION, "a sparse tensor", "dense tensors", "x.to_dense()"),)
+
+
+def _wide_tensors(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal, ...]:
+    """What refuses to read or give numbers that observers and kernels have no integers for."""
+    members = occurrence.members
+    names = {one.name for node in members for one in (node, *node.all_input_nodes)}
+    facts = (values.of(name) for name in sorted(names))
+    wide = next((one.dtype for one in facts if one is not None and is_wide(one.dtype)), None)
+    if wide is None:
+        return ()
+    name = str(wide).removeprefix("torch.")
+    fix = "" if wide.is_complex else "x.float()"
+    return (Refusal(ReasonCode.DTYPE, f"a tensor of {name}", "tensors of float32", fix),)
 
 
 def _decide_all(
