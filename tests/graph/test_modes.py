@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -241,3 +242,27 @@ def test_a_model_that_reads_more_of_a_part_than_numbers_says_so():
     captured, difference = capture_for_training(Reads(Path(0.5)), capture)
     assert "in training mode" in difference
     assert captured.module(torch.ones(2, 4)).shape == (2, 4)
+
+
+def test_a_part_that_asks_for_sizes_is_both_graphs_by_the_example():
+    """As vit_pytorch's dropped paths do; they dropped in evaluation, too."""
+
+    class BySample(DropPath):
+        def forward(self, x):
+            if not self.training:
+                return x
+            kept = torch.rand((x.shape[0], *(1,) * (x.ndim - 1))) > self.rate
+            return x * kept
+
+    model, x = Residual(BySample(0.5)), torch.ones(64, 4)
+    how = partial(capture, example_inputs=(x,))
+    assert "in training mode" in capture_for_training(model, how).difference
+    captured, difference = capture_for_training(model, how, (x,))
+    assert difference == ""
+    for mode in (True, False):
+        model.train(mode), captured.module.train(mode)
+        torch.manual_seed(0)
+        expected = model(x)
+        torch.manual_seed(0)
+        assert torch.equal(captured.module(x), expected)
+    assert not any(part._forward_pre_hooks for part in model.modules())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from backquant.errors import InputError
+from backquant.graph.clone import own_buffers
 from backquant.graph.costs import MultiplyAdds
 from backquant.graph.draws import Draws
-from backquant.graph.example import check_inputs
+from backquant.graph.example import as_arguments, check_inputs
+from backquant.graph.objects import fresh
 from backquant.graph.settle import WritesParameterError
 
-__all__ = ["ExampleCall"]
+__all__ = ["ExampleCall", "first_calls"]
 
 
 class ExampleCall(NamedTuple):
@@ -42,3 +46,30 @@ class ExampleCall(NamedTuple):
             draws = Draws()
             return cls(inputs, check_inputs(model, inputs, draws), draws.found, 0)
         return cls(inputs, output, draws.found, counter.count)
+
+
+def first_calls(model: nn.Module, paths: Iterable[str], inputs: Any) -> dict[str, Any]:
+    """The example inputs of the parts at ``paths``: those of each part's first call, in one call of ``model``
+    in evaluation mode. Parts that are not called, or called with positional and keyword arguments, have
+    none; where the call fails, no part has any.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    >>> first_calls(model, ["1"], torch.zeros(5, 3))["1"][0].shape
+    torch.Size([5, 2])
+    """
+    copied, found = own_buffers(model).eval(), dict[str, Any]()
+
+    def note(path: str, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not (args and kwargs):
+            found.setdefault(path, kwargs or args)
+
+    for path in paths:
+        copied.get_submodule(path).register_forward_pre_hook(partial(note, path), with_kwargs=True)
+    args, kwargs = as_arguments(inputs)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            copied(*fresh(args), **fresh(kwargs))
+    except Exception:  # the model is called, and its errors told, where its example is checked
+        return {}
+    return found

@@ -14,6 +14,7 @@ Here the model is traced in both modes:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count, zip_longest
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from backquant.graph.capture import Captured
 from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
 from backquant.graph.edit import NamePool, get_module, set_module
+from backquant.graph.example_call import first_calls
 from backquant.graph.scope import Scope
 
 
@@ -58,9 +60,11 @@ class CapturedForTraining(NamedTuple):
 
 
 def capture_for_training(
-    model: nn.Module, capture: Callable[[nn.Module], Captured]
+    model: nn.Module, capture: Callable[[nn.Module], Captured], example_inputs: Any = None
 ) -> CapturedForTraining:
     """Capture ``model`` with ``capture``, which is called once per mode. The model is not changed.
+
+    With ``example_inputs`` the parts of rule 2 may ask for the sizes that they have there.
 
     Raises CaptureError when it cannot be captured in its own mode.
 
@@ -76,7 +80,7 @@ def capture_for_training(
     made = _in_both_modes(model, capture)
     if not made.difference:
         return made
-    parted = _with_parts_by_mode(model)
+    parted = _with_parts_by_mode(model, example_inputs)
     if parted is None:
         return made
     try:
@@ -86,27 +90,36 @@ def capture_for_training(
     return made if again.difference else again
 
 
-def _with_parts_by_mode(model: nn.Module) -> nn.Module | None:
+def _with_parts_by_mode(model: nn.Module, example_inputs: Any) -> nn.Module | None:
     """A copy in which the parts of rule 2 are ``ByMode``; ``None`` where there are none."""
     copied, found = shallow_copy(model), False
-    for path, part in reversed([*copied.named_modules()]):  # the innermost first
-        by_mode = _by_mode(part) if path and may_be_by_mode(part) else None
+    paths = [path for path, part in copied.named_modules() if path and may_be_by_mode(part)]
+    given = {} if example_inputs is None else first_calls(model, paths, example_inputs)
+    for path in reversed(paths):  # the innermost first
+        by_mode = _by_mode(copied.get_submodule(path), given.get(path))
         if by_mode is not None:
             set_module(copied, path, by_mode)
             found = True
     return copied if found else None
 
 
-def _by_mode(part: nn.Module) -> ByMode | None:
+def _by_mode(part: nn.Module, inputs: Any) -> ByMode | None:
     """``part`` as both graphs, if they differ, and it can be traced."""
-    try:
-        training, evaluation = (capture_trace(shallow_copy(part).train(on)) for on in (True, False))
-    except CaptureError:
+    training, evaluation = (_traced(shallow_copy(part).train(on), inputs) for on in (True, False))
+    if training is None or evaluation is None:
         return None
-    if not _first_difference(training.module.graph, evaluation.module.graph):
+    if not _first_difference(training.graph, evaluation.graph):
         return None
-    graphs = (fx.GraphModule(each.module, each.module.graph) for each in (training, evaluation))
+    graphs = (fx.GraphModule(each, each.graph) for each in (training, evaluation))
     return ByMode(part, *graphs)
+
+
+def _traced(part: nn.Module, inputs: Any) -> fx.GraphModule | None:
+    """Its graph; where it asks for sizes, by those of ``inputs``."""
+    for example in (None,) if inputs is None else (None, inputs):
+        with suppress(CaptureError):
+            return capture_trace(part, example_inputs=example).module
+    return None
 
 
 def _in_both_modes(

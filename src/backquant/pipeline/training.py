@@ -91,7 +91,7 @@ def _captured(
         plain, why = None, said_to_fail(error)
     how = partial(traced_with_example, custom, Capturing("trace", called.inputs), why)
     try:
-        made = capture_for_training(model, how)
+        made = capture_for_training(model, how, called.inputs)
     except CaptureError:
         if plain is None:
             raise
