@@ -283,3 +283,45 @@ def test_texts_stop_at_tensors() -> None:
     doubled = graph.call_function(operator.add, (x, x))
     size = graph.call_method("size", (doubled, 0))
     assert text_of(graph.call_function(operator.mod, (size, 4))) == "add.size(0) % 4"
+
+
+def or_made(self, x):
+    """x_transformers' ``default``."""
+    y = x() if callable(x) else x
+    return y * y.shape[0]
+
+
+def without_autocast(self, x):
+    with torch.autocast(x.device.type, enabled=False):
+        return x * len(x)
+
+
+def again_a_tensor(self, x):
+    """monai's HighResNet: no tensor of the trace is one to functions in C, which read its memory."""
+    return x * len(x) + torch.as_tensor(self.fc(x))
+
+
+def chosen(self, x):
+    return torch.where(x > 0, x, 0.0) * torch.where(torch.ones(4) > 0, x.min(), 0.0) * len(x)
+
+
+def in_place_of_a_size(self, x):
+    return x * len(x) + torch.ones(1).expand(x.argmax() * 0 + 4)
+
+
+@pytest.mark.parametrize(
+    "before", [or_made, without_autocast, again_a_tensor, chosen, in_place_of_a_size]
+)
+def test_values_of_the_trace_where_python_and_c_want_others(before: Callable[..., Any]) -> None:
+    model, x = Net(before), torch.randn(3, 4)
+    captured = traced(model, x)
+    other = torch.randn(3, 4)
+    assert torch.equal(captured.module(other), model(other))
+
+
+def test_a_text_that_is_compared_is_not_held() -> None:
+    def by_device(self, x):
+        return x * len(x) if x.device.type != "mps" else x
+
+    notes = traced(Net(by_device), torch.randn(3, 4)).notes
+    assert any("not (x.device.type == 'mps')" in n or "x.device.type != 'mps'" in n for n in notes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from backquant.graph.in_place import Changeable
@@ -15,19 +17,28 @@ if TYPE_CHECKING:
     from backquant.graph.example_trace.tracer import ExampleTracer
 
 
+# In the code, or on the line, that asks for the class of a value.
+_OF_CLASSES = ("isinstance", "issubclass", "__class__")
+
+
 class ExampleProxy(Changeable):
     """A value that is recorded, and known on the example inputs, where it can be.
 
-    1. ``isinstance`` sees the class of the value.
+    1. ``isinstance`` in Python sees the class of the value. Torch's functions in C do not: they would read
+       memory of a tensor that is not there (``torch.as_tensor(x)``).
     2. What must be a number, a truth or a length to Python is that of the example; the tracer notes it, and
        the graph checks it at each call.
     3. What is computed from sizes stays computed.
+    4. ``callable`` is true of it, as of all values of a trace: a tensor that is called is itself
+       (``x() if callable(x) else x``).
     """
 
     tracer: ExampleTracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # rule 1
+        if not _asks_for_class(sys._getframe(1)):
+            return type(self)
         return self.tracer.class_of(self._value()) or type(self)
 
     def _value(self) -> Any:
@@ -66,6 +77,11 @@ class ExampleProxy(Changeable):
     def __hash__(self) -> int:
         return self.tracer.hash_of(self)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._value(), torch.Tensor):  # rule 4
+            return self
+        return super().__call__(*args, **kwargs)
+
     @classmethod
     def __torch_function__(
         cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None
@@ -97,7 +113,18 @@ class ExampleAttribute(ExampleProxy):
         return self._found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._found, torch.Tensor):  # rule 4
+            return self
         return self.tracer.called_method(self.root, self.attr, args, kwargs)
+
+
+def _asks_for_class(frame: FrameType) -> bool:
+    """Whether the Python code at ``frame`` itself asks for a class, as far as its line shows; code without
+    lines (type checks that a decorator wrote) does where it may."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if not line:
+        return any(word in frame.f_code.co_names for word in _OF_CLASSES)
+    return any(word in line for word in (*_OF_CLASSES, "case "))
 
 
 def _position(frame: FrameType) -> tuple[FrameType, int]:

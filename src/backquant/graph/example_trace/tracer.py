@@ -24,6 +24,7 @@ _MAKERS = (
     *(torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace),
     *(torch.tensor, torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
     *(torch.finfo, torch.iinfo, torch.tril_indices, torch.triu_indices, torch.hann_window),
+    *(torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.logspace),
 )
 _INFO = (torch.finfo, torch.iinfo)
 _RANKS = frozenset({"dim", "ndimension"})
@@ -39,7 +40,7 @@ class ExampleTracer(ModuleTracer):
     2. What else Python must know is held: ``held`` has the nodes and their values, for the caller to check.
     3. What depends on the values of tensors is as unknown as in any trace.
 
-    ``wanted``: after a failure, values that a dict or a cache would have had to know by their hash.
+    ``wanted``: after a failure, values that a dict or a cache would have had to know by their hash; texts.
     ``as_they_are``: of a trace before, which gave them by ``wanted``: they are held, and no values of the
     trace.
     """
@@ -206,6 +207,10 @@ class ExampleTracer(ModuleTracer):
         made = ExampleAttribute(proxy, name, UNKNOWN if inspect.isroutine(found) else found)
         if _key(proxy, name) in self._as_they_are:
             return self._hold(made.node, found)
+        if isinstance(
+            found, str
+        ):  # code in C takes no text of a trace (``autocast(x.device.type)``)
+            self.wanted.add(_key(proxy, name))
         return made
 
     def read(self, root: ExampleProxy, name: str) -> fx.Node:
