@@ -197,6 +197,22 @@ def test_unregistered_module() -> None:
     assert "ModuleList" in caught.value.fix
 
 
+def test_modules_made_in_forward_are_what_they_compute() -> None:
+    """As pytorch_tabnet has it: without tensors there is nothing to register."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return nn.Sequential(nn.ReLU(), nn.Flatten())(x)
+
+    module = capture(Net()).module
+    assert [node.op for node in module.graph.nodes] == [
+        *("placeholder", "call_function", "call_method", "output")
+    ]
+    module.recompile()
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(module(x), Net()(x))
+
+
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match="no module 'blokcs'") as caught:
         capture(Outer(), non_traceable_names=["blokcs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import fx, nn
 
 import backquant
-from backquant.graph import capture, inline_wrapped
+from backquant.graph import Scope, capture, inline_wrapped
 
 
 def halved(x: torch.Tensor, training: bool) -> torch.Tensor:
@@ -75,3 +76,22 @@ def test_a_quantized_model_is_recorded() -> None:
     for _ in range(3):
         model(x)
     assert model.replays.programs == 1
+
+
+def halves(x):
+    return x[:2] * 2, x[2:] * 3
+
+
+def test_several_results_are_those_that_are_read() -> None:
+    halves.__module__ = "somebody"
+    graph = fx.Graph()
+    both = graph.call_function(halves, (graph.placeholder("x"),))
+    items = [graph.call_function(operator.getitem, (both, index)) for index in (0, 1)]
+    graph.output(graph.call_function(torch.cat, (items,)))
+    module = fx.GraphModule({}, graph)
+    scopes = {node.name: Scope("", None) for node in graph.nodes}
+    inline_wrapped(module, scopes)
+    assert {node.name for node in module.graph.nodes} == set(scopes)
+    assert halves not in {node.target for node in module.graph.nodes}
+    module.recompile()
+    assert module(torch.ones(4)).tolist() == [2, 2, 3, 3]

@@ -44,6 +44,7 @@ from backquant.graph import (
     GraphEditor,
     contract,
     get_module,
+    inline_custom_gradients,
     preserve,
     rebuilt,
     remove_unused_modules,
@@ -177,6 +178,7 @@ def _working_copy(
 ) -> Conversion:
     module = rebuilt(ReferenceModel, prepared, shallow_copy(prepared))
     settle_mode_values(module)
+    inline_custom_gradients(module)
     return Conversion(
         module=module,
         editor=GraphEditor(module, state.provenance.copy()),

@@ -24,6 +24,7 @@ from backquant.graph.collector import released
 from backquant.graph.computed_biases import add_computed_biases
 from backquant.graph.computed_weights import products_of_activations
 from backquant.graph.constant_products import linear_products
+from backquant.graph.custom_gradients import inline_custom_gradients
 from backquant.graph.decomposed import register_quantized_decomposed
 from backquant.graph.edit import (
     GraphEditor,
@@ -122,6 +123,7 @@ __all__ = [
     "set_module",
     "reshape_views",
     "run_pass",
+    "inline_custom_gradients",
     "settle_mode_values",
     "shallow_copy",
     "verify",

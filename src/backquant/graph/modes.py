@@ -26,6 +26,7 @@ from backquant.graph.by_mode import ByMode, is_identity, may_be_by_mode
 from backquant.graph.capture import Captured
 from backquant.graph.capture import capture as capture_trace
 from backquant.graph.clone import shallow_copy
+from backquant.graph.custom_gradients import kept_custom_gradients
 from backquant.graph.edit import NamePool, get_module, set_module
 from backquant.graph.example_call import first_calls
 from backquant.graph.scope import Scope
@@ -77,6 +78,13 @@ def capture_for_training(
     >>> [node.op for node in module.graph.nodes]
     ['placeholder', 'call_module', 'call_function', 'output']
     """
+    with kept_custom_gradients():
+        return _captured(model, capture, example_inputs)
+
+
+def _captured(
+    model: nn.Module, capture: Callable[[nn.Module], Captured], example_inputs: Any
+) -> CapturedForTraining:
     made = _in_both_modes(model, capture)
     if not made.difference:
         return made

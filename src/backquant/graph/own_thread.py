@@ -85,6 +85,17 @@ def capture_in_own_thread() -> Iterator[None]:
 
 
 @contextmanager
+def in_turn() -> Iterator[None]:
+    """Invariant 1 for a block that replaces something by itself.
+
+    >>> with in_turn(), capture_in_own_thread():
+    ...     graph = torch.fx.symbolic_trace(torch.nn.ReLU()).graph
+    """
+    with _turn.lock:
+        yield
+
+
+@contextmanager
 def _own_patcher(capture: _Capture) -> Iterator[None]:
     base: Any = getattr(_symbolic_trace, "_Patcher", None)
     if base is None:

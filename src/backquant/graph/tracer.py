@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -144,6 +145,7 @@ class ModuleTracer(fx.Tracer):
         self._by_forms: set[fx.Node] = set()
         self._names_of: dict[int, str] = {}  # of parameters and buffers, by identity
         self._transparent: frozenset[int] = frozenset()
+        self._registered: frozenset[int] | None = None  # the modules of the root, by identity
         self._recorded = frozenset((*_PACKING, *recorded))
         self.held: dict[fx.Node, Held] = {}
         self.hooked: list[nn.Module] = []
@@ -157,6 +159,7 @@ class ModuleTracer(fx.Tracer):
             held = _tensors_by_name(root)
             self._names_of = {id(tensor): name for name, tensor in reversed(held)}
             self._transparent = _transparent_modules(root)
+            self._registered = frozenset(map(id, root.modules()))
             hooked = [part for part in root.modules() if part is not root and has_hooks(part)]
             self._hooked = frozenset(id(part) for part in hooked if is_leaf(part))
         with _forward_of(root, self._forms.get("", _forward_with_hooks(root))):
@@ -211,6 +214,8 @@ class ModuleTracer(fx.Tracer):
     ) -> Any:
         if id(m) in self._transparent:
             return args[0]
+        if self._is_made_in_forward(m):
+            return forward(*args, **kwargs)
         path = self._path_or_empty(m) if self._forms else ""
         form = self._forms.get(path)
         try:
@@ -223,6 +228,13 @@ class ModuleTracer(fx.Tracer):
             if self.failed_path is None:
                 self.failed_path = self._path_or_empty(m)
             raise
+
+    def _is_made_in_forward(self, m: nn.Module) -> bool:
+        """Whether ``m`` is none of the root's modules, and holds no tensors (``nn.ReLU()(x)``): what it
+        computes is traced."""
+        if self._registered is None or id(m) in self._registered:
+            return False
+        return next(chain(m.parameters(), m.buffers()), None) is None
 
     def _call_hooked(
         self,

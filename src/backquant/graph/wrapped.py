@@ -6,6 +6,7 @@ evaluation mode, is no more than the operators that it calls.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Collection
 from types import FunctionType
@@ -43,35 +44,48 @@ def inline_wrapped(
             continue
         if f"{target.__module__}.".startswith(_OPERATORS):
             continue
-        scope = scopes.get(node.name)
+        scope, read = scopes.get(node.name), list(node.users)
         made = inline_call(module.graph, node)
         if made is not None and scope is not None:
-            scopes.pop(node.name)
+            gone = (node, *(item for item in read if item._erased))
+            for each in gone:
+                scopes.pop(each.name, None)
             scopes.update((new.name, scope) for new in made)
 
 
-def inline_call(graph: fx.Graph, node: fx.Node) -> list[fx.Node] | None:
+def inline_call(
+    graph: fx.Graph, node: fx.Node, function: Callable[..., Any] | None = None
+) -> list[fx.Node] | None:
     """Replace the call ``node`` of a function by the operators that it calls, and return them.
+
+    ``function``: what it calls, where that is not its target.
 
     ``None``, and nothing is changed, where the function cannot be taken apart.
     """
-    body = _body(node)
+    body = _body(node, node.target if function is None else function)
     if body is None:
         return None
     inner = [n for n in body.nodes if n.op == "placeholder"]
     known: dict[fx.Node, fx.Node] = dict(zip(inner, node.all_input_nodes, strict=True))
+    is_tuple = isinstance(body.output_node().args[0], (tuple, list))
+    if is_tuple and not all(user.target is operator.getitem for user in node.users):
+        return None
     with graph.inserting_before(node):
-        result = graph.graph_copy(body, known)
-    assert isinstance(result, fx.Node)
+        result: Any = graph.graph_copy(body, known)
     made = [known[n] for n in body.nodes if n.op not in ("placeholder", "output")]
     for new in made:
         new.stack_trace = node.stack_trace
-    node.replace_all_uses_with(result)
+    if isinstance(result, fx.Node):
+        node.replace_all_uses_with(result)
+    else:
+        for item in list(node.users):
+            item.replace_all_uses_with(result[item.args[1]])
+            graph.erase_node(item)
     graph.erase_node(node)
     return made
 
 
-def _body(node: fx.Node) -> fx.Graph | None:
+def _body(node: fx.Node, function: Any) -> fx.Graph | None:
     """What the function does with these arguments, one placeholder for each of ``node``'s inputs."""
     body = fx.Graph()
     tracer = GraphAppendingTracer(body)
@@ -79,17 +93,18 @@ def _body(node: fx.Node) -> fx.Graph | None:
         n: fx.Proxy(body.placeholder(n.name), tracer) for n in node.all_input_nodes
     }
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), proxies.__getitem__)
-    assert callable(node.target)
     dice, drawn = random.getstate(), torch.get_rng_state()
     try:
-        result = node.target(*args, **kwargs)
+        result = function(*args, **kwargs)
     except Exception:  # user code that needs values: the call stays a node
         return None
     finally:
         is_random = random.getstate() != dice or not torch.equal(torch.get_rng_state(), drawn)
         random.setstate(dice)
         torch.set_rng_state(drawn)
-    if is_random or not isinstance(result, fx.Proxy):
+    items = result if isinstance(result, (tuple, list)) else (result,)
+    if is_random or not all(isinstance(item, fx.Proxy) for item in items):
         return None
-    body.output(result.node)
+    nodes = tuple(item.node for item in items)
+    body.output(nodes[0] if isinstance(result, fx.Proxy) else nodes)
     return body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from backquant.graph.example_trace.tracer import ExampleTracer
 
 
+_OF_AUTOGRAD = tuple(str(Path(torch.__file__).parent / name) for name in ("autograd", "_functorch"))
 # In the code, or on the line, that asks for the class of a value.
 _OF_CLASSES = ("isinstance", "issubclass", "__class__")
 
@@ -120,7 +122,9 @@ class ExampleAttribute(ExampleProxy):
 
 def _asks_for_class(frame: FrameType) -> bool:
     """Whether the Python code at ``frame`` itself asks for a class, as far as its line shows; code without
-    lines (type checks that a decorator wrote) does where it may."""
+    lines (type checks that a decorator wrote) does where it may; autograd's passes values on to C."""
+    if frame.f_code.co_filename.startswith(_OF_AUTOGRAD):
+        return False
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     if not line:
         return any(word in frame.f_code.co_names for word in _OF_CLASSES)
