@@ -198,19 +198,22 @@ def test_unregistered_module() -> None:
 
 
 def test_modules_made_in_forward_are_what_they_compute() -> None:
-    """As pytorch_tabnet has it: without tensors there is nothing to register."""
+    """As pytorch_tabnet and g_mlp_pytorch have them: they have no tensors that could be registered."""
 
     class Net(nn.Module):
-        def forward(self, x):
-            return nn.Sequential(nn.ReLU(), nn.Flatten())(x)
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 2)])
 
-    module = capture(Net()).module
-    assert [node.op for node in module.graph.nodes] == [
-        *("placeholder", "call_function", "call_method", "output")
-    ]
+        def forward(self, x):
+            return nn.Sequential(nn.ReLU(), *self.layers, nn.Flatten())(x)
+
+    model, x = Net(), torch.randn(2, 3, 4)
+    module = capture(model).module
+    calls = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    assert [str(node.target) for node in calls[1:]] == ["layers.0", "layers.1", "flatten"]
     module.recompile()
-    x = torch.randn(2, 3, 4)
-    assert torch.equal(module(x), Net()(x))
+    assert torch.equal(module(x), model(x))
 
 
 def test_unknown_names() -> None:

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -230,11 +229,11 @@ class ModuleTracer(fx.Tracer):
             raise
 
     def _is_made_in_forward(self, m: nn.Module) -> bool:
-        """Whether ``m`` is none of the root's modules, and holds no tensors (``nn.ReLU()(x)``): what it
-        computes is traced."""
+        """Whether ``m`` is none of the root's modules, and holds no tensors itself (``nn.ReLU()(x)``, or
+        ``nn.Sequential(*layers)(x)`` of layers that are the root's): what it computes is traced."""
         if self._registered is None or id(m) in self._registered:
             return False
-        return next(chain(m.parameters(), m.buffers()), None) is None
+        return all(own is None for own in (*m._parameters.values(), *m._buffers.values()))
 
     def _call_hooked(
         self,

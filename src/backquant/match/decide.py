@@ -19,7 +19,12 @@ from backquant.match.default_rules import DefaultRules
 from backquant.match.float_policy import settle_neighbours
 from backquant.match.index import PatternIndex
 from backquant.match.names import op_name
-from backquant.match.occurrences import Occurrence, find_occurrences, valueless_nodes
+from backquant.match.occurrences import (
+    Occurrence,
+    find_occurrences,
+    valueless_nodes,
+    whole_tuples,
+)
 from backquant.match.plan import (
     Decision,
     Fusion,
@@ -100,6 +105,7 @@ def make_plan(  # size: the graph, the two inputs that meet, and what is known b
         suggestions=Suggestions(backend_config, reader, judge),
         custom=custom or CustomMatching(),
         values=values or GraphValues(None),
+        whole_tuples=whole_tuples(graph),
     )
     declined = facts.custom.declined
     found = find_occurrences(
@@ -140,6 +146,7 @@ class _Facts:
     custom: CustomMatching
     values: GraphValues
     valueless: frozenset[str] = frozenset()
+    whole_tuples: frozenset[str] = frozenset()
 
     def special(self) -> dict[fx.Node, MatchKind]:
         """The nodes that call standalone or custom modules."""
@@ -189,6 +196,8 @@ class _Facts:
             other = (*other, *_sparse_inputs(occurrence, self.values))
         if self.values.may_be_wide:
             other = (*other, *_wide_tensors(occurrence, self.values))
+        if root.name in self.whole_tuples or anchor.name in self.whole_tuples:
+            other = (*other, _WHOLE_TUPLE)
         if other:
             return (other,) * len(config.dtype_configs)
         if not has_conditions(config) and not in_blocks and not given_in_blocks:
@@ -237,6 +246,14 @@ def _sparse_inputs(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal
     if not any(known is not None and known.is_sparse for known in facts):
         return ()
     return (Refusal(ReasonCode.CONDITION, "a sparse tensor", "dense tensors", "x.to_dense()"),)
+
+
+_WHOLE_TUPLE = Refusal(
+    ReasonCode.WHOLE_TUPLE,
+    "a tuple of tensors as a whole",
+    "the tensors, one by one",
+    "one, two = …",
+)
 
 
 def _wide_tensors(occurrence: Occurrence, values: GraphValues) -> tuple[Refusal, ...]:

@@ -25,6 +25,7 @@ from backquant.match.names import entry_text, op_name
 from backquant.match.plan import Match, MatchKind
 from backquant.match.ports import open_readers, port_uses, weighted
 from backquant.match.structure import flattened, root_of
+from backquant.operators import find
 
 _SHARES = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 
@@ -167,6 +168,28 @@ def valueless_nodes(
     tuples = _tuples_passed_on(graph, shares)
     shown = () if values is None else values.integers
     return frozenset((*(node.name for node in (*known, *computed, *integers, *tuples)), *shown))
+
+
+def whole_tuples(graph: GraphIndex) -> frozenset[str]:
+    """Names of nodes that give tuples which are joined as they are (``torch.cat(x.chunk(2))``), and of what
+    joins them: a tuple is not observed.
+
+    >>> gm = fx.symbolic_trace(lambda x: torch.cat(x.chunk(3)[1:]) + torch.cat([x, x]))
+    >>> sorted(whole_tuples(GraphIndex(gm)))
+    ['cat', 'chunk', 'getitem']
+    """
+    found: set[str] = set()
+    for node in graph.calls():
+        known = find(node.target) if node.op == "call_function" else None
+        source = node.args[0] if node.args else node.kwargs.get("tensors")
+        if known is None or not known.takes_list or not isinstance(source, fx.Node):
+            continue
+        found.add(node.name)
+        while isinstance(source, fx.Node):
+            found.add(source.name)
+            is_part = source.target is operator.getitem and isinstance(source.args[1], slice)
+            source = source.args[0] if is_part else None
+    return frozenset(found)
 
 
 def _tuples_passed_on(graph: GraphIndex, shares: Collection[fx.Node]) -> set[fx.Node]:

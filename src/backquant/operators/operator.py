@@ -55,6 +55,7 @@ class Operator:
     ``moves_values``: the result holds values of the inputs and nothing else, so that it may be computed
     on integers as they are, and its range lies within that of the inputs.
 
+    ``takes_list``: its first argument is a list of tensors.
     ``gives_items``: the result is a list of tensors, of which each item is a value by itself.
 
     ``homogeneous``: a positive factor on the input is that factor on the output, channel by channel.
@@ -98,6 +99,7 @@ class Operator:
     fused_qat: tuple[type[nn.Module], ...] = ()
     as_module: Callable[..., nn.Module] | None = field(default=None, repr=False)
     moves_values: bool = False
+    takes_list: bool = False
     gives_items: bool = False
     homogeneous: bool = False
     clamps: bool = False

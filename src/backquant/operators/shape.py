@@ -81,12 +81,14 @@ OPERATORS: tuple[Operator, ...] = (
         Sample(_TWO, call=([INPUT, INPUT], 1)),
         functions=CAT,
         aten=(_aten.cat.default,),
+        takes_list=True,
     ),
     _moves(
         "stack",
         Sample(_TWO, call=([INPUT, INPUT],)),
         functions=(torch.stack,),
         aten=(_aten.stack.default,),
+        takes_list=True,
     ),
     _moves("identity", Sample(), modules=(nn.Identity,), homogeneous=True),
     _moves(

@@ -155,7 +155,10 @@ def _split(site: Site) -> Emit | Reason:
     x = first_operand(site)
     if x is None or x.qparams is None:
         return refuse_float_input(site)
-    if any(user.target is not operator.getitem for user in site.node.users):
+    if any(
+        user.target is not operator.getitem or isinstance(user.args[1], slice)
+        for user in site.node.users
+    ):
         return site.refuse(
             ReasonCode.WHOLE_TUPLE, "a list of parts that is used whole", "items of the list"
         )
