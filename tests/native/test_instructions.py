@@ -9,15 +9,23 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from backquant.native import instructions
 from backquant.native.build import FLAGS, MACHINES
-from backquant.native.instructions import INSTRUCTION_SETS, arm_features, usable
+from backquant.native.instructions import (
+    AMX,
+    INSTRUCTION_SETS,
+    arm_features,
+    capabilities_here,
+    usable,
+)
 
 OLD = dict.fromkeys(("avx2", "fma3"), True)
 ALDER_LAKE = OLD | {"avx_vnni": True}
 SKYLAKE = OLD | dict.fromkeys(("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"), True)
 ICE_LAKE = SKYLAKE | {"avx512_vnni": True}
+SAPPHIRE_RAPIDS = ICE_LAKE | dict.fromkeys(("avx_vnni", "amx_int8"), True)
 CORTEX_A72 = {"asimd": True, "asimddp": False, "i8mm": False}
 CORTEX_A76 = CORTEX_A72 | {"asimddp": True}
 NEOVERSE_V1 = CORTEX_A76 | {"i8mm": True}
@@ -54,6 +62,9 @@ test_plan.test_any_layer_is_right()
         (ICE_LAKE, "AVX512_CORE", ["avx512", "avx2"]),
         (ICE_LAKE, "AVX512_CORE_VNNI", ["avx512_vnni", "avx512", "avx2"]),
         (ICE_LAKE, "AVX2_VNNI", ["avx2"]),
+        (SAPPHIRE_RAPIDS, "", ["amx", "avx512_vnni", "avx_vnni", "avx512", "avx2"]),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE_AMX", ["amx", "avx512_vnni", "avx_vnni", "avx512", "avx2"]),
+        (SAPPHIRE_RAPIDS, "AVX512_CORE_FP16", ["avx512_vnni", "avx_vnni", "avx512", "avx2"]),
         (ALDER_LAKE, "avx2_vnni", ["avx_vnni", "avx2"]),
         (ICE_LAKE, "AVX2", ["avx2"]),
         (ICE_LAKE, "AVX", []),
@@ -82,13 +93,16 @@ def test_what_linux_says_of_an_arm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arm_features() == CORTEX_A76
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512", "avx_vnni"])
+@pytest.mark.parametrize("name", ["avx2", "avx512", "avx_vnni", "amx"])
 def test_any_layer_is_right_with(name: str, built_kernels: Path) -> None:
-    """AVX-VNNI is an instruction of AVX-512 VNNI in another encoding: without it, that one is run."""
+    """AVX-VNNI is an instruction of AVX-512 VNNI in another encoding: without it, that one is run. Without
+    AMX its tiles are emulated."""
     names = [found.name for found in usable()]
     flags = ""
     if name == "avx_vnni" and name not in names and "avx512_vnni" in names:
         flags = " ".join([*FLAGS["avx512_vnni"], "-DBACKQUANT_LANES=8"])
+    elif name == "amx" and name not in names and "avx512_vnni" in names:
+        flags = " ".join([*FLAGS["amx"], "-DBACKQUANT_EMULATED_TILES"])
     elif name not in names:
         pytest.skip(f"this CPU has no {name}")
     command = [sys.executable, "-W", "ignore", "-c", TRIES, name, flags, str(built_kernels)]
@@ -98,6 +112,15 @@ def test_any_layer_is_right_with(name: str, built_kernels: Path) -> None:
     assert done.returncode == 0, done.stderr
     layout = next(found.layout for found in INSTRUCTION_SETS if found.name == name)
     assert done.stdout.strip() == str(layout)
+
+
+@pytest.mark.parametrize(("allowed", "has"), [(True, True), (False, False)])
+def test_linux_is_asked_for_tiles(
+    allowed: bool, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: allowed)
+    assert AMX.is_on(capabilities_here()) is has
 
 
 def test_a_limit_of_x86_says_nothing_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_what_the_wheel_says_of_itself(
 @pytest.mark.parametrize(
     ("machine", "names"),
     [
-        ("x86_64", ["avx512_vnni", "avx_vnni", "avx512", "avx2"]),
+        ("x86_64", ["amx", "avx512_vnni", "avx_vnni", "avx512", "avx2"]),
         ("aarch64", ["neon_i8mm", "neon_dot", "neon"]),
     ],
 )

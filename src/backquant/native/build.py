@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FILES = (
     *("lanes.h", "lanes_x86.h", "lanes_arm.h"),
-    *("kernels.h", "grouped.h", "images.h", "library.cpp"),
+    *("kernels.h", "grouped.h", "images.h", "tiles.h", "library.cpp"),
 )
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-ignored-attributes")
 _AVX2 = ("-mavx2", "-mfma")
@@ -26,6 +26,7 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 #: The sets of instructions that there is a library for, and what the compiler is told; ``instructions.py``
 #: has what a CPU must have.
 FLAGS = {
+    "amx": (*_FLAGS, *_AVX512, "-mavx512vnni", "-DBACKQUANT_TILED"),
     "avx512_vnni": (*_FLAGS, *_AVX512, "-mavx512vnni"),
     "avx_vnni": (*_FLAGS, *_AVX2, "-mavxvnni"),
     "avx512": (*_FLAGS, *_AVX512),
@@ -36,7 +37,7 @@ FLAGS = {
 }
 #: Those of a machine, as ``platform.machine()`` names it.
 MACHINES = {
-    "x86_64": ("avx512_vnni", "avx_vnni", "avx512", "avx2"),
+    "x86_64": ("amx", "avx512_vnni", "avx_vnni", "avx512", "avx2"),
     "aarch64": ("neon_i8mm", "neon_dot", "neon"),
 }
 _DIGITS = 16

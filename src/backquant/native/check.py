@@ -59,6 +59,8 @@ def cases() -> Iterator[Case]:
     yield Case((1, 3, 11, 12), Shape((24, 3, 3, 3), (2, 2), (1, 1)), _SIX)
     yield Case((1, 18, 6, 6), Shape((16, 18, 3, 3), (1, 1), (2, 2), (2, 2)), _FLOAT)
     yield Case((2, 3, 4, 9), Shape((8, 3, 1, 3)), _FLOAT)  # one row, read as one
+    yield Case((2, 32, 6, 9), Shape((40, 32, 3, 3), (1, 1), (1, 1)), _RELU, adds=True)
+    yield Case((1, 16, 9, 9), Shape((24, 16, 3, 3), (2, 2), (1, 1)), _FLOAT)
     for deep, groups in ((4, 5), (8, 5), (16, 2), (20, 2)):
         shape = Shape((deep * groups, deep, 3, 3), (deep // 16 + 1,) * 2, (1, 1), groups=groups)
         yield Case((2, deep * groups, 6, 9), shape, _RELU if deep > 4 else _FLOAT)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from backquant.native.instructions import AVX512_VNNI
+from backquant.native.instructions import AMX, AVX512_VNNI, capabilities_here
 
 _LIMIT = 3.0e38
 _SHORT_GELU = 64 * 1.2e-5  # its error is a 64th of a step then
@@ -98,11 +98,7 @@ def has_kernels() -> bool:
 
 def has_tiles() -> bool:
     """Whether this CPU has AMX, and the system lets this process use it: ``tiles.h``."""
-    allowed = getattr(
-        torch.cpu, "_init_amx", None
-    )  # asks Linux, as oneDNN does before its first use
-    has = torch.cpu.get_capabilities().get("amx_int8")
-    return bool(has and has_kernels() and allowed is not None and allowed())
+    return AMX.is_on(capabilities_here())
 
 
 @dataclass(frozen=True)

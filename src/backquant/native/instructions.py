@@ -35,6 +35,7 @@ class InstructionSet:
         return all(capabilities.get(name) for name in self.needed)
 
 
+AMX = InstructionSet("amx", (*_AVX512, "avx512_vnni", "amx_int8"), Layout(16, tiles=True))
 AVX512_VNNI = InstructionSet("avx512_vnni", (*_AVX512, "avx512_vnni"), Layout(16))
 AVX_VNNI = InstructionSet("avx_vnni", ("avx2", "fma3", "avx_vnni"), Layout(8))
 AVX512 = InstructionSet("avx512", _AVX512, Layout(16, Order.PAIRS))
@@ -42,7 +43,8 @@ AVX2 = InstructionSet("avx2", ("avx2", "fma3"), Layout(8, Order.PAIRS))
 NEON_I8MM = InstructionSet("neon_i8mm", ("asimd", "asimddp", "i8mm"), Layout(4))
 NEON_DOT = InstructionSet("neon_dot", ("asimd", "asimddp"), Layout(4, Order.SIGNED))
 NEON = InstructionSet("neon", ("asimd",), Layout(4, Order.PLACES))
-_X86 = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
+_VECTORS = (AVX512_VNNI, AVX_VNNI, AVX512, AVX2)
+_X86 = (AMX, *_VECTORS)
 #: The fastest of a machine first.
 INSTRUCTION_SETS = (*_X86, NEON_I8MM, NEON_DOT, NEON)
 # Of ARM: the place in the auxiliary vector of a process, and the bit there (``asm/hwcap.h`` of Linux)
@@ -52,9 +54,12 @@ _WITHIN: dict[str, tuple[InstructionSet, ...]] = {
     "SSE41": (),
     "AVX2_VNNI": (AVX_VNNI, AVX2),
     "AVX2": (AVX2,),
-    "AVX512_CORE_": _X86,
+    "AVX512_CORE_AMX": _X86,
+    "AVX512_CORE_": _VECTORS,
     "AVX512_CORE": (AVX512, AVX2),
-    "AVX10": _X86,
+    "AVX10_1_512_AMX": _X86,
+    "AVX10_2_512_AMX": _X86,
+    "AVX10": _VECTORS,
     "AVX": (),
 }
 
@@ -71,15 +76,23 @@ def usable(
     """
     if platform.system() != "Linux":
         return ()
-    has = _found_here() if capabilities is None else capabilities
+    has = capabilities_here() if capabilities is None else capabilities
     said = limit_said().upper() if limit is None else limit.upper()
     within = next((sets for start, sets in _WITHIN.items() if said.startswith(start)), None)
     sets = INSTRUCTION_SETS if within is None else within
     return tuple(found for found in sets if found.is_on(has))
 
 
-def _found_here() -> Mapping[str, Any]:
-    return {**torch.cpu.get_capabilities(), **arm_features()}
+def capabilities_here() -> Mapping[str, Any]:
+    """What this CPU has, in the words of ``InstructionSet.needed``, as far as the system lets it be used."""
+    found = {**torch.cpu.get_capabilities(), **arm_features()}
+    return found | {"amx_int8": bool(found.get("amx_int8")) and _may_use_amx()}
+
+
+def _may_use_amx() -> bool:
+    """Asks Linux for the tiles' registers, as oneDNN does before its first use."""
+    ask = getattr(torch.cpu, "_init_amx", None)
+    return ask is not None and bool(ask())
 
 
 def arm_features() -> dict[str, bool]:

@@ -14,6 +14,9 @@
 
 #include "grouped.h"
 #include "images.h"
+#ifdef BACKQUANT_TILED
+#include "tiles.h"
+#endif
 
 namespace {
 
@@ -90,13 +93,20 @@ struct Owned {
   bool is_floats() const { return dtype() == torch.float32(); }
 };
 
-constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + ORDER;  // the layout below, and that of weights
+#ifdef BACKQUANT_TILED
+constexpr bool TILED = true;
+#else
+constexpr bool TILED = false;
+#endif
+
+constexpr int64_t MAGIC = 0x32306b71626c6e00 + LANES * 10 + ORDER + 1000 * TILED;  // the layout below, and that of weights
 
 // As `plan.py` writes it. Offsets are from the start of the plan; correction: 0 if there is none. channels: of all
-// groups; columns, count, last, tail: of one; spans: whether groups are computed SPAN channels at a time.
+// groups; columns, count, last, tail: of one; spans: whether groups are computed SPAN channels at a time; step: of
+// tiles, 0: by vectors.
 struct Plan {
   int64_t magic, bytes, depthwise, channels, out_channels, kh, kw, sh, sw, ph, pw, dh, dw, run;
-  int64_t columns, count, last, tail, groups, spans;
+  int64_t columns, count, last, tail, groups, spans, step;
   int64_t activation, is_float, adds, zero_point;
   int64_t weight, scale, shift, correction;
   float other_scale, low, high, out_scale, out_shift, alpha;
@@ -295,6 +305,54 @@ void product(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue&
   });
 }
 
+// ---- matrix products by tiles
+
+#ifdef BACKQUANT_TILED
+// Sums of some channels from `channel` on, as results.
+template <typename OUT>
+struct Results {
+  Finish<OUT> finish;
+  const Epilogue& e;
+  int64_t tail, stride, channel;
+  OUT* out;
+
+  void operator()(const int32_t* sums, int64_t count, int64_t pixel) const {
+    const int64_t at = pixel * stride + channel;
+    finish((const Ints*)sums, e, count, tail, stride, e.other ? e.other + at : nullptr, channel, out + at);
+  }
+};
+
+template <typename OUT>
+void tiled(const uint8_t* x, const Plan& p, const Geometry& g, const Epilogue& e, OUT* out) {
+  uint32_t threads = 1;
+  done(torch.threads(&threads));
+  const TiledInput in(x, g, p.step, threads);
+  const int64_t lines = in.bordered ? in.lines() : 0, work = g.n * g.oh * g.ow * in.total * g.oc;
+  in_parallel(lines, lines * in.line * g.c, [&](int64_t begin, int64_t end) { add_borders(x, g, begin, end, in.bordered); });
+  const Finish<OUT> whole = finish_for<OUT>(p.columns, p.activation, e.other);
+  const Finish<OUT> last = finish_for<OUT>(p.last, p.activation, e.other);
+  in_parallel(in.parts(), work, [&](int64_t begin, int64_t end) {
+    for (int64_t place = begin; place < end; place++) {
+      const Left a = in.part(place);
+      shape_tiles(p.step);
+      for (int64_t n = 0; n < p.count; n++) {
+        const bool is_last = n == p.count - 1;
+        const int64_t columns = is_last ? p.last : p.columns, channel = n * p.columns * 16;
+        const int8_t* weight = (const int8_t*)p.at(p.weight) + channel * in.total;
+        const Results<OUT> results{is_last ? last : whole, e, is_last ? p.tail : 16, g.oc, channel, out};
+        columns == 2 ? run_tiles<2>(a, weight, results) : run_tiles<1>(a, weight, results);
+      }
+      release_tiles();
+    }
+  });
+}
+#else
+template <typename OUT>
+void tiled(const uint8_t*, const Plan&, const Geometry&, const Epilogue&, OUT*) {
+  throw std::runtime_error("no tiles");
+}
+#endif
+
 // ---- groups of few channels
 
 using AccumulateSpan = void (*)(const uint8_t* const*, int64_t, int64_t, const int8_t*, Ints*);
@@ -392,9 +450,13 @@ bool is_dense(const Owned& tensor, const int* order, int64_t dims) {
 
 constexpr int CHANNELS_LAST[4] = {0, 2, 3, 1};
 
+constexpr int64_t FEWEST = 16;  // pixels; fewer are as fast by vectors
+
 void run(const uint8_t* x, const uint8_t* other, const Plan& p, const Geometry& g, void* out) {
   const Epilogue e = p.epilogue(other);
-  if (p.spans)
+  if (p.step && g.n * g.oh * g.ow >= FEWEST)
+    p.is_float ? tiled(x, p, g, e, (float*)out) : tiled(x, p, g, e, (uint8_t*)out);
+  else if (p.spans)
     p.is_float ? spans(x, p, g, e, (float*)out) : spans(x, p, g, e, (uint8_t*)out);
   else if (p.depthwise)
     p.is_float ? depthwise(x, p, g, e, (float*)out) : depthwise(x, p, g, e, (uint8_t*)out);

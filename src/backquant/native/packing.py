@@ -20,7 +20,7 @@ _NARROW = 16  # up to so many channels, the taps of one row of the kernel are re
 _ROWS = {1: 14, 2: 12, 3: 8, 4: 6}  # pixels at a time, by registers for channels: 24 sums at most
 _CACHED = 1 << 17  # bytes of input that stay in the second-level cache while all channels read them
 _PART = 1 << 18  # numbers that are summed in one call
-_TILE_ROWS, _TILE_BYTES, _TILE_CACHED = 32, 64, 1 << 19  # of AMX: two tiles of 16 pixels at a time
+_TILE_ROWS, _TILE_BYTES = 32, 64  # of AMX: two tiles of 16 pixels at a time
 
 
 class Order(Enum):
@@ -34,10 +34,11 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Layout:
-    """Of packed weights: ``lanes`` sums in a register."""
+    """Of packed weights: ``lanes`` sums in a register. ``tiles``: some are multiplied by AMX."""
 
     lanes: int = _LANES
     order: Order = Order.BYTES
+    tiles: bool = False
 
     @property
     def offset(self) -> int:
@@ -134,16 +135,29 @@ def tile_step(row: int) -> int | None:
     return next((row // n for n in range(least, most + 1) if row % (4 * n) == 0), None)
 
 
-def choose_tiles(pixels: int, channels: int, row: int, threads: int) -> Blocks:
-    """The blocks for an output of so many pixels and channels by AMX; ``row``: how many integers make
-    one sum, all taps together.
+def tap_step(taps: int, run: int, stride: Sequence[int]) -> int | None:
+    """The step for ``taps`` taps of ``run`` integers each: one that divides ``run`` where pixels follow each
+    other and that takes few more products, so that no pixel has to be gathered.
 
-    >>> choose_tiles(3136, 80, 576, 1)
-    Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=928)
+    >>> tap_step(9, 64, (1, 1)), tap_step(9, 16, (1, 1)), tap_step(9, 32, (1, 1)), tap_step(9, 32, (2, 2))
+    (64, 48, 32, 48)
+    """
+    if run % 4:
+        return None
+    whole, each = tile_step(taps * run), tile_step(run)
+    if each is None or tuple(stride) != (1, 1):
+        return whole
+    return each if whole is None or 2 * whole <= 3 * each else whole
+
+
+def choose_tiles(channels: int) -> Blocks:
+    """The blocks for so many channels by AMX.
+
+    >>> choose_tiles(80)
+    Blocks(rows=32, columns=2, count=3, last=1, tail=16, group=32)
     """
     columns = min(-(-channels // _LANES), 2)
-    group = min(max(_TILE_CACHED // row, _TILE_ROWS), -(-max(pixels, 1) // threads))
-    return Blocks.of(_TILE_ROWS, columns, channels, group)
+    return Blocks.of(_TILE_ROWS, columns, channels, _TILE_ROWS)
 
 
 def row_sums(weight: torch.Tensor) -> torch.Tensor:

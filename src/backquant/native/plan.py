@@ -18,16 +18,19 @@ from backquant.native.epilogue import Result, Weights, epilogue
 from backquant.native.packing import (
     AVX512_LAYOUT,
     TAPS,
+    Blocks,
     Layout,
     by_channel,
     by_lane,
     choose_blocks,
+    choose_tiles,
     pack,
     pack_depthwise,
     pack_spans,
     reads_rows,
     row_sums,
     spans,
+    tap_step,
 )
 
 _MAGIC = 0x32306B71626C6E00
@@ -89,9 +92,14 @@ def is_known(shape: Shape, result: Result) -> bool:
     return known and (not shape.depthwise or (result.activation or "NONE") in _DEPTHWISE)
 
 
+def is_tiled(shape: Shape, layout: Layout) -> bool:
+    """Whether a library with this layout computes it by AMX."""
+    return bool(_blocks(shape, layout)[1])
+
+
 def magic(layout: Layout) -> int:
     """What ``backquant_plan_layout`` of a library that reads such weights gives."""
-    return _MAGIC + layout.lanes * 10 + layout.order.value
+    return _MAGIC + layout.lanes * 10 + layout.order.value + 1000 * layout.tiles
 
 
 # size: what a plan is made of
@@ -120,7 +128,7 @@ def plan(
     if other is not None:
         found = found.adding(*other)
     members = 1 if depthwise else shape.groups
-    blocks = choose_blocks(1, channels // members, deep * height * width, 1, layout.lanes)
+    blocks, step = _blocks(shape, layout)
     if depthwise:
         packed = pack_depthwise(weight[:, 0], layout)
     elif shape.spans:
@@ -137,7 +145,7 @@ def plan(
         *(magic(layout), total, depthwise, shape.groups * deep, channels),
         *(height, 1 if rows else width, *shape.stride, *shape.padding, *shape.dilation),
         1 if depthwise else deep * width if rows else deep,
-        *(blocks.columns, blocks.count, blocks.last, blocks.tail, members, shape.spans),
+        *(blocks.columns, blocks.count, blocks.last, blocks.tail, members, shape.spans, step),
         *(_ACTIVATIONS.index(found.activation), is_float, other is not None, x[1]),
         *(*offsets, *[0] * (4 - len(offsets))),
     )
@@ -147,6 +155,18 @@ def plan(
         values = part.contiguous().view(torch.uint8)
         made[offset : offset + values.numel()] = values
     return made
+
+
+def _blocks(shape: Shape, layout: Layout) -> tuple[Blocks, int]:
+    """And the step of the tiles that compute it; 0: none do."""
+    channels, deep, height, width = shape.weight
+    members = 1 if shape.depthwise else shape.groups
+    if layout.tiles and members == 1 and not (shape.depthwise or shape.rows):
+        step = tap_step(height * width, deep, shape.stride)
+        if step is not None:
+            return choose_tiles(channels), step
+    row = deep * height * width
+    return choose_blocks(1, channels // members, row, 1, layout.lanes), 0
 
 
 def _is_large(steps: torch.Tensor) -> bool:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from backquant.native.epilogue import has_tiles
-from backquant.native.packing import Blocks, choose_blocks, choose_tiles, pack, tile_step
+from backquant.native.packing import Blocks, choose_blocks, choose_tiles, pack, tap_step
 from backquant.runtime.compiled.template import HEADER, TILES
 
 _FEWEST = 16  # rows of a tile; with fewer rows, vector instructions are as fast as tiles
@@ -24,22 +25,23 @@ class Product:
     weight: torch.Tensor
     blocks: Blocks
     step: int | None
+    threads: int
 
     @classmethod
-    def of(cls, taps: torch.Tensor, pixels: int) -> Product:
+    def of(cls, taps: torch.Tensor, pixels: int, stride: Sequence[int] = (1, 1)) -> Product:
         """The product for so many pixels; ``taps``: int8 ``[channels, taps, run]``.
 
         >>> Product.of(torch.ones(8, 1, 10, dtype=torch.int8), 100).step is None
         True
         """
-        channels, _, run = taps.shape
-        threads, row = torch.get_num_threads(), taps[0].numel()
-        step = tile_step(row) if run % 4 == 0 and pixels >= _FEWEST and has_tiles() else None
+        channels, count, run = taps.shape
+        threads = torch.get_num_threads()
+        step = tap_step(count, run, stride) if pixels >= _FEWEST and has_tiles() else None
         if step is None:
-            blocks = choose_blocks(pixels, channels, row, threads)
+            blocks = choose_blocks(pixels, channels, count * run, threads)
         else:
-            blocks = choose_tiles(pixels, channels, row, threads)
-        return cls(pack(taps, blocks), blocks, step)
+            blocks = choose_tiles(channels)
+        return cls(pack(taps, blocks), blocks, step, threads)
 
     @property
     def header(self) -> Path:
@@ -51,5 +53,5 @@ class Product:
         parts = f"{b.columns}, {b.last}, {b.tail}, backquant::{activation}, {str(adds).lower()}, {ctype}"
         if self.step is None:
             return f"backquant::convolution<{b.rows}, {parts}>(x, weight, g, e, {b.count}, {b.group}, out);"
-        sizes = f"{b.count}, {b.group}, {self.step}"
+        sizes = f"{b.count}, {self.threads}, {self.step}"
         return f"backquant::tiled_convolution<{parts}>(x, weight, g, e, {sizes}, out);"

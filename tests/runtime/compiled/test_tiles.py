@@ -1,0 +1,50 @@
+"""Compiled products by AMX: where the CPU has none, its tiles are emulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import backquant
+from backquant.native import SOURCES
+from backquant.native.epilogue import has_kernels, has_tiles
+from backquant.runtime.compiled import product
+
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="no AVX-512 VNNI")
+
+
+class Ways(nn.Module):
+    """Pixels that lie (1×1, linear), with borders (3×3), and gathered (stride 2); one sum is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(32, 64, 3, padding=1)
+        self.deep = nn.Conv2d(64, 64, 3, padding=2, dilation=2)
+        self.down = nn.Conv2d(64, 48, 3, stride=2, padding=1)
+        self.wide = nn.Conv2d(48, 100, 1)
+        self.fc = nn.Linear(100, 70)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        x = (x + self.deep(x)).relu()
+        x = self.wide(self.down(x).relu())
+        return self.fc(x.flatten(2).transpose(1, 2))
+
+
+def test_products_by_tiles_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_tiles():
+        emulated = tmp_path / "emulated.h"
+        header = SOURCES / "tiles.h"
+        emulated.write_text(f'#define BACKQUANT_EMULATED_TILES\n#include "{header}"\n')
+        monkeypatch.setattr(product, "TILES", emulated)
+        monkeypatch.setattr(product, "has_tiles", lambda: True)
+    model, x = Ways().eval(), torch.randn(2, 32, 9, 11)
+    quantized = backquant.quantize(model, backend="x86", calibration=[x], slower="keep")
+    compiled = quantized.compile()
+    assert compiled.compilation is not None
+    assert "5 backquant.convolution" in compiled.compilation.describe()
+    assert torch.allclose(compiled(x), quantized(x), atol=1e-6)
