@@ -14,6 +14,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from backquant.errors import CaptureError, ConfigError, did_you_mean
 from backquant.graph.advice import is_packages, largest_part
 from backquant.graph.assemble import DeferredGraphModule, assemble
+from backquant.graph.asserts import unchecked_notes
 from backquant.graph.clone import shallow_copy, with_own_buffers
 from backquant.graph.decompose import Decomposition
 from backquant.graph.example_trace import ExampleTracer
@@ -96,7 +97,7 @@ def capture(
     tracer.returned = None
     preserve(module, model, preserved_attributes, "PrepareCustomConfig")
     scopes = {name: Scope(*scope) for name, scope in tracer.node_name_to_scope.items()}
-    notes = notes_of(tracer.held)
+    notes = (*notes_of(tracer.held), *unchecked_notes(tracer.unchecked))
     scopes |= {new.name: scopes[node.name] for node, new in add_checks(module.graph, tracer.held)}
     if tracer.held:
         move_rank_reads(module)

@@ -117,8 +117,8 @@ class ModuleTracer(fx.Tracer):
     Hooks are traced as what they do (``backquant.graph.hooks``); the root and its modules are copies.
 
     After a trace ``returned`` is what the model returned, with proxies for tensors, ``changed`` has the calls
-    that stand for ``+=`` and its like, ``hooked`` the leaves whose hooks are nodes now, and ``held`` what the
-    trace took for granted.
+    that stand for ``+=`` and its like, ``hooked`` the leaves whose hooks are nodes now, ``held`` what the
+    trace took for granted, and ``unchecked`` the lines of asserts that it let pass.
     After a failure ``failed_path`` is the path of the innermost module whose ``forward`` raised.
     """
 
@@ -147,6 +147,7 @@ class ModuleTracer(fx.Tracer):
         self._registered: frozenset[int] | None = None  # the modules of the root, by identity
         self._recorded = frozenset((*_PACKING, *recorded))
         self.held: dict[fx.Node, Held] = {}
+        self.unchecked: dict[str, None] = {}
         self.hooked: list[nn.Module] = []
         self._hooked: frozenset[int] = frozenset()  # leaves, by identity
 

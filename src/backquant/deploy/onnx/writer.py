@@ -6,6 +6,7 @@ given (signed or unsigned, symmetric or not) and so in the backend's description
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,38 @@ def save_onnx(model: Any, path: Path) -> None:
 
 
 def _refused(error: Exception) -> BackquantError:
+    """A refusal of ours in the chain, or what the exporter said last, of which node."""
+    node, said = "", [str(error)]
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, BackquantError):
             return cause
+        said.append(str(cause))
+        node = _node_in(str(cause)) or node
         cause = cause.__cause__ or cause.__context__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if node:
+        what = (
+            said[-1]
+            .replace("<OpOverload(op='", "")
+            .replace("', overload='", ".")
+            .replace("')>", "")
+        )
+        what = " ".join(what.split())
+    else:
+        what = " ".join([line.strip() for line in said[0].splitlines() if line.strip()][:4])
     return ExportError(
-        f"the model cannot be written as ONNX: {' '.join(lines[:4])[:400]}",
-        where=type(error).__name__,
+        f"the model cannot be written as ONNX: {what[:400]}",
+        where=node or type(error).__name__,
         fix="leave the part out, or write it with operators that ONNX has",
     )
+
+
+def _node_in(message: str) -> str:
+    """The node of which an error of the exporter speaks: ``mul = torch.ops.aten.mul.Scalar(x, 1j)``."""
+    found = re.match(
+        r"Error when translating node %(\w+) .*?target=([\w.]+)\]\(args = (.*), kwargs", message
+    )
+    if found is None:
+        return ""
+    name, target, args = found.groups()
+    return f"{name} = {target}{args.replace('%', '')}"[:200]

@@ -50,7 +50,7 @@ class ExampleProxy(Changeable):
         return self.tracer.attribute(self, name)
 
     def __bool__(self) -> bool:
-        return self.tracer.truth(self)
+        return self.tracer.truth(self, sys._getframe(1))
 
     def __len__(self) -> int:
         return self.tracer.length(self)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from backquant.graph.asserts import asserted
 from backquant.graph.example import as_arguments
 from backquant.graph.example_trace.proxy import ExampleAttribute, ExampleProxy
 from backquant.graph.example_trace.values import UNKNOWN, ExampleValues
@@ -38,7 +39,8 @@ class ExampleTracer(ModuleTracer):
 
     1. Arguments that are flags (truths, text, ``None``) are those of the example inputs, or their defaults.
     2. What else Python must know is held: ``held`` has the nodes and their values, for the caller to check.
-    3. What depends on the values of tensors is as unknown as in any trace.
+    3. What depends on the values of tensors is as unknown as in any trace; what an ``assert`` says of them
+       passes, and its line is in ``unchecked``.
 
     ``wanted``: after a failure, values that a dict or a cache would have had to know by their hash; texts.
     ``as_they_are``: of a trace before, which gave them by ``wanted``: they are held, and no values of the
@@ -231,7 +233,12 @@ class ExampleTracer(ModuleTracer):
             return list(zip(keys, values, strict=True)) if name == "items" else values
         return self.create_proxy("call_method", name, (root, *args), kwargs)
 
-    def truth(self, proxy: ExampleProxy) -> bool:
+    def truth(self, proxy: ExampleProxy, asking: FrameType) -> bool:
+        value = proxy._value()
+        passes = asserted(asking)
+        if passes is not None and (value is UNKNOWN or isinstance(value, torch.Tensor)):
+            self.unchecked[frame_line(asking)] = None
+            return passes
         value = self._known(proxy)
         if isinstance(value, torch.Tensor):
             return bool(self.to_bool(proxy))

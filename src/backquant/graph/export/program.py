@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from backquant.errors import CaptureError
 from backquant.graph.advice import is_packages, quantize_parts
+from backquant.graph.asserts import passing_asserts, unchecked_notes
 from backquant.graph.example import with_distinct_tensors
 from backquant.graph.export.dims import as_dims, fixed_size
 from backquant.graph.export.not_exported import NotExportedError
@@ -160,7 +161,7 @@ def _exported(
     for attempt in attempts:
         try:
             with opaque_calls(model, list(opaque), attempt.args, attempt.kwargs, trial) as calls:
-                program = _program(model, attempt)
+                program, unchecked = _program(model, attempt)
         except Exception as error:
             failure = failure_of(error, model)
             if attempt is attempts[-1] or failure.reason == DEPENDS or trial.failed:
@@ -168,7 +169,7 @@ def _exported(
             continue
         if attempt.is_doubled and _fixes_the_batch(program):
             continue
-        notes = (attempt.note,) if attempt.note else ()
+        notes = (attempt.note, *unchecked) if attempt.note else unchecked
         return Exported(program, opaque, calls, notes)
     raise AssertionError("there is always one attempt")
 
@@ -180,8 +181,24 @@ def _fixes_the_batch(program: ExportedProgram) -> bool:
     return any(type(v.shape[0]) is int for v in values if isinstance(v, torch.Tensor) and v.dim())
 
 
-def _program(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
-    """Where values of tensors decide, once more with integers that the model keeps as numbers."""
+def _program(model: nn.Module, attempt: _Attempt) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The program, and notes about it.
+
+    Where values of tensors decide, once more with ``assert`` statements about them that pass, and with
+    integers that the model keeps as numbers.
+    """
+    try:
+        return _with_numbers(model, attempt), ()
+    except Exception as error:
+        failure = failure_of(error, model)
+        if failure.reason != DEPENDS or "assert" not in failure.line:
+            raise
+        with passing_asserts() as lines:
+            program = _with_numbers(model, attempt)
+    return program, unchecked_notes(lines)
+
+
+def _with_numbers(model: nn.Module, attempt: _Attempt) -> ExportedProgram:
     try:
         return _run(model, attempt)
     except Exception as error:
