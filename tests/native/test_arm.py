@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 import emulated
 from backquant.native.build import build, sources_digest
-from backquant.native.check import Case, PlainWeights, cases, computed, image_results
+from backquant.native.check import (
+    Case,
+    PlainWeights,
+    attention_result,
+    cases,
+    computed,
+    image_results,
+)
 from backquant.native.epilogue import Result
 from backquant.native.instructions import INSTRUCTION_SETS
 from backquant.native.library import layout
@@ -98,6 +105,16 @@ def test_any_image_is_that_of_x86(
     ):
         assert torch.equal(here, there), name
         assert (here.double() - expected.clamp(0, 255)).abs().max() <= 0.5 + 2e-3
+
+
+@given(st.tuples(*(st.integers(1, most) for most in (2, 3, 20, 70, 40, 40))), st.integers(0, 2))
+@example((1, 1, 1, 1, 1, 1), 0)
+def test_any_attention_is_right(
+    arm: tuple[emulated.Emulated, str], size: tuple[int, int, int, int, int, int], terms: int
+) -> None:
+    """In floats, where x86 may multiply whole numbers."""
+    found, expected = attention_result(size, terms, torch.Generator().manual_seed(1), arm[0])
+    assert (found.double() - expected).abs().max() <= 0.5 + 2e-3
 
 
 @given(st.integers(1, 70), st.integers(1, 2000), st.integers(1, 40), st.booleans())

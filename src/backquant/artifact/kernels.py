@@ -22,6 +22,7 @@ from torch.fx import Node
 from backquant.artifact import integer_checks
 from backquant.dtypes import Requantization, Rounding
 from backquant.errors import ArtifactError
+from backquant.lower.kernels import attention
 
 PACKAGE = "backquant.lower.kernels"
 _POOLING = [f"{kind}_pool{n}d" for kind in ("adaptive_avg", "avg", "max") for n in (1, 2, 3)]
@@ -29,6 +30,8 @@ FUNCTIONS = frozenset(
     f"{PACKAGE}.{path}"
     for path in [
         "activation.clamp",
+        "attention.attended",
+        "attention.attended_whole",
         *(
             f"boundary.{name}"
             for name in ("dequantize", "multiply", "quantize", "requantize", "saturate")
@@ -101,7 +104,7 @@ def check_arguments(function: Callable[..., Any], args: Any, kwargs: Any, where:
     except TypeError as error:
         raise ArtifactError(f"{function.__name__}: {error}", where=where) from None
     for name, value in bound.arguments.items():
-        if name in ("x", "y", "parts"):
+        if name in ("x", "y", "keys", "values", "parts"):
             nodes = value if isinstance(value, (list, tuple)) else [value]
             good = bool(nodes) and all(isinstance(node, Node) for node in nodes)
         else:
@@ -178,6 +181,8 @@ def _is_good(name: str, value: Any) -> bool:
         return _all(value, -64, 64)
     if name == "operator":
         return isinstance(value, str)
+    if name in ("between", "mask", "factor", "is_causal"):
+        return _is_of_attention(name, value)
     return value is None or isinstance(value, bool)
 
 
@@ -211,3 +216,33 @@ def _literals(value: Any) -> list[Any]:
 def _is_size(name: str, value: Any) -> bool:
     """Sizes may be computed from those of the input: the operators check them."""
     return _all(_literals(value), -1 if name in ("first", "last") else 1, _LARGEST_SIZE)
+
+
+_LONGEST = 64  # steps between two products
+
+
+def _is_of_attention(name: str, value: Any) -> bool:
+    """What happens to the scores of attention, step by step; what is added to them; their factor."""
+    if name == "mask":
+        return value is None or isinstance(value, Node)
+    if name == "is_causal":
+        return isinstance(value, (bool, Node))
+    if name == "factor":
+        return value is None or (_is_number(value) and math.isfinite(value))
+    steps = value if isinstance(value, (list, tuple)) else [None]
+    return len(steps) <= _LONGEST and all(map(_is_step, steps))
+
+
+def _is_step(step: Any) -> bool:
+    """One step of ``lower.kernels.attention``: a word, and what it takes."""
+    if not isinstance(step, (list, tuple)) or len(step) != 2 or not isinstance(step[0], str):
+        return False
+    word, given = step
+    if word == "reshape":
+        return isinstance(given, (list, tuple)) and _is_size("first", given)
+    if word == "masked_fill":
+        two = isinstance(given, (list, tuple)) and len(given) == 2
+        return two and isinstance(given[0], Node) and _is_number(given[1])
+    if word in attention.QUERIES:
+        return _is_number(given)
+    return word in attention.STEPS and (isinstance(given, Node) or _is_number(given))

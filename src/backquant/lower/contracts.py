@@ -17,6 +17,7 @@ from backquant.lower.rule import KernelUse
 from backquant.nn.quantized.reference.integer_weights import IntegerWeights
 
 if TYPE_CHECKING:
+    from backquant.lower.fuse_attention import FusedAttention
     from backquant.lower.lowering import Lowered
 
 
@@ -67,3 +68,14 @@ def kernels_are_recorded(
     for place, use in enumerate(found):
         if use is not None and place not in called:
             yield Breach("+".join(use.nodes), f"a call of its kernel {use.kernel}")
+
+
+def fused_nodes_are_there(found: Sequence[FusedAttention], module: GraphModule) -> Iterator[Breach]:
+    """Each kernel that was made is called, and none of the operators that it computes is."""
+    nodes = {node.name: node for node in module.graph.nodes}
+    for fused in found:
+        if nodes.get(fused.node.name) is not fused.node:
+            yield Breach(fused.node.name, "a call in the graph")
+        for name in fused.core:
+            if name in nodes:
+                yield Breach(name, f"no call: {fused.node.name} computes it")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -36,6 +37,7 @@ from backquant.lower.contracts import reference_modules_are_lowered
 from backquant.lower.engine import EngineInfo
 from backquant.lower.float_fallback import FloatFallback
 from backquant.lower.fuse_adds import fuse_adds
+from backquant.lower.fuse_attention import fuse_attention
 from backquant.lower.fuse_clamps import fuse_clamps
 from backquant.lower.fuse_lookups import fuse_lookups
 from backquant.lower.fuse_shuffles import fuse_shuffles
@@ -50,7 +52,10 @@ from backquant.lower.qdq import (
 )
 from backquant.lower.rule import IDENTITY, Emit, KernelUse, LowerRule, Site
 from backquant.match.plan import Reason
+from backquant.native.library import is_here
 from backquant.prepare.record import KeptGraphModule
+
+_ATTENDING = ("x86", "onednn")  # engines whose kernels may be the library's
 
 
 @dataclass(frozen=True)
@@ -140,13 +145,25 @@ class _Pass:
         remaining = run_pass(fuse_clamps, self.gm, self.kernels, self.records)
         for join in (fuse_lookups, fuse_adds, fuse_shuffles):
             remaining = run_pass(join, self.gm, remaining, self.records)
-        kernels = tuple(use for use in remaining if use is not None)
+        kernels = [use for use in remaining if use is not None]
         left = self.fallback.reasons(self.gm)
+        if self.engine.name in _ATTENDING:
+            left = self._attention(kernels, left)
         verify(self.gm, after="lowering")
         # A new graph module has only those constants that the graph still reads.
         result = assemble(KeptGraphModule, self.gm.graph, self.gm)
         result.recompile()
-        return Lowered(result, kernels, left)
+        return Lowered(result, tuple(kernels), left)
+
+    def _attention(self, kernels: list[KernelUse], left: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """Fuse attention. It stays among what is computed in float, and is noted in ``kernels`` where the
+        library of kernels computes it."""
+        fused = run_pass(fuse_attention, self.gm)
+        if is_here():
+            name = "backquant.attention"
+            kernels += [KernelUse(each.core, name, torch.uint8, self.engine.name) for each in fused]
+        moved = {name for each in fused for name in each.moved}
+        return tuple(reason for reason in left if reason.node not in moved)
 
     def _visit(self, node: Node) -> None:
         if quantizes(node, self.engine) or is_dequantize(node) or is_weight_dequantize(node):

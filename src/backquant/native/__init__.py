@@ -1,8 +1,8 @@
 """Kernels of our own, in C++: their sources, the layouts of their weights, and a library compiled from them.
 
 ``QuantizedModel.compile`` includes ``kernels.h``, ``tiles.h`` and ``attention.h`` in the code that it
-generates for a model. ``library.cpp`` compiles ``kernels.h`` to one library for any model and shape, which
-lowered models call where it is installed (``library``, ``build``). ``plan`` describes such a call, as bytes.
+generates for a model. ``library.cpp`` compiles them to one library for any model and shape, which lowered
+models call where it is installed (``library``, ``build``). ``plan`` describes such a call, as bytes.
 """
 
 from __future__ import annotations

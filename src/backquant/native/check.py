@@ -21,6 +21,9 @@ _SWISH = Result(0.02, 11, torch.uint8, "swish", (), "")
 _SIX = Result(0.04, 5, torch.uint8, "hardtanh", (0.0, 6.0), "")
 _X = (0.02, 117)
 _OTHER = (0.03, 90)
+CLOSE_ATTENTION = (
+    0.02  # of a step of the result: what is rounded to 16 bits, and an approximate exponential
+)
 _CLOSE = 2e-3  # of a step of the result, and of the largest float, what the order of operations may decide
 
 
@@ -78,7 +81,7 @@ def wrong(layout: Layout) -> str:
         limit = 0.5 + _CLOSE if case.result.dtype == torch.uint8 else _CLOSE * expected.abs().max()
         if not off <= limit:
             return f"its {case.shape} for {case.image} is wrong on this CPU, by {float(off):.3g}"
-    return _wrong_image(generator)
+    return _wrong_image(generator) or _wrong_attention(generator)
 
 
 def _wrong_image(generator: torch.Generator) -> str:
@@ -89,6 +92,45 @@ def _wrong_image(generator: torch.Generator) -> str:
         if not off <= 0.5 + _CLOSE:
             return f"its {name} for {size} is wrong on this CPU, by {float(off):.3g}"
     return ""
+
+
+def _wrong_attention(generator: torch.Generator) -> str:
+    """Which attention is wrong: on sizes that fill registers and some that do not."""
+    for terms in range(3):
+        found, expected = attention_result((2, 3, 11, 37, 20, 19), terms, generator)
+        off = (found.double() - expected).abs().max()
+        if not off <= 0.5 + CLOSE_ATTENTION:
+            return f"its attention with {terms} terms is wrong on this CPU, by {float(off):.3g}"
+    return ""
+
+
+def attention_result(
+    size: tuple[int, int, int, int, int, int],
+    terms: int,
+    generator: torch.Generator,
+    run: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The library's result, and the exact one before it is rounded, of attention with so many terms added.
+
+    ``size``: batch, heads, queries, keys, channels of both, of the values. ``run``: see ``image_results``.
+    """
+    run = run or torch.ops.backquant_kernels
+    batch, heads, queries, keys, deep, wide = size
+    rows = ((queries, deep), (keys, deep), (keys, wide))
+    q, k, v = (  # a head's channels side by side in a row of all heads
+        torch.randn(batch, count, heads, channels, generator=generator).transpose(1, 2)
+        for count, channels in rows
+    )
+    added = [
+        torch.randn(1, heads, queries, keys, generator=generator),
+        torch.randn(batch, 1, 1, keys, generator=generator),
+    ][:terms]
+    operators = (run.attention, run.attention_biased, run.attention_biased_twice)
+    found = operators[terms](q, k, v, *added, deep**-0.5, 0.02, 120)
+    scores = q.double() @ k.double().transpose(2, 3) * deep**-0.5
+    scores = sum(added, scores)
+    value = torch.softmax(scores, -1) @ v.double()
+    return found, (value / 0.02 + 120).clamp(0, 255)
 
 
 def image_results(

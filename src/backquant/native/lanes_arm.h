@@ -23,6 +23,7 @@ BACKQUANT_INLINE Floats load(const float* from) { return vld1q_f32(from); }
 BACKQUANT_INLINE Ints load(const int32_t* from) { return vld1q_s32(from); }
 BACKQUANT_INLINE Bytes load(const uint8_t* from) { return vld1q_u8(from); }
 BACKQUANT_INLINE void store(float* to, Floats x) { vst1q_f32(to, x); }
+BACKQUANT_INLINE void store(int32_t* to, Ints x) { vst1q_s32(to, x); }
 BACKQUANT_INLINE void store(uint8_t* to, Bytes x) { vst1q_u8(to, x); }
 BACKQUANT_INLINE Bytes load_first(const uint8_t* from, int64_t count) {
   uint8_t some[16] = {0};

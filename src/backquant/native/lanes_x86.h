@@ -178,6 +178,7 @@ BACKQUANT_INLINE Floats to_floats(Ints x) { return BACKQUANT_NAME(cvtepi32_ps)(x
 BACKQUANT_INLINE Ints to_ints(Floats x) { return BACKQUANT_NAME(cvtps_epi32)(x); }
 BACKQUANT_INLINE Ints zero() { return BACKQUANT_INTS(setzero)(); }
 BACKQUANT_INLINE Ints load(const int32_t* from) { return BACKQUANT_INTS(loadu)((const Ints*)from); }
+BACKQUANT_INLINE void store(int32_t* to, Ints x) { BACKQUANT_INTS(storeu)((Ints*)to, x); }
 BACKQUANT_INLINE Ints subtract(Ints a, Ints b) { return BACKQUANT_NAME(sub_epi32)(a, b); }
 BACKQUANT_INLINE Bytes load(const uint8_t* from) { return BACKQUANT_INTS(loadu)((const Bytes*)from); }
 BACKQUANT_INLINE void store(uint8_t* to, Bytes x) { BACKQUANT_INTS(storeu)((Bytes*)to, x); }

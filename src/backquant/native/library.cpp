@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention.h"
 #include "grouped.h"
 #include "images.h"
 #ifdef BACKQUANT_TILED
@@ -801,6 +802,68 @@ void shuffled(Value* stack, uint64_t, uint64_t) {
   stack[0] = out.given();
 }
 
+// ---- attention
+
+// q, k or v: [batch, heads, rows, channels], channels side by side.
+Heads heads_of(const Owned& x) {
+  const bool fits = x.is_floats() && x.dim() == 4 && (x.strides()[3] == 1 || x.sizes()[3] == 1);
+  check(fits, "attention takes float32 [batch, heads, rows, channels], channels side by side");
+  for (int i = 0; i < 4; i++) check(x.sizes()[i] > 0 && x.sizes()[i] <= INT32_MAX, "attention of nothing, or of too much");
+  const int64_t* strides = x.strides();
+  return {(const float*)x.data(), strides[0], strides[1], strides[2]};
+}
+
+// What is added to the scores: sizes of 1 repeat, and batches are counted modulo its own.
+Added added_of(const Owned& x, const Attention& a) {
+  const bool fits = x.is_floats() && x.dim() == 4 && (x.strides()[3] == 1 || x.sizes()[3] == 1);
+  check(fits, "what is added to scores are float32 [batches, heads, queries, keys], keys side by side");
+  const int64_t *size = x.sizes(), *strides = x.strides();
+  const bool same = size[0] > 0 && a.batch % size[0] == 0 && (size[1] == 1 || size[1] == a.heads) &&
+                    (size[2] == 1 || size[2] == a.queries) && size[3] == a.keys;
+  check(same, "what is added to scores has their sizes, or 1 in place of heads and queries");
+  const auto stride = [&](int i) { return size[i] == 1 ? 0 : strides[i]; };
+  return {(const float*)x.data(), size[0], stride(0), stride(1), stride(2)};
+}
+
+template <int ADDED>
+void attend_in_parallel(
+    const Attention& a, const Heads& q, const Heads& k, const Heads& v, const Added* added, uint8_t* out) {
+  uint32_t threads = 1;
+  done(torch.threads(&threads));
+  // where there are more threads than heads, each takes a part of the queries, and packs keys and values itself
+  const int64_t all = a.batch * a.heads, most = std::max<int64_t>(1, a.queries / 64);
+  const int64_t parts = std::min(most, (threads + all - 1) / all), part = (a.queries + parts - 1) / parts;
+  in_parallel(all * parts, all * a.queries * a.keys * (a.deep + a.wide), [&](int64_t begin, int64_t end) {
+    for (int64_t place = begin; place < end; place++) {
+      const int64_t head = place / parts, first = place % parts * part, last = std::min(first + part, a.queries);
+      attend_head<ADDED>(a, q, k, v, added, head / a.heads, head % a.heads, first, last, out);
+    }
+  });
+}
+
+// The terms that are added stand behind q, k and v, one by one: PyTorch takes the items out of a list that is constant.
+template <int ADDED>
+void attention(Value* stack, uint64_t, uint64_t) {
+  Owned q(stack[0]), k(stack[1]), v(stack[2]);
+  std::deque<Owned> terms;
+  for (int i = 0; i < ADDED; i++) terms.emplace_back(stack[3 + i]);
+  const Value* rest = stack + 3 + ADDED;
+  const Heads queries = heads_of(q), keys = heads_of(k), values = heads_of(v);
+  const int64_t *of = q.sizes(), *by = k.sizes(), *with = v.sizes();
+  const bool same = by[0] == of[0] && with[0] == of[0] && by[1] == of[1] && with[1] == of[1] && by[3] == of[3] &&
+                    by[2] == with[2];
+  check(same, "queries, keys and values of attention have the same batch and heads, keys and values the same rows");
+  const float scale = (float)number(rest[0]), out_scale = (float)number(rest[1]);
+  const Attention a{of[0], of[1], of[2], by[2], of[3], with[3], scale, 0, 0, 0, 1.0f / out_scale, (float)(int64_t)rest[2]};
+  Added added[2] = {};
+  for (int i = 0; i < ADDED; i++) added[i] = added_of(terms[i], a);
+  const int64_t sizes[4] = {a.batch, a.heads, a.queries, a.wide};
+  const int64_t strides[4] = {a.queries * a.heads * a.wide, a.wide, a.heads * a.wide, 1};
+  Owned out(made(4, sizes, strides, false));
+  attend_in_parallel<ADDED>(a, queries, keys, values, added, out.data());
+  stack[0] = out.given();
+}
+
 template <typename F>
 bool find(void* handle, const char* name, F& function) {
   function = (F)dlsym(handle, name);
@@ -859,6 +922,10 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       "shuffled(Tensor x, Tensor y) -> Tensor",
       "joined(Tensor[] parts) -> Tensor",
       "joined_rescaled(Tensor[] parts, Tensor numbers, int low) -> Tensor",
+      "attention(Tensor q, Tensor k, Tensor v, float scale, float out_scale, int out_zero) -> Tensor",
+      "attention_biased(Tensor q, Tensor k, Tensor v, Tensor x, float scale, float out_scale, int out_zero) -> Tensor",
+      "attention_biased_twice(Tensor q, Tensor k, Tensor v, Tensor x, Tensor y, float scale, float out_scale, int "
+      "out_zero) -> Tensor",
   };
   void* library;
   if (torch.fragment("backquant_kernels", __FILE__, __LINE__, &library)) return "aoti_torch_library_init_fragment";
@@ -872,7 +939,9 @@ BACKQUANT_VISIBLE const char* backquant_register(const char* path) {
       torch.implement(cpu, "quantized", quantized) || torch.implement(cpu, "quantized_product", quantized_product) ||
       torch.implement(cpu, "quantized_planes", quantized_planes) || torch.implement(cpu, "looked_up", looked_up) ||
       torch.implement(cpu, "shuffled", shuffled) || torch.implement(cpu, "joined", joined) ||
-      torch.implement(cpu, "joined_rescaled", joined_rescaled))
+      torch.implement(cpu, "joined_rescaled", joined_rescaled) || torch.implement(cpu, "attention", attention<0>) ||
+      torch.implement(cpu, "attention_biased", attention<1>) ||
+      torch.implement(cpu, "attention_biased_twice", attention<2>))
     return "aoti_torch_library_impl";
   return nullptr;
 }

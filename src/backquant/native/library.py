@@ -43,6 +43,7 @@ _OPERATORS = (
     *("convolution", "convolution_add", "linear", "averaged", "gated", "rescaled"),
     *("quantized", "quantized_product", "quantized_planes", "looked_up", "shuffled"),
     *("joined", "joined_rescaled"),
+    *("attention", "attention_biased", "attention_biased_twice"),
 )
 
 _lock = threading.RLock()

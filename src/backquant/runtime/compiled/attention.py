@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from backquant.lower.kernels.attention import MOST_ADDED, MOST_KEYS, added_shape
 from backquant.runtime.compiled.operators import LIBRARY
 
 LIBRARY.define(
@@ -25,8 +26,6 @@ attention = torch.ops.backquant.attention.default
 
 Node = Any  # an fx.Node; typed Any because matching inspects arguments of any kind
 
-MOST_KEYS = 4096  # so that a few rows of scores fit into the L2 cache
-MOST_ADDED = 2
 _ATEN = torch.ops.aten
 _MOVES = (
     *(_ATEN.transpose.int, _ATEN.permute.default, _ATEN.contiguous.default, _ATEN.clone.default),
@@ -199,7 +198,7 @@ def _whole(node: Node) -> _Site | None:
         return None
     added: tuple[Any, ...] = ()
     if mask is not None:
-        shape = _added_shape(_value(mask), _value(node).dim(), _scores_shape(q, k))
+        shape = added_shape(_value(mask), _value(node).dim(), _scores_shape(q, k))
         if shape is None:
             return None
         added = ((mask, shape),)
@@ -247,7 +246,7 @@ def _scores(node: Any, shape: tuple[Any, ...]) -> _Scores | None:
             if len(sides) != 2 or len(inner) != 1:
                 return None
             other = sides[1] if inner[0] is sides[0] else sides[0]
-            fitted = _added_shape(_value(other), _value(node).dim(), shape)
+            fitted = added_shape(_value(other), _value(node).dim(), shape)
             if fitted is None or _value(inner[0]).shape != _value(node).shape:
                 return None
             added.append((other, fitted))
@@ -301,28 +300,6 @@ def _scaled(node: Any) -> tuple[float, Any]:
 def _keeps_heads(node: Node, shape: tuple[Any, ...]) -> bool:
     """Whether a reshape leaves heads, queries and keys alone, on both of its sides."""
     return all(tuple(_value(n).shape[-3:]) == shape[-3:] for n in (node, node.args[0]))
-
-
-def _added_shape(value: Any, rank: int, shape: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """How a term that is added to scores of ``rank`` dimensions looks as ``[batches, heads, queries, keys]``;
-    the batches of ``shape`` are counted modulo its own."""
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
-        return None
-    sizes = list(value.shape)
-    if not all(isinstance(size, int) for size in (*sizes, *shape[1:])) or len(sizes) > rank:
-        return None
-    sizes = [1] * (max(rank, 4) - len(sizes)) + sizes
-    if rank == 3:  # [batches, queries, keys]: without heads
-        sizes = [sizes[1], 1, *sizes[2:]]
-    *lead, heads, queries, keys = sizes
-    while lead and lead[0] == 1:
-        lead.pop(0)
-    batches = math.prod(lead)
-    if 1 in lead or keys != shape[3]:
-        return None
-    if heads not in (1, shape[1]) or queries not in (1, shape[2]):
-        return None
-    return (batches, heads, queries, keys)
 
 
 def _fits(site: _Site) -> bool:

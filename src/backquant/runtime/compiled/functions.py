@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from backquant.lower.kernels import (
     activation,
+    attention,
     boundary,
     elementwise,
     join,
@@ -44,11 +45,11 @@ def as_integer(x: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtyp
     tensor([ 0, 11], dtype=torch.uint8)
     """
     info = torch.iinfo(dtype)
-    return _quantize(x, scale, zero_point, info.min, info.max, dtype)
+    return rounded(x, scale, zero_point, info.min, info.max, dtype)
 
 
 # size: the arguments of a quantize node
-def _quantize(
+def rounded(
     x: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
     made: torch.Tensor = quantize_target()(x.float(), scale, zero_point, low, high, dtype)
@@ -63,7 +64,7 @@ def _quantize_input(
     if x.dim() == 4 and x.shape[1] == 3 and x.dtype == torch.float32:
         made: torch.Tensor = images.image(x, scale, zero_point)
         return made
-    return _quantize(x, scale, zero_point, low, high, dtype)
+    return rounded(x, scale, zero_point, low, high, dtype)
 
 
 def _dequantize(x: torch.Tensor, scale: float, zero_point: int, *_: Any) -> torch.Tensor:
@@ -71,7 +72,7 @@ def _dequantize(x: torch.Tensor, scale: float, zero_point: int, *_: Any) -> torc
 
 
 def _requantize(x: torch.Tensor, scale: float, zero_point: int, *out: Any) -> torch.Tensor:
-    return _quantize(as_float(x, scale, zero_point), *out)
+    return rounded(as_float(x, scale, zero_point), *out)
 
 
 def _clamp(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
@@ -207,6 +208,14 @@ def _resize(
     return as_integer(resized, scale, zero_point, x.dtype)
 
 
+def _attended(*args: Any) -> torch.Tensor:
+    return attention.products(*args, rounded=rounded)
+
+
+def _attended_whole(*args: Any) -> torch.Tensor:
+    return attention.whole(*args, rounded=rounded)
+
+
 def _add_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x + y).relu()
 
@@ -217,12 +226,14 @@ def _mul_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 INPUT = _quantize_input
 SPELLINGS: dict[Any, Callable[..., torch.Tensor]] = {
-    boundary.quantize: _quantize,
+    boundary.quantize: rounded,
     boundary.dequantize: _dequantize,
     boundary.requantize: _requantize,
     boundary.saturate: _clamp,
     boundary.multiply: torch.mul,
     activation.clamp: _clamp,
+    attention.attended: _attended,
+    attention.attended_whole: _attended_whole,
     elementwise.add: _binary(torch.add),
     elementwise.add_relu: _binary(_add_relu),
     elementwise.mul: _product(torch.mul, relu=False),

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from backquant.errors import EngineError, UsageError
-from backquant.lower.kernels import matrix
+from backquant.lower.kernels import attention, matrix
 from backquant.operators import named
-from backquant.runtime.compiled.functions import as_integer
+from backquant.runtime.compiled.functions import as_integer, rounded
 
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
@@ -70,12 +70,23 @@ def _matmul(
     return as_integer(value, out_scale, out_zero_point, x.dtype)
 
 
+_product = _in_bfloat16(torch.matmul)
+_attention = _in_bfloat16(F.scaled_dot_product_attention)
+
+
+def _attended(*args: Any) -> torch.Tensor:
+    return attention.products(*args, rounded=rounded, product=_product)
+
+
+def _attended_whole(*args: Any) -> torch.Tensor:
+    return attention.whole(*args, rounded=rounded, attend=_attention)
+
+
 NARROW: dict[Any, Callable[..., torch.Tensor]] = {
-    **dict.fromkeys(
-        named("scaled_dot_product_attention").spellings,
-        _in_bfloat16(F.scaled_dot_product_attention),
-    ),
-    torch.matmul: _in_bfloat16(torch.matmul),
+    **dict.fromkeys(named("scaled_dot_product_attention").spellings, _attention),
+    attention.attended: _attended,
+    attention.attended_whole: _attended_whole,
+    torch.matmul: _product,
     torch.bmm: _in_bfloat16(torch.bmm),
     matrix.matmul: _matmul,
 }
